@@ -19,9 +19,10 @@ import pytest
 from deploy.local.errors import Interrupted, LocalStackError
 from deploy.local.machine.ports import accepts, free_port, remembered_port
 from deploy.local.servers import lookup as servers
+from deploy.local.servers.containers import Image, container, postgres_image, rabbitmq_image
 from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.rabbitmq_node import rabbitmq_node, unpacked_programs
-from deploy.local.servers.server import NoAnswer, check_rabbitmq
+from deploy.local.servers.server import NoAnswer, NotHere, check_rabbitmq
 from tests.harness.servers import KillableBroker
 
 
@@ -98,6 +99,23 @@ def test_image_that_cannot_be_pulled_is_one_line_or_an_error_if_it_was_named(mon
         servers.postgres(place.folder, keep=False, report=place.report),
     ):
         pass
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "image", [postgres_image(keep=False), rabbitmq_image()], ids=["postgres", "rabbitmq"]
+)
+def test_server_runs_in_a_container_until_it_is_no_longer_needed(image: Image, place, reports):
+    try:
+        with container(image, place) as server:
+            image.check(server.url)
+            assert server.trouble() is None
+    except NotHere as reason:
+        pytest.skip(str(reason) or "no Docker engine answers")
+
+    assert reports.lines[-1].startswith(f"{image.server} runs in a container of {image.name}, port ")
+    with pytest.raises(NoAnswer):
+        image.check(server.url)
 
 
 @pytest.mark.usefixtures("without_servers")

@@ -1,0 +1,81 @@
+"""`make run`, `make demo` and `make clean` as the front page describes them, in a copy of the checkout."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.packages import PACKAGES
+from deploy.local.machine.ports import free_port
+from deploy.local.machine.processes import Program, run_command, running, wait_for
+from deploy.local.machine.waiting import wait_until
+from tests.deploy.pages import code_blocks
+
+MAKE = ("make", "--assume-old", ".venv/installed")
+RETRIEVE = '. .local/env; curl -s "$BASE_URL/v1/request/{}" -H "Authorization: Bearer $ACCESS_TOKEN"'
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with its own data, the packages of this one, and a free port for the API."""
+    for name in ("deploy", "service", "worker"):
+        shutil.copytree(CHECKOUT / name, tmp_path / name)
+    for name in ("Makefile", "schema.sql"):
+        shutil.copy(CHECKOUT / name, tmp_path)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / ".local" / "packages").mkdir(parents=True)
+    if (PACKAGES / "rabbitmq-server").exists():
+        (tmp_path / ".local" / "packages" / "rabbitmq-server").symlink_to(PACKAGES / "rabbitmq-server")
+    for variable in ("DATABASE_URL", "AMQP_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PORT", str(free_port()))
+    return tmp_path
+
+
+@contextmanager
+def make_run(checkout: Path) -> Iterator[None]:
+    """Keep `make run` running until the end of the block, and stop it with Ctrl-C."""
+    program = Program(
+        name="make run",
+        command=[*MAKE, "run"],
+        environment=os.environ,
+        folder=checkout,
+        log=checkout / "run.log",
+    )
+    with running(program) as make:
+        wait_for(make, lambda: "\nready\n" in program.log.read_text(), seconds=240)
+        yield
+        os.killpg(make.pid, signal.SIGINT)
+        assert wait_until(lambda: make.exit_status is not None, seconds=60)
+    assert "\nStopped. The data is kept in .local.\n" in program.log.read_text()
+
+
+def run(checkout: Path, *command: str) -> str:
+    return run_command(command[0], command, environment=os.environ, folder=checkout, seconds=120)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_stack_answers_the_printed_calls_and_keeps_its_data_until_it_is_cleaned(checkout):
+    block = code_blocks(CHECKOUT / "README.md", "Two commands", "sh")[-1].partition("sleep 1;")[0]
+    with make_run(checkout):
+        printed = run(checkout, "sh", "-euc", block)
+        assert wait_until(lambda: bool(list((checkout / ".local" / "mail").glob("*.eml"))), seconds=60)
+    created = json.JSONDecoder().raw_decode(printed)[0]["data"]
+    with make_run(checkout):
+        found = json.loads(run(checkout, "sh", "-euc", RETRIEVE.format(created["uuid"])))["data"]
+        steps = [line.partition(":")[0] for line in run(checkout, *MAKE, "demo").splitlines()]
+    cleaned = run(checkout, *MAKE, "clean")
+
+    assert printed.count('"status":{"code":200,"message":"OK"}') == 2
+    assert (found["uuid"], found["secret"]) == (created["uuid"], created["secret"])
+    assert steps == ["stored", "e-mailed", "calculated"]
+    assert "Removed .local." in cleaned
+    assert not {".local", ".venv"} & {path.name for path in checkout.iterdir()}
