@@ -14,6 +14,7 @@ REFERENCE = CHECKOUT / "deploy" / "reference.md"
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+_SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 _CODE_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _METRIC = re.compile(r"`([a-z_]+)(?:\{([a-z,]+)\})?`")
 _USAGE = re.compile(r"`((?:[a-z][a-z-]* ?)*)([^`]*)`")  # the words of a command, and its arguments
@@ -27,8 +28,12 @@ def links(page: Path) -> list[str]:
 
 def anchors(page: Path) -> set[str]:
     """Return the names under which the headings of a page can be linked to."""
-    names = [re.sub(r"[^\w -]", "", heading).lower() for heading in _HEADING.findall(_prose(page))]
-    return {name.replace(" ", "-") for name in names}
+    return {_anchor(heading) for heading in _HEADING.findall(_prose(page))}
+
+
+def sections(page: Path) -> set[str]:
+    """Return the names of the sections of a page."""
+    return {_anchor(heading) for heading in _SECTION.findall(_prose(page))}
 
 
 def code_blocks(page: Path, section: str, language: str) -> list[str]:
@@ -86,6 +91,10 @@ def rows(page: Path, section: str, heading: str) -> list[list[str]]:
     table = text.partition(f"\n| {heading}")[2].partition("\n\n")[0]
     cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines()[2:]]
     return [[cell.strip() for cell in row] for row in cells]
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
 
 
 def _prose(page: Path) -> str:

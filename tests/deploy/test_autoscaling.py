@@ -7,6 +7,7 @@ import pytest
 from service.outbox import lanes
 from service.postgres.pool import Connection
 from tests.deploy.manifests import Manifest, of_kind
+from tests.deploy.pages import INSTALLATION, rows
 from worker.rabbitmq import topology
 
 
@@ -89,3 +90,13 @@ def test_no_trigger_has_a_misspelt_field(name):
 
     assert all(trigger.keys() == {"query", "targetQueryValue"} for trigger in triggers(name, "postgresql"))
     assert all(trigger.keys() == fields for trigger in triggers(name, "rabbitmq"))
+
+
+def test_page_says_from_and_to_how_many_replicas_each_process_scales():
+    (api,) = of_kind("production", "HorizontalPodAutoscaler").values()
+    expected = {"api": (api["spec"]["minReplicas"], api["spec"]["maxReplicas"])}
+    for name, scaled in of_kind("production", "ScaledObject").items():
+        expected[name] = (scaled["spec"]["minReplicaCount"], scaled["spec"]["maxReplicaCount"])
+
+    listed = rows(INSTALLATION, "Scaling", "| from")
+    assert {name: (int(least), int(most)) for name, least, most, _ in listed} == expected

@@ -37,3 +37,19 @@ async def test_slow_statements_are_logged_without_personal_data_and_vanished_cli
     assert "pg_sleep" in log
     assert ADDRESS not in log
     assert (silence, unacknowledged) == (60, "60000")
+
+
+def test_backups_are_kept_and_commits_wait_for_a_standby_as_the_page_says():
+    cluster = the_one("production", "Cluster", "postgres")["spec"]
+    backup = the_one("production", "ScheduledBackup", "postgres")["spec"]
+    store = the_one("production", "ObjectStore", "postgres-backups")["spec"]
+
+    assert cluster["instances"] == 3
+    assert cluster["postgresql"]["synchronous"] == {
+        "method": "any",
+        "number": 1,
+        "dataDurability": "required",
+        "failoverQuorum": True,
+    }
+    assert backup["schedule"] == "0 0 2 * * *"  # seconds come first
+    assert store["retentionPolicy"] == "30d"

@@ -1,9 +1,11 @@
 """What reconciliation finds is exported every few minutes."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from service.identifiers import first_id_at
+from tests.harness.databases import has_waiting_statement
 from tests.harness.in_process import running
 from tests.harness.metrics import value
 from tests.harness.waiting import eventually
@@ -37,3 +39,11 @@ async def test_reconciliation_repeats_until_it_is_stopped(pool, monkeypatch):
 
     async with running(partial(reconciliation.run, pool)):
         await eventually(has_succeeded_three_times)
+
+
+async def test_stop_interrupts_a_look(pool, database, monkeypatch):
+    monkeypatch.setattr(reconciliation, "INTERVAL_SECONDS", 0.0)
+    async with asyncio.timeout(10), database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        async with running(partial(reconciliation.run, pool)):
+            await eventually(lambda: has_waiting_statement(database))

@@ -22,6 +22,7 @@ def test_required_settings_are_sufficient():
 
     assert settings.amqp_url == "amqp://127.0.0.1/"
     assert settings.relay_poll_seconds == 1.0
+    assert settings.finish_seconds == settings.shutdown_seconds / 2 == 10.0
 
 
 @pytest.mark.parametrize("name", ENVIRONMENT)
@@ -41,6 +42,7 @@ def test_missing_setting_is_named(name):
         ("SMTP_URL", "smtp://user:hunter2#x@127.0.0.1:25"),
         ("EMAIL_CONCURRENCY", "0"),
         ("EMAIL_CONCURRENCY", "1000"),
+        ("RETENTION_DAYS", "29"),
     ],
 )
 def test_invalid_setting_is_named_and_not_shown(name, value):

@@ -170,6 +170,7 @@ def test_reason_without_a_waiver_is_ignored(reason):
         ("sender_last_name", "\u845b\U000e0100"),  # a variation selector
         ("sender_organization_name", "\ue000"),  # private use
         ("case_ref", "\U0001f3e0\ufe0f"),
+        ("case_ref", "Pay at evil.com!"),  # which the e-mail leaves out
         ("external_id", "\u200b"),
         ("notes", "Tabs\tand\r\nlines"),
         ("property_value", 0),

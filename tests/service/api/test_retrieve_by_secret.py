@@ -1,10 +1,12 @@
 """GET /v1/request/:uuid with the request's own secret as the Bearer token."""
 
+import asyncio
 import base64
 import json
 from collections.abc import Iterator
 
 import httpx
+import msgspec
 import pytest
 
 from service.api.errors import translate
@@ -201,3 +203,22 @@ async def test_secret_is_not_taken_from_the_query_string(customer, created):
         assert "a request's secret" in response.json()["errors"][0]["message"]
         assert response.headers["WWW-Authenticate"] == 'Bearer realm="calculation-requests"'
     assert_refused(with_wrong_one)
+
+
+async def test_callers_with_secrets_take_half_of_the_queue_for_postgres(
+    service_settings, issuer, created, database
+):
+    settings = msgspec.structs.replace(service_settings, database_pool_size=1, database_timeout_seconds=20.0)
+    made_up = {"Authorization": f"Bearer {'A' * 43}"}
+    async with api_client(settings, issuer.token()) as client:
+        await database.execute("BEGIN; LOCK TABLE calculation_request")
+        path = f"/v1/request/{created['uuid']}"
+        with_secrets = [asyncio.create_task(client.get(path, headers=made_up)) for _ in range(18)]
+        refused, _ = await asyncio.wait(with_secrets, return_when=asyncio.FIRST_COMPLETED)
+        of_a_firm = asyncio.create_task(client.get(path))
+        await asyncio.wait([of_a_firm], timeout=0.1)
+        await database.execute("COMMIT")
+        await asyncio.wait([*with_secrets, of_a_firm])
+
+    assert {task.result().status_code for task in refused} == {503}
+    assert of_a_firm.result().status_code == 200
