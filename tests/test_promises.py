@@ -1,0 +1,110 @@
+"""What the pages promise: each promise has its test, and each bound is the constant of the code."""
+
+import ast
+import re
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+
+from deploy.local.machine.folders import CHECKOUT
+from tests.deploy.pages import sections
+
+TESTS = Path(__file__).parent
+PAGES = ["README.md", "service/README.md", "worker/README.md"]
+PAGES += [f"deploy/{name}.md" for name in ("README", "operate", "reference", "runbook")]
+TABLE = (TESTS / "README.md").read_text().partition("\n## Promises\n")[2].partition("\n## ")[0]
+PROMISES = re.findall(r"^\| \[(.+)\]\(\.\./(\S+)#(\S+)\) \| (.+) \|$", TABLE, re.MULTILINE)
+# These sections explain, or say what is not promised.
+WITHOUT_PROMISES = {
+    *(
+        ("README.md", name)
+        for name in ("not-guaranteed", "decisions", "glossary", "where-everything-else-is")
+    ),
+    ("service/README.md", "changing-it"),
+}
+KIB, MIB = 1024, 1024**2
+
+
+def test_every_test_in_the_table_exists():
+    rows = [line for line in TABLE.splitlines() if line.startswith("| [")]
+    named = {test for *_, tests in PROMISES for test in re.findall(r"`(\S+\.py\S*)`", tests)}
+
+    assert len(PROMISES) == len(rows) > 0
+    assert {test for test in named if not exists(*test.split("::"))} == set()
+
+
+def exists(module: str, name: str = "") -> bool:
+    """Whether a module has a test of this name, or any test."""
+    path = TESTS / module
+    statements = ast.parse(path.read_text()).body if path.is_file() else []
+    functions = (each for each in statements if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+    return any(each.name.startswith("test_") and name in ("", each.name) for each in functions)
+
+
+def test_every_section_and_every_guarantee_is_in_the_table():
+    every = {(page, section) for page in PAGES for section in sections(CHECKOUT / page)}
+    guaranteed = (CHECKOUT / "README.md").read_text().partition("\n## Guaranteed\n")[2].partition("\n## ")[0]
+    guarantees = {text.rstrip(".") for text in re.findall(r"^- \*\*(.+?)\*\*", guaranteed, re.MULTILINE)}
+
+    assert every - {(page, section) for _, page, section, _ in PROMISES} == WITHOUT_PROMISES
+    assert guarantees <= {promise for promise, *_ in PROMISES}
+
+
+@pytest.mark.parametrize(
+    ("text", "constant", "value"),
+    [
+        ("Sixteen lanes", "service.outbox.lanes:LANES", 16),
+        ("at most 8 KiB long", "service.authentication.authenticator:_LARGEST_TOKEN", 8 * KIB),
+        ("at most 16 KiB and", "service.calculation_requests.field_docs:META_DATA_BYTES", 16 * KIB),
+        ("and 16 levels", "service.calculation_requests.field_docs:META_DATA_DEPTH", 16),
+        ("object of at most 256 KiB", "service.server.limits:LARGEST_BODY", 256 * KIB),
+        ("at most 50 are listed", "service.api.request_body:UNKNOWN_FIELDS_NAMED", 50),
+        ("at most two fifths of", "service.settings:KEY_WAIT_SHARE", 0.4),
+        ("`limit` is 1 to 100", "service.api.list_query:LARGEST_LIMIT", 100),
+        ("by default 20", "service.api.list_query:DEFAULT_LIMIT", 20),
+        ("holds at most 1 MiB", "service.calculation_requests.reading:LARGEST_PAGE", MIB),
+        ("At most 32 times", "service.postgres.pool:_QUEUE_PER_CONNECTION", 32),
+        ("at most half of these places", "service.postgres.pool:_LARGEST_SHARE", 0.5),
+        ("has waited for half of", "service.settings:QUEUE_SHARE", 0.5),
+        ("during the first quarter", "service.settings:JOIN_SHARE", 0.75),
+        ("a quarter of a second", "service.postgres.pool:_RECONNECT_PAUSE_SECONDS", 0.25),
+        ("up to 1.5 s", "service.authentication.signing_keys:_CALLER_WAIT_SECONDS", 1.5),
+        ("of all callers together | 512 |", "service.server.limits:MOST_CONNECTIONS", 512),
+        ("| 64 KiB, 100 headers", "service.server.limits:LARGEST_HEAD", 64 * KIB),
+        ("100 headers, 10 seconds", "service.server.limits:MOST_HEADERS", 100),
+        ("headers, 10 seconds |", "service.server.limits:HEAD_SECONDS", 10),
+        ("| path | 1 KiB |", "service.server.limits:LONGEST_PATH", KIB),
+        ("256 KiB, 30 seconds |", "service.server.limits:BODY_SECONDS", 30),
+        ("30 seconds for each 256 KiB", "service.server.limits:LEAST_READ", 256 * KIB),
+        ("together | 32 MiB", "service.server.limits:MOST_UNREAD", 32 * MIB),
+        ("They wait five seconds for a lock", "service.postgres.connections:LOCK_SECONDS", 5),
+        ("at most a second between attempts", "worker.waiting:_LONGEST_SECONDS", 1),
+        ("retried after 1 s", "worker.relay.loop:_RETRY_SECONDS", 1),
+        ("after 21 deliveries", "worker.rabbitmq.topology:_DELIVERY_LIMIT", 20),
+        ("16 KiB of headers", "worker.rabbitmq.message_properties:_LONGEST_BYTES", 16 * KIB),
+        ("removes each after 30 days", "worker.rabbitmq.topology:_DEAD_LETTER_DAYS", 30),
+        ("200 per second, without", "worker.commands.replay:EVENTS_PER_SECOND", 200),
+        ("ten times as long for the reply", "worker.mail.smtp:_CONTENT_PATIENCE", 10),
+        ("awaited for nine tenths of", "worker.mail.postman:_STOPPING_SHARE", 0.9),
+        ("traces get 2 s", "service.telemetry.tracing:FLUSH_SECONDS", 2),
+        ("fetched every 5 minutes", "service.authentication.signing_keys:_REFRESH_SECONDS", 300),
+        ("is trusted for 5 minutes", "service.authentication.authenticator:_LONGEST_CACHED_SECONDS", 300),
+        ("lanes are released after 3 s", "service.postgres.connections:SILENCE_SECONDS", 3),
+        ("2 s after this timeout", "worker.relay.loop:_SPARE_SECONDS", 2),
+        ("including bindings, within a minute", "worker.rabbitmq.connection:_DECLARE_SECONDS", 60),
+        ("twice as many e-mails in flight", "worker.mail.postman:_EMAILS_PER_CONNECTION", 2),
+        ("about every hour", "worker.retention:_REST_SECONDS", 3600),
+        ("restarts after a second", "service.server.background:_PAUSE_SECONDS", 1),
+        ("every five minutes; role relay", "worker.reconciliation:INTERVAL_SECONDS", 300),
+        ("At most 10,000 pending events", "worker.gauges:COUNT_LIMIT", 10_000),
+        ("takes ten seconds at most", "service.diagnosis:CHECK_SECONDS", 10),
+        ("looks again every five seconds", "service.diagnosis:WATCH_SECONDS", 5),
+        ("within 14 days", "worker.commands.doctor:_DAYS_TO_RENEW", 14),
+    ],
+)
+def test_bound_on_a_page_is_that_of_the_code(text, constant, value):
+    pages = " ".join(" ".join((CHECKOUT / page).read_text() for page in PAGES).split())
+
+    assert text in pages
+    assert resolve_name(constant) == value
