@@ -33,7 +33,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / ".local" / "packages").mkdir(parents=True)
     if (PACKAGES / "rabbitmq-server").exists():
         (tmp_path / ".local" / "packages" / "rabbitmq-server").symlink_to(PACKAGES / "rabbitmq-server")
-    for variable in ("DATABASE_URL", "AMQP_URL"):
+    for variable in ("DATABASE_URL", "AMQP_URL", "MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("PORT", str(free_port()))
     return tmp_path
