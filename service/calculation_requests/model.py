@@ -1,4 +1,4 @@
-"""The calculation request: as a row, as its events announce it, and as the API returns it."""
+"""The request as a row, in its events and in answers of the API. Bodies are validated in request_body.py."""
 
 import time
 from datetime import UTC, datetime

@@ -25,8 +25,8 @@ class Acquired(AbstractAsyncContextManager["Connection"]):
 
     An interrupted statement is cancelled in the background. Its connection is dropped after *seconds* more.
 
-    Raises PostgresUnavailable if Postgres or the pool does not respond in time. This is a class because a
-    generator would take twice the time.
+    Raises PostgresUnavailable if Postgres or the pool does not respond in time. In the API, *seconds* is
+    DATABASE_TIMEOUT_SECONDS, and the caller gets 503. A generator would take twice as long as this class.
     """
 
     def __init__(self, pool: Pool, *, seconds: float) -> None:

@@ -33,7 +33,7 @@ _REJECTIONS = (
 
 
 class PostgresUnavailable(Exception):
-    """Postgres is unreachable or too slow, or the queue for its connections is full."""
+    """Postgres is unreachable or too slow, or the queue for its connections is full. The API answers 503."""
 
     @classmethod
     def counted(cls) -> "PostgresUnavailable":

@@ -1,4 +1,4 @@
-"""Reads and settles the events in the tables outbox and outbox_held, for the relay."""
+"""Reads and settles the events in the tables outbox and outbox_held, whose lanes loop.py has locked."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
