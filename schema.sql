@@ -6,13 +6,13 @@ CREATE TABLE schema_version (
     applied_at timestamptz NOT NULL DEFAULT now()
 );
 
--- The law firms that request calculations: the tenants. They are never deleted, so no reference dangles.
+-- The tenants: law firms that request calculations. No row is ever deleted, so no reference dangles.
 CREATE TABLE conveyancer (
     id                      text PRIMARY KEY CHECK (id <> '' AND length(id) <= 255),
     name                    text NOT NULL,
     charges_calculation_fee boolean NOT NULL,
     created_at              timestamptz NOT NULL DEFAULT now(),
-    disabled_at             timestamptz     -- the service refuses its calls since then
+    disabled_at             timestamptz     -- since then the service refuses the firm's calls
 );
 
 -- The conveyancers that are not disabled.
@@ -21,7 +21,7 @@ SELECT id, name, charges_calculation_fee
   FROM conveyancer
  WHERE disabled_at IS NULL;
 
--- API keys for the questionnaire. Only the hash of a key is stored. Its prefix identifies it, and is public.
+-- API keys for the questionnaire. A key is stored only as a hash. The public prefix identifies the key.
 CREATE TABLE api_key (
     prefix         text PRIMARY KEY,
     key_sha256     bytea NOT NULL UNIQUE,
@@ -30,8 +30,8 @@ CREATE TABLE api_key (
     revoked_at     timestamptz
 );
 
--- Calculation requests. A foreign key to conveyancer is not needed, because the insert selects from it and no
--- row of it is deleted. Such a key would make all concurrent inserts of a firm share a lock on its row.
+-- Calculation requests. There is no foreign key to conveyancer, because with such a key all concurrent
+-- inserts of a firm share a lock on its row. Instead, the insert selects the firm. Firms are never deleted.
 CREATE TABLE calculation_request (
     id                            uuid PRIMARY KEY,
     conveyancer_id                text NOT NULL,
@@ -56,17 +56,17 @@ CREATE TABLE calculation_request (
     calculation_id                text,
     secret_salt                   bytea NOT NULL,
     secret_key_id                 text NOT NULL,
-    sequence                      integer NOT NULL DEFAULT 1, -- of its latest event
-    calculation_sequence          integer,  -- of request.calculated
-    calculated_at                 timestamptz, -- the time of that event
-    idempotency_key               text,     -- the Idempotency-Key header it was created with
-    idempotency_sha256            bytea     -- of the normalised body, equal for a repeat
+    sequence                      integer NOT NULL DEFAULT 1, -- of the latest event
+    calculation_sequence          integer,  -- the sequence of request.calculated
+    calculated_at                 timestamptz, -- the time of request.calculated
+    idempotency_key               text,     -- from the create's header Idempotency-Key
+    idempotency_sha256            bytea     -- of the normalised body: a repeat must have the same hash
 ) WITH (fillfactor = 90);
 
--- For listing a conveyancer's requests, newest first: it is read backwards from the cursor.
+-- For listing a conveyancer's requests, newest first. The index is read backwards from the cursor.
 CREATE INDEX calculation_request_listing ON calculation_request (conveyancer_id, id);
 
--- For listing a conveyancer's requests with one external_id.
+-- For listing a conveyancer's requests with a given external_id.
 CREATE INDEX calculation_request_external_id
     ON calculation_request (conveyancer_id, external_id, id) WHERE external_id IS NOT NULL;
 
@@ -80,21 +80,21 @@ CREATE TABLE erased_request (
     conveyancer_id       text NOT NULL,
     created_at           timestamptz NOT NULL,
     erased_at            timestamptz NOT NULL DEFAULT now(),
-    sequence             integer NOT NULL,  -- of its latest event
-    calculation_id       text,              -- for the calculation team, which may have to erase it, too
-    calculation_sequence integer,           -- of request.calculated
-    calculated_at        timestamptz,       -- the time of that event
-    key_sha256           bytea              -- of its idempotency key: a create that repeats it is refused
+    sequence             integer NOT NULL,  -- of the latest event
+    calculation_id       text,              -- of a calculation that its team may have to erase
+    calculation_sequence integer,           -- the sequence of request.calculated
+    calculated_at        timestamptz,       -- the time of request.calculated
+    key_sha256           bytea              -- of the idempotency key. A create with that key is refused
 );
 
 -- For refusing the idempotency keys of erased requests.
 CREATE UNIQUE INDEX erased_request_key_sha256
     ON erased_request (conveyancer_id, key_sha256) WHERE key_sha256 IS NOT NULL;
 
--- Events to publish to RabbitMQ. Each is written in the transaction of the change it announces, and deleted
--- once the broker has confirmed it. A refused event moves to outbox_held, with the later ones of its request.
--- Relays read a lane in the order of the primary key, so one index is enough. Deleting handled 130,000 rows
--- per second; marking them with an UPDATE, 9,800.
+-- Events to publish to RabbitMQ. An event is written in the transaction of the change that it announces, and
+-- deleted once RabbitMQ has confirmed it. A refused event moves to outbox_held, with the later events of its
+-- request. Relays read a lane in the order of the primary key, so one index is enough. DELETE handled 130,000
+-- published rows per second. An UPDATE that marked the rows as published handled 9,800.
 CREATE TABLE outbox (
     lane        smallint NOT NULL,
     id          bigint GENERATED ALWAYS AS IDENTITY (CACHE 1), -- cached ids would be out of order
@@ -108,22 +108,22 @@ CREATE TABLE outbox (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0);
 
--- Assigns a transaction its xid before its first event id. Relays infer from open xids which event ids may
--- still appear (LaneMarks in worker/relay/work.py). Without an xid, the event could be skipped.
+-- Gives a transaction its xid before its first event gets an id. Relays infer from the open xids which event
+-- ids may still appear (LaneMarks in worker/relay/work.py). Without this trigger, they could skip an event.
 CREATE FUNCTION outbox_number_transaction() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
-    number xid8 := pg_current_xact_id(); -- not PERFORM, which is a whole query
+    number xid8 := pg_current_xact_id(); -- PERFORM would run a whole query
 BEGIN
     RETURN NULL;
 END $$;
 CREATE TRIGGER outbox_number_transaction BEFORE INSERT ON outbox
     FOR EACH STATEMENT EXECUTE FUNCTION outbox_number_transaction();
 
--- Events that the broker refused, and the later events of the same requests. In a table of their own, they
--- never block a lane or delay another request. A row is deleted once the broker has confirmed it. Only the
--- first event of a request may be due. The others have infinity as next_attempt_at, so that no relay pass
--- steps over them. When their turn comes, it is -infinity, so that they go before events that were refused
--- themselves, which may be many and are retried one by one.
+-- Events that RabbitMQ refused, and the later events of the same requests. They have a table of their own, so
+-- that they never block a lane or delay another request. An event is deleted once RabbitMQ has confirmed it.
+-- Only the first event of a request may be due. The later events have infinity as next_attempt_at, so that
+-- relays do not read them in every pass. When a later event becomes the first, a trigger sets -infinity. So
+-- it is published before the refused events, which may be many and are retried one by one.
 CREATE TABLE outbox_held (
     lane            smallint NOT NULL,
     id              bigint NOT NULL,
@@ -145,13 +145,14 @@ CREATE INDEX outbox_held_request ON outbox_held (request_id, id);
 -- For finding the events that are due.
 CREATE INDEX outbox_held_due ON outbox_held (lane, next_attempt_at);
 
--- The same by kind, request.created or another type: refused events are retried one by one in each kind.
+-- For finding the due events of one kind. There are two kinds, which are retried separately: request.created,
+-- and all other types.
 CREATE INDEX outbox_held_due_by_kind
     ON outbox_held (lane, (type = 'request.created'), next_attempt_at);
 
--- Makes an event wait for the earlier ones of its request. It sets this schema's search_path, because
--- pg_restore runs with an empty one. It turns sequential scans off, because a plan made while the table was
--- empty would later read all of it for each row.
+-- Makes an event wait for the earlier events of its request. The function sets search_path to this schema,
+-- because pg_restore runs with an empty search_path. The function turns sequential scans off, because a plan
+-- made while the table was empty would later read the whole table for each row.
 CREATE FUNCTION outbox_held_let_wait() RETURNS trigger LANGUAGE plpgsql
     SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
@@ -163,8 +164,8 @@ END $$;
 CREATE TRIGGER outbox_held_let_wait BEFORE INSERT ON outbox_held
     FOR EACH ROW EXECUTE FUNCTION outbox_held_let_wait();
 
--- Makes the next event of the request due. It is a trigger, so that it works even if a person deletes an
--- event with psql. Otherwise the next event would wait forever.
+-- When an event is deleted, makes the next event of its request due. A trigger does this, because a person
+-- may delete the event with psql. Without the trigger, the next event would then wait forever.
 CREATE FUNCTION outbox_held_wake_next() RETURNS trigger LANGUAGE plpgsql
     SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 BEGIN
@@ -178,8 +179,8 @@ END $$;
 CREATE TRIGGER outbox_held_wake_next AFTER DELETE ON outbox_held
     FOR EACH ROW EXECUTE FUNCTION outbox_held_wake_next();
 
--- Every event that has not been published, and its state. pending: in outbox; retrying: refused, to be
--- retried; waiting: behind a retrying event of its own request.
+-- Every event that has not been published, and its state: pending (in outbox), retrying (RabbitMQ refused the
+-- event) or waiting (behind a retrying event of its request).
 CREATE VIEW undelivered_event AS
 SELECT lane, id, request_id, type, sequence, created_at, 'pending' AS state, 0 AS attempts,
        NULL::text AS last_error, NULL::timestamptz AS next_attempt_at
@@ -190,25 +191,26 @@ SELECT lane, id, request_id, type, sequence, created_at,
        attempts, last_error, next_attempt_at
   FROM outbox_held;
 
--- The keys of REQUEST_SECRET_KEYS by id. Another key under the same id would invalidate links sent before.
+-- The fingerprints of the keys in REQUEST_SECRET_KEYS. If an id later names another key, links that were sent
+-- before are invalid.
 CREATE TABLE secret_key (
     id          text PRIMARY KEY,
     fingerprint bytea NOT NULL     -- distinguishes keys, and reveals nothing else
 );
 
--- The ledger of e-mails: one row each, written before the first attempt. For the first e-mail of a request,
--- email_key is the id of its request.created.
+-- The ledger of e-mails. It has one row for each e-mail, written before the first attempt. The email_key of a
+-- request's first e-mail is the id of the event request.created.
 CREATE TABLE email (
     email_key       text PRIMARY KEY,
     request_id      uuid NOT NULL,
     state           text NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'sent', 'failed')),
     attempts        integer NOT NULL DEFAULT 0,
     next_attempt_at timestamptz NOT NULL DEFAULT now(),
-    claimed_by      uuid,      -- the process that is sending it; its claim expires at next_attempt_at
+    claimed_by      uuid,      -- the process that is sending the e-mail, until next_attempt_at
     server_reply    text,
     created_at      timestamptz NOT NULL DEFAULT now(),
-    settled_at      timestamptz,   -- the time of request.email_sent or _failed, in whole seconds
-    event_sequence  integer,       -- the sequence of that event
+    settled_at      timestamptz,   -- of request.email_sent or request.email_failed, in whole seconds
+    event_sequence  integer,       -- the sequence of the event with that time
     smtp_code       integer,       -- in request.email_failed
     traceparent     text,          -- from the message that carried the event (W3C Trace Context)
     reason          text,          -- in request.email_failed
@@ -221,17 +223,17 @@ CREATE INDEX email_request ON email (request_id);
 -- For finding the e-mails that are due.
 CREATE INDEX email_due ON email (next_attempt_at) WHERE state = 'pending';
 
--- When Postgres last came up: one row, which the first claim of an e-mail inserts. The table is unlogged,
--- because crash recovery and failover empty it, and change nothing else that every user may read. A clean
--- restart may keep the row, but changes pg_postmaster_start_time().
+-- When Postgres last came up, for claims of e-mails. Crash recovery and failover empty an unlogged table, and
+-- the next claim inserts the row again. An ordinary user can read no other trace of them. A clean restart may
+-- keep the row, but changes pg_postmaster_start_time().
 CREATE UNLOGGED TABLE postgres_up (
     is_up boolean PRIMARY KEY DEFAULT true CHECK (is_up),
     since timestamptz NOT NULL
 );
 INSERT INTO postgres_up (since) VALUES (pg_postmaster_start_time());
 
--- The changes that operators made: one row per request or conveyancer. They contain no personal data of
--- customers.
+-- The changes that operators made, with one row per request or conveyancer. No row contains personal data of
+-- a customer.
 CREATE TABLE operator_action (
     id             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     request_id     uuid,
@@ -241,7 +243,7 @@ CREATE TABLE operator_action (
     operator       text NOT NULL,
     note           text,
     at             timestamptz NOT NULL DEFAULT now(),
-    CHECK (request_id IS NULL OR conveyancer_id IS NULL) -- neither: a replay or repair of many requests
+    CHECK (request_id IS NULL OR conveyancer_id IS NULL) -- both are null if many requests are replayed
 );
 
 -- For finding the changes to a request (trace).

@@ -1,4 +1,4 @@
-"""Batched work: the items that arrive while one batch is processed form the next."""
+"""Processes items in batches. The items that arrive during one batch form the next batch."""
 
 import asyncio
 import random
@@ -30,31 +30,31 @@ class RowLocked(Exception):
 class Batches(Generic[Item]):
     """Processes its callers' items in batches of at most LARGEST_BATCH, one batch at a time.
 
-    No item waits for others to arrive. The more items a batch has, the less each one costs. *work* processes
-    a batch in one Postgres transaction, or over one RabbitMQ connection. It returns a failure or None for
-    each item. It should return RowLocked rather than wait for a lock, which would delay the other items. If
-    it raises an exception that is not a Postgres outage, each item is processed alone, so that only the
-    faulty one fails.
+    A batch never waits for more items to arrive. The more items a batch has, the less an item costs. *work*
+    processes a batch in one Postgres transaction or over one RabbitMQ connection, and returns a failure or
+    None for each item. It should return RowLocked rather than wait for a lock, because waiting would delay
+    the other items. If *work* raises an exception that is not a Postgres outage, each item is processed
+    alone, so that only the faulty item fails.
     """
 
     def __init__(self, work: Callable[[Sequence[Item]], Awaitable[Failures]]) -> None:
         self._work = work
-        # A failure is set as a future's result. asyncio would log an exception that is never retrieved, with
-        # the values in it. The callers bound the queue.
+        # A failure is the result of its item's future, not the exception. asyncio logs an exception that
+        # nobody retrieves, with the values in it. The number of callers bounds the queue.
         self._waiting: deque[tuple[Item, asyncio.Future[Failure]]] = deque()
         self._working: asyncio.Task[None] | None = None
 
     async def done(self, item: Item) -> None:
         """Process *item*. Retry while Postgres is down or a row is locked.
 
-        Raises any other failure, such as a RabbitMQ outage, and what *work* raised for the item.
+        Raises any other failure that *work* returned or raised for the item, such as a RabbitMQ outage.
         """
         pause = _SHORTEST_PAUSE_SECONDS
         while True:
             failure: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
             self._waiting.append((item, failure))
             if self._working is None:
-                # In a new context, because its logs and traces are not about this item alone.
+                # The task has a new context, because its logs and traces are not about this item alone.
                 self._working = asyncio.create_task(self._work_through(), context=Context())
             error = await failure
             if error is None:
@@ -71,7 +71,7 @@ class Batches(Generic[Item]):
         try:
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_BATCH))]
-                batch = [each for each in batch if not each[1].done()]  # The other callers have given up.
+                batch = [each for each in batch if not each[1].done()]  # Drop items of cancelled callers.
                 failures = await self._attempt([item for item, _ in batch]) if batch else []
                 for (_, waiting), failure in zip(batch, failures, strict=True):
                     if not waiting.done():
@@ -83,7 +83,7 @@ class Batches(Generic[Item]):
         try:
             return await self._work(items)
         except PostgresUnavailable as outage:
-            # At debug level, because each item retries alone: an outage logs hundreds of lines per second.
+            # At debug level, because an outage causes hundreds of these lines per second.
             _log.debug("batch_waits_for_postgres", items=len(items), error=logs.summarize(outage))
             return [outage] * len(items)
         except Exception as error:  # noqa: BLE001 - raised again for the item at fault

@@ -11,7 +11,7 @@ from service.postgres.pool import Connection, Pool
 from service.telemetry.metrics import UNKNOWN
 from worker import metrics
 
-COUNT_LIMIT = 10_000  # A gauge at this value means this many or more. The limit bounds the cost of counting.
+COUNT_LIMIT = 10_000  # Counting stops here, because it costs time. This value means "at least 10,000".
 
 Reading: TypeAlias = Callable[[Connection], Awaitable[None]]  # sets the gauges of a role
 

@@ -1,4 +1,4 @@
-"""The worker's own Prometheus metrics. Labels take few, known values."""
+"""The worker's own Prometheus metrics. The values of a label are few, and known in advance."""
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -7,13 +7,13 @@ from service.telemetry.metrics import UNKNOWN
 
 _DELIVERY_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 
-# Counting stops at gauges.COUNT_LIMIT: pending events at an equal share per lane, held events at the total.
+# Counting stops at gauges.COUNT_LIMIT. For pending events, each lane has an equal share of this limit.
 outbox_pending = Gauge(
-    "outbox_pending_events", "Events not refused so far; at most 625 are counted in each lane, 10,000 in all."
+    "outbox_pending_events", "Events in outbox. At most 625 are counted in each lane, so 10,000 in all."
 )
 outbox_retrying = Gauge(
     "outbox_retrying_events",
-    "Events that were refused, to be retried; at most 10,000 held events are counted.",
+    "Events that were refused and will be retried. At most 10,000 events of outbox_held are examined.",
 )
 outbox_oldest_age = Gauge(
     "outbox_oldest_event_age_seconds", "Age of the oldest pending event, or 0 if there is none."
@@ -21,7 +21,7 @@ outbox_oldest_age = Gauge(
 
 events_published = Counter("relay_events_published_total", "Events that the broker confirmed.", ["type"])
 delivery_seconds = Histogram(
-    "relay_delivery_seconds", "From writing an event to its confirm.", buckets=_DELIVERY_SECONDS
+    "relay_delivery_seconds", "From writing an event to RabbitMQ's confirm.", buckets=_DELIVERY_SECONDS
 )
 broker_blocked = Gauge("broker_blocked", "1 while an alarm of RabbitMQ blocks the relay.")
 broker_connected = Gauge(
@@ -37,7 +37,7 @@ consumer_seconds = Histogram(
 consumer_reading = Gauge("consumer_reading", "1 while the queue is being consumed.", ["queue"])
 consumer_dead_letters = Gauge(
     "consumer_dead_letters",
-    "Messages ready in the dead-letter queue of this queue; the maximum over processes counts.",
+    "Messages ready in this queue's dead-letter queue. Use the maximum over all processes.",
     ["queue"],
 )
 
@@ -61,7 +61,7 @@ reconciled_at = Gauge(
 
 FROM_POSTGRES = (*(outbox_pending, outbox_retrying, outbox_oldest_age), *(emails_pending, emails_oldest_age))
 
-# NaN until a role sets them. A process without that role never does.
+# NaN in a process until one of its roles sets the gauge, or forever if no role does.
 for _gauge in (*FROM_POSTGRES, reconciled_at):
     _gauge.set(UNKNOWN)
 

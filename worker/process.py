@@ -1,4 +1,4 @@
-"""Assembles a worker from its parts, and runs them until SIGTERM: see Shutdown in deploy/operate.md."""
+"""Assembles the parts of a worker and runs them until SIGTERM. See Shutdown in deploy/operate.md."""
 
 import asyncio
 import socket
@@ -89,7 +89,7 @@ async def run(
 
 
 async def _remember_secret_keys(settings: WorkerSettings, pool: Pool) -> None:
-    """Store the fingerprints of new keys, for `doctor`. Links made with a changed key are no longer valid."""
+    """Store fingerprints of new keys, for `doctor`. Log changed keys, which make earlier links invalid."""
     ring = SecretKeyRing.parse(settings.request_secret_keys)
     async with connections.transaction(pool, seconds=settings.work_timeout_seconds) as connection:
         for key_id in await remember_keys(connection, ring):

@@ -27,7 +27,7 @@ _log = structlog.get_logger()
 
 
 class Discrepancy(msgspec.Struct, frozen=True):
-    """A discrepancy: what it means, how many requests it concerns, and the first of them."""
+    """A discrepancy: its meaning, the number of requests that have it, and the first few requests."""
 
     name: str
     meaning: str
@@ -36,7 +36,7 @@ class Discrepancy(msgspec.Struct, frozen=True):
 
 
 async def find_discrepancies(connection: Connection, first_id: UUID) -> list[Discrepancy]:
-    """Return every discrepancy of the requests from this id on, including those with a count of 0.
+    """Return every discrepancy, even with a count of 0, of the requests from *first_id* on.
 
     Needs a REPEATABLE READ transaction, so that all statements see the same snapshot.
     """
@@ -57,18 +57,18 @@ async def find_discrepancies(connection: Connection, first_id: UUID) -> list[Dis
 
 
 async def find_recent(connection: Connection) -> list[Discrepancy]:
-    """Return every discrepancy of the last day's requests, as `find_discrepancies` does."""
+    """Return what `find_discrepancies` finds in the requests of the last day."""
     return await find_discrepancies(connection, first_id_at(datetime.now(UTC) - _WINDOW))
 
 
 async def read_ids_without_email(connection: Connection, first_id: UUID) -> list[UUID]:
-    """Return the ids of `request_without_email`."""
+    """Return the ids of the requests that have the discrepancy `request_without_email`."""
     rows = await connection.fetch(f"{_REQUESTS_WITHOUT_EMAIL} ORDER BY id", first_id)
     return [row["request_id"] for row in rows]
 
 
 async def run(pool: Pool, stop: asyncio.Event) -> None:
-    """Look for discrepancies every few minutes until *stop*, which interrupts a look."""
+    """Look for discrepancies every five minutes until *stop*, which interrupts a search."""
     async with in_background("reconciliation", partial(_keep_looking, pool)):
         await stop.wait()
 
@@ -81,7 +81,7 @@ async def _keep_looking(pool: Pool) -> None:
 
 
 async def look(pool: Pool) -> None:
-    """Export the discrepancies of the last day's requests. On failure the gauges keep their values."""
+    """Export the discrepancies of the last day's requests. In an outage the gauges keep their values."""
     try:
         async with connections.transaction(pool, seconds=_LONGEST_LOOK_SECONDS) as connection:
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -94,7 +94,7 @@ async def look(pool: Pool) -> None:
     metrics.reconciled_at.set_to_current_time()
 
 
-# Within five minutes request.created should be published, and its e-mail in the ledger.
+# Within five minutes, request.created should be published and the e-mail recorded in the ledger.
 _REQUESTS_WITHOUT_EMAIL = """
     SELECT id AS request_id
       FROM calculation_request AS request
@@ -123,7 +123,8 @@ _OVERDUE_EVENTS = """
        AND created_at < now() - interval '5 min'
 """
 
-# A request's events are numbered 1, 2, …: request.created, those in RECORDED, and one for each ended e-mail.
+# The sequences of a request's events are 1, 2, … without gaps. The first event is request.created. Then come
+# the events in RECORDED and one event for each e-mail that has ended, in any order.
 _RECORDED = " UNION ALL ".join(
     f"SELECT {sequence} WHERE {last} IS NOT NULL" for sequence, *_, last in RECORDED.values()
 )
@@ -143,13 +144,13 @@ _WRONG_SEQUENCES = f"""
                      ORDER BY 1)
 """  # noqa: S608 - constants only
 
-# The meaning and the statement of each. A statement selects the request_ids from $1 on.
+# Each discrepancy's meaning, and the statement that finds it in the requests from the id $1 on.
 _CHECKS = {
     "request_without_email": (
-        "published over five minutes ago, but not in the ledger of e-mails",
+        "stored over five minutes ago and published, but not in the ledger of e-mails",
         _REQUESTS_WITHOUT_EMAIL,
     ),
-    "email_overdue": ("neither accepted nor refused for over an hour", _OVERDUE_EMAILS),
-    "event_overdue": ("not published for over five minutes", _OVERDUE_EVENTS),
+    "email_overdue": ("has an e-mail that has been pending for over an hour", _OVERDUE_EMAILS),
+    "event_overdue": ("has an event that has been unpublished for over five minutes", _OVERDUE_EVENTS),
     "sequence_wrong": ("has more or fewer events than its rows account for", _WRONG_SEQUENCES),
 }

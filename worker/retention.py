@@ -21,9 +21,9 @@ from service.telemetry import logs
 from worker.settings import WorkerSettings
 
 _REST_SECONDS = 3600.0  # between rounds, on average
-_BATCH = 200  # requests looked up together; those of one lane are erased in one transaction
+_BATCH = 200  # requests read at once; one transaction erases those of one lane
 _PAUSE_SECONDS = 0.2  # between batches, to leave Postgres time for other work
-_SHORT_WAIT = "SET LOCAL lock_timeout = '0.5s'"  # for a row that is locked, by hand for instance
+_SHORT_WAIT = "SET LOCAL lock_timeout = '0.5s'"  # for a row that another session has locked
 
 _log = structlog.get_logger()
 
@@ -38,7 +38,7 @@ class Retention:
         self._days = days
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Erase every hour until *stop*, which interrupts a batch."""
+        """Erase old requests about every hour until *stop*, which interrupts a batch."""
         async with in_background("retention", self._keep_erasing):
             await stop.wait()
 
@@ -48,7 +48,7 @@ class Retention:
             await asyncio.sleep(random.uniform(0.5, 1.5) * _REST_SECONDS)  # noqa: S311 - spreads the replicas
 
     async def erase_old(self, now: datetime) -> None:
-        """Erase requests too old by *now* and by Postgres' clock: a fast clock erases none early.
+        """Erase requests too old by both *now* and Postgres' clock, so that a fast clock erases none early.
 
         If a lane, a request or an e-mail is locked, the lane's requests in the batch wait for a later round.
         """
@@ -66,7 +66,7 @@ class Retention:
             _log.info("requests_erased", number=number)
 
     async def _read_oldest(self, after: UUID, now: datetime) -> list[UUID]:
-        """Return the next requests after this one that are too old, oldest first."""
+        """Return the ids of the next requests after *after* that are too old, oldest first."""
         async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
             earlier = await connection.fetchval("SELECT least(now(), $1::timestamptz)", now)
             rows = await connection.fetch(
@@ -85,7 +85,7 @@ class Retention:
         return [row["id"] for row in rows]
 
     async def _erase(self, lane: int, request_ids: Sequence[UUID]) -> int:
-        """Erase requests of one lane, or none if anything is locked. Returns their number."""
+        """Erase these requests of one lane, or none of them if anything is locked. Returns the number."""
         async with connections.transaction(self._pool, seconds=self._seconds) as connection:
             if not await try_lock(connection, [lane]):
                 return 0
@@ -95,5 +95,5 @@ class Retention:
             except asyncpg.LockNotAvailableError:
                 return 0  # COMMIT rolls a failed transaction back.
         if erased:
-            self._relay.wake()  # E-mails may have been cancelled.
+            self._relay.wake()  # Erasing may cancel e-mails, which writes events.
         return len(erased)

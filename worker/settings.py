@@ -1,4 +1,4 @@
-"""The worker's settings, in addition to those that both processes share."""
+"""The settings that only the worker has. The API and the worker share those in service/settings.py."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ AmqpUrl = Annotated[str, msgspec.Meta(pattern=rf"\Aamqps?://{ADDRESS}")]
 class WorkerSettings(Settings, frozen=True, kw_only=True):
     """The worker's settings. Durations are in seconds."""
 
-    listen_database_url: PostgresUrl | None = None  # bypasses the pooler of DATABASE_URL
+    listen_database_url: PostgresUrl | None = None  # for LISTEN, if DATABASE_URL leads to a pooler
     amqp_url: AmqpUrl
     smtp_url: Annotated[str, msgspec.Meta(pattern=rf"\A(smtp|smtp\+starttls|smtps)://{ADDRESS}")]
     mail_from: NonBlank
@@ -22,7 +22,7 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
 
     relay_poll_seconds: Seconds = 1.0
 
-    # Fewer days would erase requests whose e-mails may still be sent, for up to EMAIL_GIVE_UP_SECONDS.
+    # At least 30 days, the maximum of EMAIL_GIVE_UP_SECONDS: until then an e-mail may still be retried.
     retention_days: Annotated[int, msgspec.Meta(ge=30, le=36_500)] | None = None
 
     consumer_prefetch: Count = 256
@@ -30,22 +30,22 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     email_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
     email_rate: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0  # per second; 0 is no limit
     email_claim_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 30.0
-    email_retry_seconds: Seconds = 30.0  # the first pause; the longest is 60 times as long
+    email_retry_seconds: Seconds = 30.0  # the first pause; the longest pause is 60 times as long
     email_give_up_seconds: Annotated[float, msgspec.Meta(gt=0, le=30 * 86_400)] = 5 * 86_400.0
     smtp_timeout_seconds: Seconds = 60.0  # for each reply; ten times as long for the reply to the content
     smtp_helo_name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9.:\[\]-]+\Z")] | None = None
 
     @property
     def work_timeout_seconds(self) -> float:
-        """For the statements of one unit of work. It is longer, because no caller waits for them."""
+        """The deadline of one unit of work. It is longer than in the API, because no caller waits."""
         return 5 * self.database_timeout_seconds
 
     @property
     def longest_email_pause_seconds(self) -> float:
-        """Between two attempts at an e-mail: half an hour by default."""
+        """The longest pause between two attempts at an e-mail: half an hour by default."""
         return 60 * self.email_retry_seconds
 
     @property
     def finish_seconds(self) -> float:
-        """For the messages in flight when their role stops. The rest is for closing connections."""
+        """The time for in-flight messages after SIGTERM. The rest is for closing connections."""
         return self.shutdown_seconds / 2

@@ -8,13 +8,13 @@ import structlog
 from service.telemetry import logs
 
 _SHORTEST_SECONDS = 0.05
-_LONGEST_SECONDS = 1.0  # A role resumes within a second after an outage. One attempt per second is no load.
+_LONGEST_SECONDS = 1.0  # So a role resumes within a second after an outage. A try per second is little load.
 
 _log = structlog.get_logger()
 
 
 class Pauses:
-    """The pauses of a role while a dependency is unavailable. Each is twice as long as the last."""
+    """The pauses of a role while a dependency is unavailable. They double, up to a second."""
 
     def __init__(self, event: str) -> None:
         self._event = event
@@ -27,7 +27,7 @@ class Pauses:
     async def log_and_wait(
         self, error: Exception, stop: asyncio.Event, *, seconds: float | None = None, **facts: int
     ) -> None:
-        """Log the outage and *facts* as a warning. Wait for *seconds* or the next pause, or until *stop*."""
+        """Log an outage with *facts*. Then pause until *stop*, at most for *seconds* or the next pause."""
         if seconds is None:
             seconds = self._seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads replicas, keeps no secret
             self._seconds = min(2 * self._seconds, _LONGEST_SECONDS)
@@ -36,7 +36,7 @@ class Pauses:
 
 
 async def wait_at_most(seconds: float | None, *events: asyncio.Event) -> None:
-    """Wait until one of *events* is set, or *seconds* have passed; None is no limit."""
+    """Wait until one of *events* is set or *seconds* have passed. None means no limit."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

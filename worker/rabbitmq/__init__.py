@@ -1,1 +1,1 @@
-"""Connections and topology. Relay and consumers publish and read; commands open connections of their own."""
+"""Connections to RabbitMQ and its topology, for the relay, the consumers and the operator commands."""

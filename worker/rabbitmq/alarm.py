@@ -1,6 +1,6 @@
-"""RabbitMQ's alarm: while short of memory or disk, it reads nothing from publishing connections.
+"""RabbitMQ's alarm. While RabbitMQ is short of memory or disk, it reads nothing from publishing connections.
 
-The relay treats an alarm as an outage: /readyz reports it, and the outbox is left alone until it ends.
+The relay treats an alarm as an outage. Until the alarm ends, /readyz reports it and no event is published.
 """
 
 import asyncio
@@ -8,15 +8,15 @@ import asyncio
 import structlog
 from aio_pika.abc import AbstractChannel
 
-_LOOK_SECONDS = 0.1  # for a connection to be ready, and between checks
+_LOOK_SECONDS = 0.1  # the longest wait for a connection to be ready, and the pause between checks
 
 _log = structlog.get_logger()
 
 
 class Alarm:
-    """Whether the broker blocks a connection, which it reports only after a publish (Connection.Blocked).
+    """Whether the broker blocks a connection. It reports a block only after a publish (Connection.Blocked).
 
-    aiormq raises nothing then. It logs the broker's reason, and its `ready` returns when the block has ended.
+    aiormq raises no error then. It logs the broker's reason, and its `ready` waits until the block has ended.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Connections to RabbitMQ, of the relay, the consumers and the commands `dead-letters` and `doctor`."""
+"""Connections to RabbitMQ, for the relay, the consumers and the commands `dead-letters` and `doctor`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
@@ -19,7 +19,7 @@ from worker.settings import WorkerSettings
 BROKER_ERRORS = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
 CLOSE_SECONDS = 2.0  # to close a connection or a consumer cleanly
-_HEARTBEAT_SECONDS = 10  # A peer counts as lost after two are missed.
+_HEARTBEAT_SECONDS = 10  # A peer counts as lost after two missed heartbeats.
 _DECLARE_SECONDS = 60.0
 
 _log = structlog.get_logger()
@@ -35,11 +35,11 @@ class BrokerUnavailable(Exception):
 async def open_role(
     settings: WorkerSettings, *, name: str, needs: Collection[str]
 ) -> AsyncIterator[AbstractChannel]:
-    """Connect, and yield a channel with publisher confirms. After any error, leave it and open another.
+    """Connect, and yield a channel with publisher confirms. After any error, the caller opens a new one.
 
-    The topology is declared first, and again every _DECLARE_SECONDS. Raises BrokerUnavailable, even if only
-    an exchange or queue in *needs* exists with other properties. That stops the roles that need it, and
-    /readyz reports the difference. Other differences are only logged.
+    The topology is declared first, and again every _DECLARE_SECONDS. Raises BrokerUnavailable if RabbitMQ
+    fails, or if an exchange or queue in *needs* exists with other properties. Then the role cannot run, and
+    /readyz reports the difference. If *needs* does not name the exchange or queue, the difference is logged.
     """
     connected = metrics.broker_connected.labels(name)  # Creates the series, as 0.
     seconds = settings.broker_timeout_seconds
@@ -55,7 +55,7 @@ async def open_role(
             try:
                 yield channel
             finally:
-                keeping.cancel()  # aiormq may swallow the cancellation; the closed connection ends it.
+                keeping.cancel()  # aiormq may swallow this. The closed connection then ends the task.
 
 
 @asynccontextmanager
@@ -74,7 +74,7 @@ async def open_connection(url: str | URL, *, name: str, seconds: float) -> Async
             connection = await aio_pika.connect(
                 URL(url).update_query(heartbeat=_HEARTBEAT_SECONDS, name=name)
             )
-        except StopAsyncIteration as error:  # from aiormq if the broker or a proxy closes at once
+        except StopAsyncIteration as error:  # by aiormq, if the broker or a proxy closes the connection
             raise ConnectionResetError from error
     try:
         yield connection
@@ -95,12 +95,12 @@ async def _in_time(seconds: float) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(seconds):
             yield
-    except (*BROKER_ERRORS, RuntimeError) as error:  # aiormq: the connection is closed
+    except (*BROKER_ERRORS, RuntimeError) as error:  # RuntimeError by aiormq, on a closed connection
         raise BrokerUnavailable from error
 
 
 async def _declare(connection: AbstractConnection) -> dict[str, str]:
-    """Declare the topology. Log and return the differences, by the name of the exchange or queue."""
+    """Declare the topology. Log the differences, and return them by the name of the exchange or queue."""
     differences = await topology.ensure(connection)
     for name, difference in differences.items():
         _log.error("topology_differs", name=name, difference=difference)
@@ -110,8 +110,8 @@ async def _declare(connection: AbstractConnection) -> dict[str, str]:
 async def _keep_declared(connection: AbstractConnection) -> None:
     """Declare the topology every _DECLARE_SECONDS while the connection is open.
 
-    This restores lost bindings. Otherwise events could be lost unnoticed: the broker returns no event that
-    another team's queue takes. There is no timeout, because the broker answers only after an alarm has ended.
+    This restores a deleted binding. Otherwise events could be lost unnoticed, because the broker returns an
+    event only if no queue takes it. There is no timeout, because the broker does not answer during an alarm.
     """
     while not connection.is_closed:
         await asyncio.sleep(_DECLARE_SECONDS)

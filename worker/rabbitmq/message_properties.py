@@ -1,7 +1,7 @@
-"""Decodes message properties one by one. Those that pamqp cannot decode are left out and named in a header.
+"""Decodes message properties one by one. A header names the properties that cannot be decoded.
 
-pamqp itself raises an error for such a property. That ends the connection, and all messages in flight on it
-are delivered again. So another team's bad message would push them all over the delivery limit.
+pamqp itself raises an error for a bad property. The error ends the connection, so RabbitMQ delivers all
+in-flight messages again. A malformed message of another team would push them all over the delivery limit.
 """
 
 from typing import Final
@@ -11,13 +11,13 @@ from pamqp.commands import Basic
 
 UNDECODABLE: Final = "x-undecodable"  # the header that names the properties left out
 
-# Of the headers. pamqp takes time quadratic in their size: 3 s for 128 KiB, the most that AMQP carries.
+# Longer headers are undecodable, because pamqp needs quadratic time: 3 s for 128 KiB, the most in AMQP.
 _LONGEST_BYTES = 16_384
 _DECODERS = {**decode.METHODS}
 
 
 def decode_tolerantly() -> None:
-    """Patch pamqp for all connections of this process. A test checks the patch against pamqp's release."""
+    """Patch pamqp for all connections of this process. A test checks that the patch fits pamqp's release."""
     decode.METHODS["shortstr"] = _short_text
     setattr(Basic.Properties, "unmarshal", _unmarshal)  # noqa: B010 - mypy lets no method be assigned
 

@@ -14,14 +14,14 @@ from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCreated
 from worker import metrics
 
-# Named in `service`, which describes them in the AsyncAPI document.
+# `service` names these exchanges, because its AsyncAPI document describes them.
 REQUESTS: Final = events.EXCHANGE
 CALCULATIONS: Final = events.CALCULATIONS_EXCHANGE
 DEAD_LETTERS: Final = "calculation-requests.dead-letters"
 
 _DELIVERY_LIMIT = 20
 _NO_DELIVERY_LIMIT = 1_000_000_000
-_DEAD_LETTER_DAYS = 30  # a dead letter may outlive its request by as much
+_DEAD_LETTER_DAYS = 30  # So a dead letter may outlive an erased request by 30 days.
 
 
 class Queue(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class Queue(msgspec.Struct, frozen=True):
 
     @property
     def dead_letters(self) -> str:
-        """The name of its dead-letter queue, which is the routing key in DEAD_LETTERS, too."""
+        """The name of the dead-letter queue. The exchange DEAD_LETTERS uses it as the routing key."""
         return f"{self.name}.dead-letters"
 
     @property
@@ -44,7 +44,7 @@ class Queue(msgspec.Struct, frozen=True):
             "x-delivery-limit": _DELIVERY_LIMIT,
             "x-dead-letter-exchange": DEAD_LETTERS,
             "x-dead-letter-routing-key": self.dead_letters,
-            # Needs reject-publish: without it RabbitMQ silently falls back to at-most-once.
+            # Without reject-publish, RabbitMQ would silently use at-most-once instead.
             "x-dead-letter-strategy": "at-least-once",
             "x-overflow": "reject-publish",
         }
@@ -62,8 +62,8 @@ EXCHANGES: Final = {
 
 # The TTL deletes personal data that other teams sent, and the external_id of an erased request.
 #
-# The delivery limit is huge: reading must not lose a dead letter. By default, RabbitMQ 4 drops it
-# after 20 redeliveries, and 3.10 does not support -1, for no limit.
+# The delivery limit is huge, so that reading a dead letter never loses it. By default, RabbitMQ 4 drops a
+# message after 20 redeliveries. RabbitMQ 3.10 does not support -1, which means no limit.
 DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
     "x-queue-type": "quorum",
     "x-delivery-limit": _NO_DELIVERY_LIMIT,
@@ -72,10 +72,10 @@ DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
 
 
 async def ensure(connection: AbstractConnection) -> dict[str, str]:
-    """Create the missing parts and bind every queue. Every role does so, so that any can start first.
+    """Create missing exchanges and queues, and bind every queue. Each role does this, so any can start first.
 
-    Each part is declared on a channel of its own, so that one difference does not stop the others. Returns
-    the broker's message for each exchange or queue that exists with other properties, by name.
+    If an exchange or queue exists with other properties, the broker closes the channel. So each has a channel
+    of its own. Returns the broker's messages about such differences, by the name of the exchange or queue.
     """
     differences = {}
     for name, declare_part in PARTS.items():
@@ -92,7 +92,7 @@ async def _declare_exchange(channel: AbstractChannel, *, name: str) -> None:
 
 
 async def _declare_queue(channel: AbstractChannel, *, queue: Queue) -> None:
-    """Declare a queue and its dead letters, and bind both. The reply counts the dead letters."""
+    """Declare and bind a queue and its dead-letter queue. Export the number of dead letters."""
     dead_letters = await channel.declare_queue(
         queue.dead_letters, durable=True, arguments=DEAD_LETTER_ARGUMENTS
     )

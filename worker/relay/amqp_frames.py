@@ -1,7 +1,7 @@
 """Encodes an event as the AMQP frames that publish it (AMQP 0-9-1, sections 2.3.5 and 4.2).
 
-pamqp produces the same bytes, as a test checks, but takes several times as long, because it encodes any
-message. This module encodes only events, which all have the same properties.
+pamqp takes several times as long, because it can encode any message. This module encodes only events, which
+all have the same properties. A test checks that pamqp produces the same bytes.
 """
 
 import struct
@@ -23,7 +23,7 @@ _FRAME = struct.Struct(">BHI")  # type, channel, size
 _CONTENT = struct.Struct(">HHQH")  # class, weight, body size, property flags
 _LONG = struct.Struct(">I")
 _TIMESTAMP = struct.Struct(">Q")
-_BASIC = 60  # the class of publishes
+_BASIC = 60  # the AMQP class of a publish
 _FLAGS = sum(
     spec.Basic.Properties.flags[name]
     for name in ("content_type", "headers", "delivery_mode", "message_id", "timestamp", "message_type")
@@ -33,8 +33,8 @@ _FLAGS = sum(
 def encode_event(row: OutboxRow, event_id: str, *, channel: int, longest_body: int) -> bytes:
     """Return the frames that publish an event as a persistent message.
 
-    The body is split into frames of *longest_body* bytes. As in aiormq, a negative number is no limit. Raises
-    an error of UNENCODABLE if AMQP cannot carry the event.
+    A frame has at most *longest_body* bytes of the body. As in aiormq, a negative number means no limit.
+    Raises one of UNENCODABLE if AMQP cannot carry the event.
     """
     fields = b"".join(
         (

@@ -1,4 +1,4 @@
-"""Receives the NOTIFY that follows new events. If one is lost, the relay finds the events when it polls."""
+"""Receives the NOTIFY that follows new events. If a NOTIFY is lost, the relay finds the events by polling."""
 
 import asyncio
 
@@ -11,11 +11,11 @@ from worker.relay.work import LaneMarks
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
-_CHECK_SECONDS = 30.0  # how long a half-open connection goes unnoticed
+_CHECK_SECONDS = 30.0  # between checks that the connection is not half-open
 
 
 class Listener:
-    """A direct connection that LISTENs. It is checked regularly: a half-open connection raises no error."""
+    """A direct connection that LISTENs. Regular checks find a half-open connection, which raises no error."""
 
     def __init__(self, settings: WorkerSettings, woken: asyncio.Event, marks: LaneMarks) -> None:
         self._settings = settings
@@ -42,7 +42,7 @@ class Listener:
             lost = asyncio.Event()
             connection.add_termination_listener(lambda _: lost.set())
             await connection.add_listener(lanes.CHANNEL, lambda *_: self._woken.set())
-            # Postgres may have crashed and undone commits, which the relay may not notice through its pool.
+            # Postgres may have crashed and undone commits, even if the relay's connections did not fail.
             self._marks.forget()
             while not stop.is_set():
                 await connection.execute("SELECT 1")

@@ -1,4 +1,4 @@
-"""Publishes the outbox to RabbitMQ: run() is the loop, relay_due() one pass over all lanes with work."""
+"""Publishes the outbox to RabbitMQ. `run` is the loop. `relay_due` is one pass over all lanes with work."""
 
 import asyncio
 import math
@@ -34,20 +34,21 @@ from worker.relay.work import LaneMarks, find_work
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
-# Lanes per transaction. With one lane each, an event could wait behind sixteen transactions. The other half
-# of the lanes is left to other relays.
+# Lanes per transaction: half of them, so that another relay can work on the other half. With one lane per
+# transaction, an event could wait behind sixteen transactions.
 _LANES_AT_ONCE = lanes.LANES // 2
-# After a relay has moved events, it looks again after each of these pauses before it waits for a NOTIFY. A
-# busy writer sends a NOTIFY only every 20 ms, because each one slows its commits. A look costs 0.2 ms.
+# The pauses between passes after a pass that published events. Only then does the relay wait for a NOTIFY,
+# because a busy process sends a NOTIFY only every 20 ms. A pass without events costs 0.2 ms.
 _QUICK_LOOK_SECONDS = (0.001, 0.002, 0.004, 0.008)
-# Without marks a look may read millions of dead rows, which vacuum cannot remove during a backup.
+# The deadline of find_work without low-water marks (see LaneMarks). The query may then read millions of dead
+# rows, which vacuum cannot remove during a backup.
 _FIRST_LOOK_SECONDS = 30.0
-# The transaction is silent during a publish. Postgres ends it and frees its lanes this long after the longest
-# publish. Another relay would then publish the same events again.
+# A publish lasts at most BROKER_TIMEOUT_SECONDS. Meanwhile the transaction is silent. If the silence is longer
+# by this, Postgres ends the transaction and frees its lanes, and another relay publishes the events again.
 _SPARE_SECONDS = 2.0
-_BATCH_SIZE = 1_000  # events per window, which are in memory
-_HELD_BATCH_SIZE = 20  # held events of each kind in addition
-_RETRY_SECONDS = 1.0  # the first pause of a refused event, and the pause between retries
+_BATCH_SIZE = 1_000  # events that are read, and published at once
+_HELD_BATCH_SIZE = 20  # held events of each kind, in addition
+_RETRY_SECONDS = 1.0  # an event's pause after its first refusal; also the pause between two retries
 
 _NOT_CONNECTED = "not connected to RabbitMQ"
 
@@ -55,9 +56,9 @@ _log = structlog.get_logger()
 
 
 class Relay:
-    """Publishes the events of the outbox, in order within each request, and deletes those confirmed.
+    """Publishes the events of the outbox, in order within each request, and deletes the confirmed events.
 
-    Any number of relays share the lanes. Each locks some of them at a time, until its transaction ends. So
+    Any number of relays share the lanes. A relay locks some lanes at a time, until its transaction ends. So
     there is no leader, and nothing to clean up after a crash.
     """
 
@@ -95,7 +96,7 @@ class Relay:
                 self._alarm = Alarm()
 
     async def _relay_on(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
-        """Relay on one channel until *stop* or the first outage. Wait only when nothing is due."""
+        """Relay on one channel until *stop* or the first outage. Wait after each pass that moved no event."""
         quick_looks: Iterator[float] = iter(())
         publisher = await Publisher.on(channel, timeout_seconds=self._settings.broker_timeout_seconds)
         async with in_background("broker_alarm", partial(self._alarm.watch, channel)):
@@ -115,14 +116,13 @@ class Relay:
                     await wait_at_most(self._settings.relay_poll_seconds, self._woken, stop)
 
     async def relay_due(self, publisher: Publisher) -> int:
-        """Make one pass over every lane with work.
+        """Make one pass over every lane with work. Returns how many events were confirmed or held.
 
-        Returns how many events were confirmed or held. Raises BrokerUnavailable after settling the confirmed
-        ones.
+        Raises BrokerUnavailable in an outage of RabbitMQ, but first deletes the confirmed events.
         """
         seconds = self._statement_seconds if any(self.marks.low_water) else _FIRST_LOOK_SECONDS
         async with connections.Acquired(self._pool, seconds=seconds) as connection:
-            # Each pass makes some more due, until none is left: their queue takes events again.
+            # A retry was confirmed. So each pass makes some more refused events due, until none is left.
             kinds = self._retries.recovering
             if kinds and await outbox_tables.make_refused_due(connection, kinds, limit=_HELD_BATCH_SIZE) == 0:
                 self._retries.end_recovery()
@@ -139,16 +139,16 @@ class Relay:
     async def _relay_lanes(
         self, publisher: Publisher, some_lanes: Sequence[int], due_lanes: Sequence[int]
     ) -> int:
-        """Publish the oldest events of some lanes, and held events that are due. Delete those confirmed.
+        """Publish the oldest events of some lanes, and held events that are due. Delete the confirmed events.
 
-        After a crash between confirm and commit the same events are published again. So delivery is at least
+        After a crash between confirm and commit, the same events are published again. So delivery is at least
         once, in order within a request.
         """
         longest = self._settings.broker_timeout_seconds
         async with connections.transaction(
             self._pool,
             seconds=longest + 2 * self._statement_seconds,
-            # If Postgres crashes and loses a commit, the same events are published again, in order.
+            # If Postgres crashes and loses this commit, the same events are published again, in order.
             waits_for_disk=False,
         ) as connection:
             pending, due = await self._take(connection, some_lanes, due_lanes)
@@ -179,7 +179,7 @@ class Relay:
     async def _take(
         self, connection: Connection, some_lanes: Sequence[int], due_lanes: Sequence[int]
     ) -> tuple[list[OutboxRow], list[OutboxRow]]:
-        """Lock the free lanes of *some_lanes*. Return their oldest events, and held events to publish."""
+        """Lock the free lanes among *some_lanes*. Return their pending events, and held events to publish."""
         locked = await lanes.try_lock(connection, some_lanes)
         if not locked:
             return [], []
@@ -203,15 +203,15 @@ class Relay:
         due: Sequence[OutboxRow],
         result: PublishResult,
     ) -> int:
-        """Hold new events that failed or must wait, and count an attempt for all that failed.
+        """Hold pending events that failed or must wait. Count an attempt for every event that failed.
 
-        The next pass holds the later events of a request whose event has just failed. Held events that were
-        confirmed are deleted. Returns how many were held or deleted.
+        Held events that were confirmed are deleted. Returns how many events were held or deleted. If an event
+        has failed just now, the later events of its request are held in the next pass.
         """
         redelivered = [row for row in due if row.id in result.confirmed]
         to_hold = [row for row in pending if row.must_wait or row.id in result.failed]
         failed = [row for row in (*pending, *due) if row.id in result.failed]
-        await outbox_tables.hold(connection, to_hold)  # Before delete, which makes waiting events due.
+        await outbox_tables.hold(connection, to_hold)  # Before `delete`, which makes waiting events due.
         await outbox_tables.delete(connection, "outbox_held", redelivered)
         await outbox_tables.postpone(connection, failed, result.failed, base_seconds=_RETRY_SECONDS)
         for row in redelivered:
@@ -226,7 +226,7 @@ def _story(row: OutboxRow) -> dict[str, Any]:
 
 
 def _first_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-    """Return the first event of each request that has no held event."""
+    """Return the first event of each request, unless the request has a held event."""
     first: dict[UUID, OutboxRow] = {}
     for row in rows:
         if not row.must_wait:

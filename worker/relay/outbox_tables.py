@@ -1,4 +1,4 @@
-"""Reads and settles the events in the tables outbox and outbox_held, whose lanes loop.py has locked."""
+"""Reads and settles the events in the tables outbox and outbox_held. loop.py locks their lanes first."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -22,7 +22,7 @@ class LaneLost(Exception):
 
 
 class Kind(Enum):
-    """The kinds of events that are retried separately."""
+    """The two kinds of events, which are retried separately."""
 
     CREATED = "request.created"  # causes the customer's e-mail
     OTHER = "other types"
@@ -40,7 +40,7 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes
     created_at: datetime
     attempts: int
-    must_wait: bool  # for an earlier event of its request in outbox_held
+    must_wait: bool  # because an earlier event of its request is in outbox_held
 
     @property
     def kind(self) -> Kind:
@@ -49,14 +49,14 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def event_id(self) -> str:
-        """The id of the event, which is its AMQP message id, too."""
+        """The id of the event, also used as the AMQP message id."""
         return event_id(uuid_of(self.request_id), self.type, self.sequence)
 
 
 async def read(
     connection: Connection, lanes: Sequence[int], *, low_water: Sequence[int], limit: int
 ) -> list[OutboxRow]:
-    """Return the oldest events of locked lanes, in order: at most *limit* per lane, from its mark on."""
+    """Return at most *limit* events of each locked lane, from its low-water mark on, oldest first."""
     rows = await connection.fetch(
         """
         SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, 0 AS attempts,
@@ -80,10 +80,10 @@ async def read(
 
 
 async def read_due(connection: Connection, lanes: Sequence[int], *, limit: int) -> list[OutboxRow]:
-    """Return held events of locked lanes that are due, each the first of its request.
+    """Return the due held events of locked lanes. Each event is the first of its request.
 
-    A lane has at most *limit* request.created and *limit* others. Events that were not refused themselves
-    come first, then those that have waited longest.
+    Of each kind, at most *limit* events per lane are returned. Events that were not refused come first, then
+    the events that have waited longest.
     """
     rows = await connection.fetch(
         """
@@ -113,10 +113,10 @@ async def read_due(connection: Connection, lanes: Sequence[int], *, limit: int) 
 async def delete(
     connection: Connection, table: Literal["outbox", "outbox_held"], events: Sequence[OutboxRow]
 ) -> None:
-    """Delete events that the broker has confirmed. Raises LaneLost unless all of them were there.
+    """Delete events that the broker has confirmed. Raises LaneLost if an event was already gone.
 
-    The order of events depends on this: nothing else may take them from a locked lane. `hold` and `postpone`
-    do not check, because an event that was deleted by hand is not to be sent.
+    This protects the order of events, because nothing else may take events from a locked lane. `hold` and
+    `postpone` do not check this, because an event that was deleted by hand should not be sent.
     """
     if not events:
         return
@@ -136,8 +136,9 @@ async def delete(
 async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
     """Move events from outbox to outbox_held, due at once and with no attempt.
 
-    `postpone` then counts an attempt for those that failed. A trigger makes each event wait for the earlier
-    ones of its request. When one is deleted, another trigger makes the next due, ahead of all that failed.
+    `postpone` then counts an attempt for each event that failed. A trigger makes an event wait for the
+    earlier events of its request. Once these are deleted, another trigger makes the event due, ahead of all
+    refused events.
     """
     if not events:
         return
@@ -163,9 +164,9 @@ async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
 async def postpone(
     connection: Connection, events: Sequence[OutboxRow], errors: Mapping[int, str], *, base_seconds: float
 ) -> None:
-    """Count an attempt for held events. *errors* are by row id.
+    """Count an attempt for held events that failed, and record their *errors*, which are by row id.
 
-    They are due again after a delay that doubles with each attempt, up to five minutes.
+    An event is due again after a delay that doubles with each attempt, up to five minutes.
     """
     if not events:
         return
@@ -187,9 +188,10 @@ async def postpone(
 
 
 async def make_refused_due(connection: Connection, kinds: Iterable[Kind], *, limit: int) -> int:
-    """Make events of these kinds due if the broker refused them. Returns how many.
+    """Make refused events of these kinds due. Returns the number.
 
-    Takes at most *limit* of a kind from each lane, locked or not. Skips rows that a relay is settling.
+    From each lane, even if it is locked, at most *limit* events of a kind become due. Rows that a relay is
+    settling are skipped.
     """
     woken = await connection.fetch(
         """
@@ -226,7 +228,7 @@ async def read_gauges(marks: LaneMarks, connection: Connection) -> None:
     """Set the gauges of the outbox, at a cost that does not grow with it.
 
     At most COUNT_LIMIT pending events are counted, an equal share in each lane, and at most COUNT_LIMIT held
-    ones. Dead rows below the low-water marks cost nothing.
+    events. Dead rows below the low-water marks cost nothing.
     """
     (row,) = await connection.fetch(
         """

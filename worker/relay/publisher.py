@@ -1,4 +1,4 @@
-"""Publishes windows of events to RabbitMQ as persistent messages, with publisher confirms."""
+"""Publishes windows of events: all events of a window are sent at once, then their confirms are awaited."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -21,17 +21,17 @@ from worker.waiting import wait_at_most
 _UNBOUND_KEY = "relay.probe"
 _CLOSING_SECONDS = 0.1  # for confirms that arrived just before the channel closed
 
-# By row id: the future of its confirm, which fails if the event is nacked or returned.
+# The future of each event's confirm, by row id. It fails if RabbitMQ nacks or returns the event.
 Confirms: TypeAlias = dict[int, asyncio.Future[Any]]
 
 
 class PublishResult(msgspec.Struct, frozen=True):
-    """The outcome of a window, by row id. A row in none of these was not confirmed and counts as not sent."""
+    """The outcome of a window, by row id. An event neither confirmed nor failed counts as not sent."""
 
     confirmed: frozenset[int] = frozenset()
-    failed: Mapping[int, str] = {}  # with the reason: refused by the broker, or unencodable
-    unencodable: frozenset[int] = frozenset()  # failed without being sent: no queue is at fault
-    outage: Exception | None = None  # The channel must not be used again.
+    failed: Mapping[int, str] = {}  # the reason by row id: returned, refused or unencodable
+    unencodable: frozenset[int] = frozenset()  # the failed events that were not sent
+    outage: Exception | None = None  # If it is set, the channel must not be used again.
 
 
 class Publisher:
@@ -43,17 +43,17 @@ class Publisher:
 
     @classmethod
     async def on(cls, channel: AbstractChannel, *, timeout_seconds: float) -> "Publisher":
-        """Return a publisher on a channel that raises on returned messages."""
-        # aio-pika's own publish costs half as much again, because it waits for the socket each time.
+        """Return a publisher on *channel*, which was opened with on_return_raises."""
+        # aio-pika's own publish costs 1.5 times as much, because it waits for the socket each time.
         underlay = cast("aiormq.Channel", await channel.get_underlay_channel())
         return cls(underlay, timeout_seconds=timeout_seconds)
 
     async def probe(self, alarm: Alarm, stop: asyncio.Event) -> None:
-        """Publish two empty messages that no queue gets: the broker reports an alarm only to publishers.
+        """Publish two empty messages that no queue gets: RabbitMQ reports an alarm only to publishers.
 
-        During an alarm RabbitMQ confirms the first, and then reads no more from the connection. This waits
-        until the alarm ends or *stop*. Without an alarm it waits up to the timeout for each message. Raises
-        BrokerUnavailable. On the exchange of the events, a queue bound to `#` would get the messages.
+        During an alarm RabbitMQ confirms the first message, and then reads no more from the connection. So
+        this waits until the alarm ends or *stop* is set. Raises BrokerUnavailable if a message is not
+        confirmed in time. On the exchange of the events, a queue bound to `#` would get the messages.
         """
         for _ in range(2):
             await self._probe_once(alarm, stop)
@@ -77,9 +77,9 @@ class Publisher:
             probing.cancel()
 
     async def publish(self, window: Sequence[OutboxRow]) -> PublishResult:
-        """Publish all of *window* at once, and wait for the confirms. Both share the timeout.
+        """Publish all events of *window* at once, and wait for their confirms. Both share the timeout.
 
-        No two rows may belong to one request: if the first were refused, the second would overtake it.
+        No two events may belong to one request. If the first were refused, the second would overtake it.
         """
         if not window:
             return PublishResult()
@@ -95,16 +95,16 @@ class Publisher:
         return _outcome(confirms, await self._wait(list(confirms.values()), until=until))
 
     async def _write(self, window: Sequence[OutboxRow], confirms: Confirms) -> None:
-        """Encode all rows, write them at once, and add their *confirms*.
+        """Encode all events of *window*, write them at once, and add their futures to *confirms*.
 
-        This does for a window what aiormq's basic_publish does for one message. The task, lock and timeout
-        that it takes for each message halved the rate of the relay. The attributes of aiormq's channel are
-        undocumented, so pyproject.toml bounds its version.
+        aiormq's basic_publish does this for one message, with a task, a lock and a timeout. For each message
+        of a window, these would halve the rate of the relay. The attributes of aiormq's channel are
+        undocumented, so pyproject.toml bounds aiormq's version.
 
         The broker numbers the messages of a channel 1, 2, 3, … as they arrive, and confirms them by number.
-        aiormq looks up a number's future in `confirmations`. So each message takes the next `delivery_tag`
-        and registers its future under it. The channel's lock is held until all are in the write queue. If
-        this fails, messages that may never be sent have taken numbers, so the channel must be closed.
+        aiormq finds the future of a number in `confirmations`. So each message gets the next `delivery_tag`,
+        under which its future is stored. The channel's lock is held until all messages are in the write
+        queue. After an error the channel must be closed, because numbered messages may never be sent.
         """
         channel, loop = self._channel, asyncio.get_running_loop()
         payload = []
@@ -122,16 +122,16 @@ class Publisher:
                 payload.append(written)
                 channel.delivery_tag += 1
                 channel.confirmations[channel.delivery_tag] = confirm
-                # A return has only the event id. It is unique, because a window has one event per request.
+                # A returned message is found by its event id. A window has one event per request.
                 channel.message_id_delivery_tag[event_id] = channel.delivery_tag
             await channel.write_queue.put(ChannelFrame(payload=b"".join(payload), should_close=False))
 
     async def _wait(self, confirms: Sequence[asyncio.Future[Any]], *, until: float) -> Exception | None:
-        """Wait for all confirms, until the deadline or until the channel closes. Return why it closed.
+        """Wait for all confirms, at most until the deadline. Stop if the channel closes, and return why.
 
-        Confirms that are then missing are cancelled, and the channel must not be used again.
+        Missing confirms are then cancelled, and the channel must not be used again.
         """
-        closing = self._channel.closing  # Its end does not complete the confirms.
+        closing = self._channel.closing  # A closed channel does not complete the confirms.
         confirming = asyncio.create_task(asyncio.wait(confirms))
         try:
             left = until - asyncio.get_running_loop().time()
@@ -144,14 +144,14 @@ class Publisher:
             self._channel.message_id_delivery_tag.clear()  # A late return belongs to no window.
         if closing.cancelled():
             return None
-        reason = closing.exception()  # CancelledError if aiormq has given up its reader
+        reason = closing.exception()  # CancelledError if aiormq has stopped reading
         return reason if isinstance(reason, Exception) else BrokerUnavailable("the connection is closed")
 
 
 def _traced(row: OutboxRow) -> OutboxRow:
-    """Return the event with a new publish span, which becomes the parent of its consumers' spans.
+    """Return the event with the traceparent of a new publish span, the parent of its consumers' spans.
 
-    The span ends at once, because the many events of a window are published at one time.
+    The span ends at once, because all events of a window are published together.
     """
     destination = f"{topology.REQUESTS}:{row.type}"
     with tracing.span(
@@ -186,7 +186,7 @@ def _outcome(confirms: Confirms, reason: Exception | None) -> PublishResult:
                 failed[row_id] = "returned: no queue is bound for it"
             case DeliveryError():
                 failed[row_id] = "refused by the broker"
-            case error if isinstance(error, amqp_frames.UNENCODABLE):  # before it took a delivery tag
+            case error if isinstance(error, amqp_frames.UNENCODABLE):  # The event has no delivery tag.
                 failed[row_id] = f"unencodable: {error}"
                 unencodable.add(row_id)
             case Exception() as error:

@@ -1,4 +1,4 @@
-"""Looks for work: which lanes of the outbox have events to publish, and where to start reading them."""
+"""Finds the lanes of the outbox that have events to publish, and the id from which to read each lane."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,16 @@ from service.postgres.pool import Connection
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a look at the outbox found, and which transactions it could see.
+    """What `find_work` found in the outbox, and which transactions had ended or begun by then.
 
-    All transactions below *xmin* had ended, and none from *next_xid* on had begun. pg_snapshot_xmax() is not
-    next_xid. It is one past the last transaction that has ended, and transactions from there on may be open.
-    In a transaction that has no id yet, age(xmax) is the distance from xmax to the next id to be assigned, so
-    the sum of both is next_xid.
+    All transactions below *xmin* had ended. No transaction from *next_xid* on had begun. pg_snapshot_xmax()
+    is not next_xid: it is one above the last transaction that has ended, and later transactions may be open.
+    For a session without an xid, age(xmax) is the distance from xmax to the next xid that Postgres assigns.
+    So xmax + age(xmax) is next_xid.
     """
 
-    first_ids: list[int | None]  # the first id in outbox of each lane, from its mark on
-    due_lanes: list[int]  # with events in outbox_held that are due for an attempt
+    first_ids: list[int | None]  # by lane: the first id in outbox from the low-water mark on
+    due_lanes: list[int]  # the lanes with events in outbox_held that are due
     last_id: int  # the last event id that had been assigned
     xmin: int
     next_xid: int
@@ -31,33 +31,34 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class LaneMarks:
-    """The low-water mark of each lane: the id below which it has no event, and never will.
+    """The low-water mark of each lane. The lane has no event with a lower id, and never will.
 
-    The relay reads a lane from its mark on. While an old snapshot is held, vacuum cannot remove deleted
-    events, and a read from the start of the lane would step over all of them each time.
+    The relay reads a lane from its mark on. During a backup, for example, vacuum cannot remove deleted
+    events, and each read from the start of the lane would step over all of them.
 
-    Ids are assigned before transactions commit, so a gap between ids may still be filled. It takes three
-    looks to rule that out. For example, transaction 700 has the event id 11, and has not committed yet:
+    An event gets its id before its transaction commits. So an event with an id below the last one may still
+    appear. Three results of `find_work` rule this out. For example, transaction 700 has written event 11, but
+    has not committed yet:
 
-    1. The first look finds the lane empty and 11 as the last id, so 12 is the candidate. It cannot show which
-       transactions to wait for: 700 may have begun after its snapshot, before it read the last id.
-    2. The second look began later, so 700 is below its next_xid, 705: the trigger outbox_number_transaction
-       in schema.sql assigns a transaction its number before an event id.
-    3. A later look has an xmin of 705 or more, so 700 has ended. If it finds 11, the mark is 11, otherwise
-       12. It is the first look of the next round, too.
+    1. The first result has no event in the lane, and 11 as the last id. So the candidate for the mark is 12.
+       700 may have begun after this result's snapshot, but before the last id was read.
+    2. The second result has 705 as next_xid. 700 must be lower, because the trigger outbox_number_transaction
+       in schema.sql gives a transaction its xid before an event id.
+    3. A later result has an xmin of 705 or more, so 700 has ended. If this result has event 11, the mark
+       becomes 11, otherwise 12. This result is also the first of the next round.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Read every lane from its start again, because a crash or failover of Postgres may undo commits."""
+        """Read every lane from its start again. A crash or failover of Postgres may have undone commits."""
         self.low_water = [0] * LANES
         self._candidates = self.low_water
-        self._awaited: int | None = 0  # All transactions below it must end; None until a round's second look.
+        self._awaited: int | None = 0  # Lower xids must end first; None before a round's second result.
 
     def note(self, work: Work) -> None:
-        """Record a look at all lanes."""
+        """Update the marks with the next result of `find_work`."""
         if work.last_id + 1 < max(self.low_water):  # The sequence was set back, by hand or by a failover.
             self.forget()
         elif self._awaited is None:
@@ -69,7 +70,7 @@ class LaneMarks:
 
 
 async def find_work(connection: Connection, marks: Sequence[int]) -> Work:
-    """Look for events that can be published now, from the low-water *marks* of the lanes on."""
+    """Find events that can be published now. Each lane is read from its low-water mark on."""
     (row,) = await connection.fetch(
         """
         WITH look AS MATERIALIZED (
@@ -94,7 +95,7 @@ async def find_work(connection: Connection, marks: Sequence[int]) -> Work:
                        WHERE has_due) AS due_lanes,
                CASE WHEN sequence.is_called THEN sequence.last_value ELSE 0 END AS last_id,
                pg_snapshot_xmin(snapshot)::text::bigint AS xmin,
-               -- xmax and the transactions that have begun since: see Work
+               -- see Work
                pg_snapshot_xmax(snapshot)::text::bigint + age(pg_snapshot_xmax(snapshot)::xid) AS next_xid
           FROM pg_current_snapshot() AS snapshot,
                outbox_id_seq AS sequence
