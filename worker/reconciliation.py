@@ -123,8 +123,7 @@ _OVERDUE_EVENTS = """
        AND created_at < now() - interval '5 min'
 """
 
-# The sequences of a request's events are 1, 2, … without gaps. The first event is request.created. Then come
-# the events in RECORDED and one event for each e-mail that has ended, in any order.
+# A request's events have the sequences 1, 2, …: request.created, then RECORDED and ends of e-mails, mixed.
 _RECORDED = " UNION ALL ".join(
     f"SELECT {sequence} WHERE {last} IS NOT NULL" for sequence, *_, last in RECORDED.values()
 )

@@ -29,10 +29,10 @@ from worker.settings import AmqpUrl
 
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
 ANSWER_SECONDS = 10.0  # for each reply from the broker
-ARRIVAL_SECONDS = 2.0  # for the next of the counted messages
-_IN_MEMORY = 200  # messages; if this many cannot be moved, the rest is not reached
+ARRIVAL_SECONDS = 2.0  # for the arrival of the next message
+_IN_MEMORY = 200  # messages that cannot be moved; after these, no further message arrives
 
-# Headers that record how a message was dead-lettered. They are written anew if that happens again.
+# Headers that record how a message was dead-lettered. They are written anew if it is dead-lettered again.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
 
 
@@ -43,9 +43,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, rename="upper"):
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A dead letter. Its headers and body may contain personal data, and are included only if asked for."""
+    """A dead letter. Headers and body may contain personal data, and are included only if asked for."""
 
-    position: int  # 1 is the next to be redriven
+    position: int  # The message at position 1 is redriven first.
     message_id: str | None
     type: str | None
     reason: str | None
@@ -55,7 +55,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 
 class DeadLetters(msgspec.Struct, frozen=True):
-    """Some dead letters of a queue, and the total number."""
+    """The number of dead letters in a queue, and some of them."""
 
     queue: str
     count: int
@@ -68,24 +68,24 @@ class Redriven(msgspec.Struct, frozen=True):
     queue: str
     moved: int
     left: int
-    undecodable: int  # of those left
+    undecodable: int  # how many of those left have undecodable properties
 
 
 _message_ids = click.option(
-    "--message-id", "message_ids", multiple=True, metavar="ID", help="Only this one; repeatable."
+    "--message-id", "message_ids", multiple=True, metavar="ID", help="Only this message. Repeatable."
 )
 
 
 @click.command("list")
 @click.argument("names", nargs=-1, type=click.Choice(list(QUEUES)), metavar="[QUEUE]...")
-@click.option("--limit", type=command_line.COUNT, default=20, show_default=True, help="The most of a queue.")
+@click.option("--limit", type=command_line.COUNT, default=20, show_default=True, help="The most per queue.")
 @_message_ids
-@click.option("--position", type=command_line.COUNT, help="Only this one, as listed: it may have no id.")
+@click.option("--position", type=command_line.COUNT, help="Only the message at this place in the list.")
 @answering
 async def list_letters(
     *, names: Sequence[str], limit: int, message_ids: Sequence[str], position: int | None
 ) -> Answer:
-    """Count the dead letters of each queue and show the first. None is removed.
+    """Count the dead letters of each queue and show the first ones. Nothing is removed.
 
     Messages named by --message-id or --position are shown with headers and body (personal data!).
     """
@@ -137,12 +137,12 @@ def _as_text(listing: DeadLetters) -> str:
 @answering
 @on_record
 async def redrive(*, name: str, message_ids: Sequence[str], by: Operator) -> Answer:
-    """Move dead letters back to the end of their queue, in order. A crash may leave one in both queues.
+    """Move dead letters back to the end of their queue, in order. A crash may leave a message in both queues.
 
     Messages with undecodable properties stay, because their consumer would refuse them again.
 
-    Each move is recorded first, so an interrupted command may leave a record of a message that was not moved.
-    A message that names no request is moved without a record.
+    A move is recorded before it is made, so an interrupted command may leave the record of a missing move. A
+    message that names no request is moved without a record.
     """
     queue = QUEUES[name]
     moved = undecodable = 0
@@ -180,12 +180,12 @@ async def _record(connection: Connection, message: AbstractIncomingMessage, by: 
     changed = [(request_id, safe_id(message.message_id))]
     try:
         await operator_actions.record(connection, "dead-letters redrive", changed, by)
-    except outages.OUTAGE_ERRORS:  # Some would be reported as broker errors.
+    except outages.OUTAGE_ERRORS:  # `_opened` would report some of them as broker errors.
         raise click.ClickException("Postgres did not record the change. The rest was not moved.") from None
 
 
 async def _move_back(channel: AbstractChannel, queue: Queue, message: AbstractIncomingMessage) -> None:
-    """Publish a message to its queue without dead-letter headers, then ack it. A crash may duplicate it."""
+    """Publish a message to its queue without dead-letter headers. Then acknowledge the dead letter."""
     headers = {name: value for name, value in message.headers.items() if not name.startswith(_OF_DEATH)}
     async with asyncio.timeout(ANSWER_SECONDS):
         try:
@@ -198,11 +198,10 @@ async def _move_back(channel: AbstractChannel, queue: Queue, message: AbstractIn
 
 @asynccontextmanager
 async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractChannel, AbstractQueue]]:
-    """Open the dead letters of a queue over a connection of their own. Declares nothing.
+    """Open a queue's dead-letter queue over a new connection. Raises InvalidSetting or BrokerUnavailable.
 
-    They are consumed. Closing the connection returns the unacknowledged ones. RabbitMQ 3.10 keeps their order
-    then, but not if they are rejected. Dead-letter queues have no delivery limit, because reading a message
-    must not lose it. Raises InvalidSetting and BrokerUnavailable.
+    Nothing is declared. Closing the connection returns unacknowledged messages to the queue. RabbitMQ 3.10
+    then keeps the order of the messages, as it does not after a reject.
     """
     try:
         url = URL(load(BrokerSettings).amqp_url)
@@ -228,9 +227,9 @@ def _count(dead: AbstractQueue) -> int:
 async def _read(
     channel: AbstractChannel, dead: AbstractQueue, *, number: int, prefetch: int
 ) -> AsyncIterator[tuple[int, AbstractIncomingMessage]]:
-    """Yield *number* messages from the head of the queue, with their positions.
+    """Yield the first *number* messages, with their positions. Raises ClickException if fewer arrive.
 
-    At most *prefetch* are unacknowledged at a time; 0 is no limit. Raises ClickException if fewer arrive.
+    At most *prefetch* messages are unacknowledged at a time. 0 means no limit.
     """
     arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
     async with asyncio.timeout(ANSWER_SECONDS):

@@ -38,7 +38,7 @@ from worker.settings import WorkerSettings
 
 _CONNECT_SECONDS = 10.0
 _MISSING = "missing"
-_ALARM_SECONDS = 0.2  # RabbitMQ blocks a connection only after it has published
+_ALARM_SECONDS = 0.2  # RabbitMQ blocks a connection only after the connection has published.
 _DAYS_TO_RENEW = 14
 _SECONDS_OF_A_DAY = 86_400
 
@@ -56,7 +56,7 @@ _OF_SMTP: Reasons = {
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Look again every five seconds.")
+@click.option("--watch", is_flag=True, help="Repeat every five seconds.")
 @answering
 async def doctor(*, watch: bool) -> Answer:
     """Report what is wrong with the worker, its servers, events and e-mails, and what to do first.
@@ -100,7 +100,7 @@ async def _events(connection: Connection) -> AsyncIterator[Finding]:
 
 
 async def _emails(connection: Connection) -> AsyncIterator[Finding]:
-    """Count the pending e-mails and those of the last day's requests, by state and reason."""
+    """Count the pending e-mails, and all e-mails of the last day's requests, by state and reason."""
     rows = await connection.fetch(
         """
         SELECT state, count(*) AS emails,
@@ -140,7 +140,7 @@ async def _rabbitmq(settings: WorkerSettings) -> AsyncIterator[Finding]:
         found += [await _queue(connection, queue, is_read=False) for queue in topology.QUEUES]
         for finding in found:
             yield finding
-        if not any(finding.says == _MISSING for finding in found):  # because this would create it
+        if not any(finding.says == _MISSING for finding in found):  # because `ensure` would create it
             for name, difference in (await topology.ensure(connection)).items():
                 do = "empty and delete it, then start a worker, which declares it anew"
                 yield Finding("wrong", name, printable(difference), do)
@@ -148,7 +148,7 @@ async def _rabbitmq(settings: WorkerSettings) -> AsyncIterator[Finding]:
 
 
 async def _queue(connection: AbstractConnection, queue: Queue, *, is_read: bool) -> Finding:
-    """Count the messages of a queue if *is_read*, otherwise those of its dead-letter queue."""
+    """Count the messages of a queue if *is_read*, otherwise the messages of its dead-letter queue."""
     name = queue.name if is_read else queue.dead_letters
     try:
         counted = (await (await connection.channel()).get_queue(name)).declaration_result

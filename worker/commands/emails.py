@@ -20,16 +20,16 @@ from service.postgres.pool import Connection
 State = Literal["pending", "sent", "failed"]
 
 _ADDRESS = re.compile(r"[^\s<>@]+@[^\s<>@]+")
-_BATCH = 200  # changed in one transaction
+_BATCH = 200  # e-mails that are changed in one transaction
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which e-mails: None chooses all. An e-mail's time is settled_at, or created_at while it is pending."""
+    """A choice of e-mails. *since* and *until* apply to settled_at, or to created_at of a pending e-mail."""
 
     request_id: UUID | None = None
     conveyancer_id: str | None = None
     smtp_code: int | None = None  # of the mail server's last reply
-    reply: str | None = None  # a part of that reply
+    reply: str | None = None  # a part of the mail server's last reply
     since: datetime | None = None
     until: datetime | None = None
 
@@ -52,7 +52,7 @@ class LedgerEmail(msgspec.Struct, frozen=True, kw_only=True):
     next_attempt_at: datetime | None
 
 
-Found = Sequence[tuple[str, UUID]]  # e-mails: their keys, and the ids of their requests
+Found = Sequence[tuple[str, UUID]]  # each e-mail's key, and the id of its request
 
 
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,10 +60,10 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @click.option("--uuid", "request_id", type=command_line.uuid, help="Only those of this request: req_…")
     @click.option(
-        "--conveyancer", "conveyancer_id", metavar="ID", type=command_line.line, help="Only its own."
+        "--conveyancer", "conveyancer_id", metavar="ID", type=command_line.line, help="Only this firm's."
     )
     @click.option(
-        "--code", "smtp_code", type=command_line.SMTP_REFUSAL, help="Only those that were last answered so."
+        "--code", "smtp_code", type=command_line.SMTP_REFUSAL, help="Only those with this last reply code."
     )
     @click.option("--reply", type=command_line.line, help="Only those whose last reply contains this: 5.7.1")
     @click.option(
@@ -71,9 +71,9 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
         "since",
         type=command_line.time,
         metavar="TIME",
-        help="Ended, or if pending written, at or after this: ISO 8601, or a span before now: 2h.",
+        help="Only those sent, failed or, if pending, added since then: ISO 8601, or 2h for two hours ago.",
     )
-    @click.option("--to", "until", type=command_line.time, metavar="TIME", help="Exclusive (default: now).")
+    @click.option("--to", "until", type=command_line.time, metavar="TIME", help="Before then. Default: now.")
     @functools.wraps(function)
     def callback(**arguments: Any) -> Any:  # noqa: ANN401 - click's
         choice = Choice(**{field: arguments.pop(field) for field in Choice.__struct_fields__})
@@ -84,7 +84,7 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("list")
 @click.option("--state", type=click.Choice(get_args(State)), help="Default: all.")
-@click.option("--unresolved", is_flag=True, help="Only failed ones with no other one since.")
+@click.option("--unresolved", is_flag=True, help="Only failed e-mails with no later e-mail.")
 @click.option(
     "--limit", type=command_line.COUNT, default=50, show_default=True, help="The most e-mails to show."
 )
@@ -98,19 +98,19 @@ async def list_emails(*, state: State | None, unresolved: bool, limit: int, choi
 
 
 @click.command
-@click.option("--sent", is_flag=True, help="One that was sent, too; only together with --uuid.")
+@click.option("--sent", is_flag=True, help="Include an e-mail that was sent. Needs --uuid.")
 @click.option("--limit", type=command_line.COUNT, help="The most e-mails, the oldest first (default: all).")
 @click.option("--dry-run", is_flag=True, help="Count the e-mails, write nothing.")
 @answering
 @on_record
 @_choosing
 async def resend(*, sent: bool, limit: int | None, dry_run: bool, by: Operator, choice: Choice) -> Answer:
-    """Send failed e-mails again, as new ones. A request with a later e-mail is left alone.
+    """Send failed e-mails again, as new e-mails. A failed e-mail with a later e-mail is left alone.
 
     E-mails that operators cancelled are sent again only with --uuid.
     """
     if sent and choice.request_id is None:
-        raise click.UsageError("--sent needs --uuid: an e-mail that was sent is sent again for one request")
+        raise click.UsageError("--sent needs --uuid: a sent e-mail is sent again for one request at a time")
     choice.check_is_narrow()
 
     async def add_again(connection: Connection, batch: Found) -> Mapping[UUID, str]:
@@ -123,13 +123,13 @@ async def resend(*, sent: bool, limit: int | None, dry_run: bool, by: Operator, 
 
 
 @click.command
-@click.option("--resent", is_flag=True, help="Only those that are not the first of their request.")
+@click.option("--resent", is_flag=True, help="Only e-mails that are not their request's first.")
 @click.option("--dry-run", is_flag=True, help="Count the e-mails, write nothing.")
 @answering
 @on_record
 @_choosing
 async def cancel(*, resent: bool, dry_run: bool, by: Operator, choice: Choice) -> Answer:
-    """Cancel pending e-mails, including those not recorded yet. One that is being sent may still arrive."""
+    """Cancel pending e-mails, even if not recorded yet. An e-mail that is being sent may still arrive."""
     choice.check_is_narrow()
 
     async def cancel_all(connection: Connection, batch: Found) -> Mapping[UUID, str]:
@@ -158,9 +158,9 @@ async def _change(
     by: Operator,
     dry_run: bool,
 ) -> Answer:
-    """Change e-mails batch by batch, each batch and its record in one transaction.
+    """Change e-mails in batches. One transaction changes a batch and records the change.
 
-    Returns how many e-mails *change* wrote. It skips those that have changed since they were found.
+    Returns how many e-mails were changed. *change* skips e-mails that have changed since they were found.
     """
     if dry_run:
         return Answer({"emails": len(found)}, f"{len(found)} e-mails would be changed")
@@ -212,7 +212,7 @@ def _without_addresses(email: LedgerEmail) -> LedgerEmail:
 async def _find_ended(connection: Connection, choice: Choice, *, states: Sequence[State]) -> Found:
     """Return the chosen e-mails that have ended and are the last of their request.
 
-    E-mails of erased requests are left out. So are cancelled ones, unless *choice* names their request.
+    E-mails of erased requests are left out. So are cancelled e-mails, unless *choice* names their request.
     """
     rows = await connection.fetch(
         f"""
@@ -231,9 +231,9 @@ async def _find_ended(connection: Connection, choice: Choice, *, states: Sequenc
 
 
 async def _find_unsent(connection: Connection, choice: Choice) -> Found:
-    """Return the chosen e-mails that are pending, and the first e-mails of requests that have none yet.
+    """Return the chosen e-mails that are pending, even if they are not recorded yet.
 
-    The request.created of such a request has not been consumed. The request's created_at is compared.
+    Before request.created is consumed, an e-mail is chosen by the created_at of its request.
     """
     rows = await connection.fetch(
         f"""
@@ -268,7 +268,7 @@ _CHOSEN = """($1::uuid IS NULL OR request_id = $1)
            AND ($4::text IS NULL OR strpos(server_reply, $4) > 0)
            AND ($5::timestamptz IS NULL OR coalesce(settled_at, created_at) >= $5)
            AND ($6::timestamptz IS NULL OR coalesce(settled_at, created_at) < $6)"""
-# It is the last e-mail of a request that has not been erased.
+# The e-mail is the last one of its request, and the request has not been erased.
 _LAST = """(EXISTS (SELECT
                           FROM calculation_request AS request
                          WHERE request.id = email.request_id)

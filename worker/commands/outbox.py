@@ -1,4 +1,4 @@
-"""`outbox list`: the events that have not been published, their number, and the reason."""
+"""`outbox list`: the number of events that have not been published, the oldest events, and their errors."""
 
 from datetime import datetime
 from typing import Literal
@@ -28,7 +28,7 @@ class Backlog(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """An event and its last error. It has a time for its next attempt only while it is retrying."""
+    """An event and its last error. Only a retrying event has a time for its next attempt."""
 
     event_id: str
     type: str
@@ -41,7 +41,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Undelivered(msgspec.Struct, frozen=True):
-    """How many unpublished events there are, and the first of them."""
+    """How many unpublished events there are, and the oldest events."""
 
     counts: list[Backlog]
     events: list[Event]
@@ -53,7 +53,7 @@ class Undelivered(msgspec.Struct, frozen=True):
 )
 @answering
 async def list_events(limit: int) -> Answer:
-    """Count the unpublished events and show the oldest: retrying and waiting ones first, with errors."""
+    """Count the unpublished events and show the oldest. Retrying and waiting events come first."""
     async with command_line.postgres() as connection:
         found = Undelivered(await _count(connection), await read_undelivered(connection, limit=limit))
     return Answer(found, f"{Answer.listing(found.counts).text}\n\n{Answer.listing(found.events).text}")
@@ -61,7 +61,7 @@ async def list_events(limit: int) -> Answer:
 
 outbox = click.Group(
     "outbox",
-    help="Show the events that have not been published, and replay others.",
+    help="Show events that have not been published, or replay events.",
     commands=[list_events, replay.replay_events],
 )
 
@@ -82,7 +82,7 @@ async def _count(connection: Connection) -> list[Backlog]:
 async def read_undelivered(
     connection: Connection, *, request_id: UUID | None = None, limit: int | None = None
 ) -> list[Event]:
-    """Return the oldest unpublished events, of one request or of all, retrying and waiting ones first."""
+    """Return the oldest unpublished events, of one request or of all. Pending events come last."""
     rows = await connection.fetch(
         """
         SELECT request_id, type, sequence, state, created_at AS written_at, attempts, last_error,

@@ -23,12 +23,12 @@ class Reconciliation(msgspec.Struct, frozen=True):
     """Every discrepancy, including those with a count of 0."""
 
     discrepancies: list[Discrepancy]
-    announced_again: int = 0  # requests without an e-mail that were repaired
+    announced_again: int = 0  # repaired requests
 
 
 @click.command
 @click.option("--since", type=command_line.time, metavar="TIME", help="Only requests stored since then.")
-@click.option("--repair", is_flag=True, help="Publish request.created again where there is no e-mail.")
+@click.option("--repair", is_flag=True, help="Publish request.created again if its e-mail is missing.")
 @answering
 @on_record
 async def reconcile(*, since: datetime | None, repair: bool, by: Operator) -> Answer:
@@ -50,7 +50,7 @@ async def reconcile(*, since: datetime | None, repair: bool, by: Operator) -> An
 async def announce_again(connection: Connection, first_id: UUID, by: Operator) -> int:
     """Publish request.created again for every `request_without_email`. Returns their number.
 
-    The event goes through the outbox with the same id, so an e-mail that was only late is not sent twice.
+    The repeated event has the same id, so an e-mail that was only late is not sent twice.
     """
     request_ids = await reconciliation.read_ids_without_email(connection, first_id)
     if not request_ids:

@@ -43,11 +43,11 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct):
-    """The events that were replayed, or would be."""
+    """How many events were replayed, or would be replayed in a dry run."""
 
     requests: int = 0
     events: int = 0
-    requests_undelivered: int = 0  # skipped: they have unpublished events
+    requests_undelivered: int = 0  # requests that were skipped, because they have unpublished events
 
     def add(self, selected: Sequence[RecordedEvent]) -> None:
         """Count the selected events of one request."""
@@ -55,7 +55,7 @@ class Tally(msgspec.Struct):
         self.events += len(selected)
 
     def answer(self, verb: str) -> Answer:
-        """Return this as the answer of a command."""
+        """Return these numbers as the answer of a command."""
         text = f"{self.events} events of {self.requests} requests {verb}"
         if self.requests_undelivered:
             text += f"\n{self.requests_undelivered} requests left out: they have unpublished events"
@@ -64,10 +64,10 @@ class Tally(msgspec.Struct):
 
 @click.command("replay")
 @click.option(
-    "--from", "since", type=command_line.time, metavar="TIME", help="ISO 8601, or a span before now: 2h."
+    "--from", "since", type=command_line.time, metavar="TIME", help="ISO 8601, or 2h for two hours ago."
 )
-@click.option("--to", "until", type=command_line.time, metavar="TIME", help="Exclusive (default: now).")
-@click.option("--type", "types", multiple=True, type=command_line.EVENT_TYPE, help="Repeatable; else all.")
+@click.option("--to", "until", type=command_line.time, metavar="TIME", help="Before then. Default: now.")
+@click.option("--type", "types", multiple=True, type=command_line.EVENT_TYPE, help="Only this; repeatable.")
 @click.option("--uuid", "request_id", type=command_line.uuid, help="Only events of this request: req_…")
 @click.option(
     "--rate",
@@ -110,7 +110,7 @@ async def replay_events(
 
 
 async def _histories(connection: Connection, request_id: UUID | None) -> AsyncIterator[EventHistory]:
-    """Yield the history of this request, or of all requests. Raises RequestErased and RequestNotFound."""
+    """Yield the history of this request, or of all requests. Raises RequestErased or RequestNotFound."""
     if request_id is not None:
         yield await event_history.read_internally(connection, request_id)
         return
@@ -128,10 +128,9 @@ async def replay(
     *,
     events_per_second: int = EVENTS_PER_SECOND,
 ) -> Tally:
-    """Write the selected events again. The rate is limited, because new events queue behind them.
+    """Write the selected events again. The rate is limited, because new events queue behind replayed events.
 
-    A request with an unpublished event is skipped. That event will be published anyway, and before an earlier
-    one that is replayed now, so they would be out of order.
+    A request with an unpublished event is skipped, because a replay would put earlier events behind it.
     """
     tally = Tally()
     size = min(_BATCH_REQUESTS, events_per_second)

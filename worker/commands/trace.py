@@ -141,7 +141,7 @@ def _describe_action(action: OperatorAction) -> str:
 
 
 def _describe_email(email: LedgerEmail, uuid: str) -> str:
-    key = email.key.removeprefix(f"{uuid}.")  # This leaves room for the reply.
+    key = email.key.removeprefix(f"{uuid}.")  # A short key leaves room for the reply.
     text = f"{key}, {email.state}, {email.attempts} attempts"
     if email.next_attempt_at is not None:
         text += f", next at {cell(email.next_attempt_at)}"

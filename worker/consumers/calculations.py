@@ -32,7 +32,7 @@ class Result(msgspec.Struct, frozen=True):
     request_id: UUID
     calculation_id: str
     traceparent: str | None = None
-    path: str = ""  # `data.` in an envelope; before field names in refusals
+    path: str = ""  # the prefix of field names in refusals: `data.` if the message is a CloudEvent
 
 
 def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consumer[Result]:
@@ -50,7 +50,7 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
         CALCULATION_RESULTS,
         decode=decode,
         handle=handle,
-        # RequestErased, too, because the calculation team may have to erase its result.
+        # A result for an erased request is dead-lettered, because its team may have to erase the result.
         refusals=(RequestNotFound, RequestErased, CalculationAlreadyRecorded),
         dependency=commits(pool, seconds=seconds),
     )
@@ -75,16 +75,16 @@ def decode(message: Incoming, traceparent: str | None) -> Result:
 async def record_results(connection: Connection, results: Sequence[Result]) -> Failures:
     """Record each result once, however often it is delivered, in the caller's transaction.
 
-    The failures are RequestNotFound, RequestErased, CalculationAlreadyRecorded and RowLocked. A second result
-    for a request in one batch is RowLocked, too, because it can be compared with the first only once that is
-    recorded.
+    The failures are RequestNotFound, RequestErased, CalculationAlreadyRecorded and RowLocked. If a batch has
+    two results for a request, the second is RowLocked. So it is retried and compared after the first result
+    has been recorded.
     """
     ids = {result.request_id for result in results}
     free = await announcing.lock(connection, ids, waits=False)
     absent = ids - free.keys()
     if absent:
         absent -= await reading.find_existing(connection, absent)
-    # Read last, so that a request erased in the meantime counts as locked or erased, not as unknown.
+    # This is read last, so that a request erased in the meantime counts as locked or erased, not as unknown.
     gone = await reading.find_erased(connection, absent) if absent else set()
     failures: list[Failure] = []
     new = []
@@ -103,7 +103,7 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
             failure = CalculationAlreadyRecorded(
                 f"{result.path}calculation_id: the request has another calculation"
             )
-        failures.append(failure)  # None for a redelivery, too: the first delivery wrote its event.
+        failures.append(failure)  # None even for a redelivery: the first delivery wrote the event.
     if new:
         await _set_calculations(connection, new)
     return failures

@@ -33,7 +33,7 @@ Content = TypeVar("Content")
 
 NO_UUID = "Expected the uuid of a request"
 
-_RETRY_SECONDS = 1.0  # before a message whose handler failed is requeued
+_RETRY_SECONDS = 1.0  # after a handler's failure, before the message is requeued
 _OUTAGES = (BrokerUnavailable, PostgresUnavailable, SchemaOutdated, *BROKER_ERRORS)
 
 _log = structlog.get_logger()
@@ -42,14 +42,14 @@ _log = structlog.get_logger()
 class Consumer(Generic[Content]):
     """Reads one queue: decodes each message, passes it to the handler, and settles it.
 
-    *decode* gets the message and the traceparent to pass on, which is the message's or a new one. *handle*
-    gets messages in batches, and returns a failure or None for each: see `Batches`. *refusals* are failures
-    that a retry cannot fix. Their messages are dead-lettered, with the reason in the headers.
+    *decode* gets the message and the traceparent to pass on. *handle* gets decoded messages in batches, and
+    returns a failure or None for each message: see `Batches`. *refusals* are failures that a retry cannot
+    fix. A message with such a failure is dead-lettered, with the reason in its headers.
 
-    While Postgres is down, in-flight messages wait for it. If the channel is lost meanwhile, RabbitMQ returns
-    them to the queue, and each new delivery counts towards the delivery limit. RabbitMQ itself closes the
-    channel if a message is not acknowledged within consumer_timeout, half an hour by default. So the queue is
-    read again only after the outage: until then *dependency* raises PostgresUnavailable.
+    While Postgres is down, in-flight messages wait. If the channel is lost meanwhile, RabbitMQ returns them
+    to the queue, and the next delivery counts towards the delivery limit. RabbitMQ itself closes the channel
+    if a message is not acknowledged within consumer_timeout, half an hour by default. So the queue is read
+    again only when *dependency* no longer raises PostgresUnavailable.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Consumer(Generic[Content]):
             await queue.cancel(tag, timeout=CLOSE_SECONDS)
         finally:
             self._consuming = False
-            # Messages cannot be settled on a lost channel.
+            # On a lost channel, messages cannot be settled, so there is no need to wait.
             await in_hand.finish(seconds=0 if in_hand.leaving.is_set() else self._settings.finish_seconds)
 
     async def _deliver(self, message: AbstractIncomingMessage, in_hand: "InHand") -> None:
@@ -147,14 +147,14 @@ class Consumer(Generic[Content]):
                     outcome = "returned"
                     _log.error("message_failed", **logs.describe(error))
                     await wait_at_most(_RETRY_SECONDS, in_hand.leaving)
-                    # At the delivery limit RabbitMQ moves it to the same dead letters, without x-reason.
+                    # At the delivery limit RabbitMQ dead-letters the message itself, without x-reason.
                     await in_hand.requeue(message)
             if outcome != "handled":
                 tracing.describe({}, failed=True)
             self._outcomes[outcome].inc()
 
     async def _handle(self, message: AbstractIncomingMessage, read: Incoming, traceparent: str) -> str:
-        """Handle one message, or dead-letter it. Returns the outcome under its name in the metrics."""
+        """Handle one message, or dead-letter it. Returns the outcome by its name in the metrics."""
         try:
             if UNDECODABLE in message.headers:
                 raise Malformed(f"a property cannot be decoded: see {UNDECODABLE}")
@@ -191,19 +191,19 @@ def commits(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
 class InHand:
     """The in-flight messages of one channel, in the order of their delivery.
 
-    The handled messages before the first unhandled one share one `multiple` ack. Those after it are
-    acknowledged individually, so that they need not wait for it.
+    The handled messages before the first unhandled message share one `multiple` ack. Later messages are
+    acknowledged individually, so that they need not wait for the unhandled message.
     """
 
     def __init__(self) -> None:
-        self.leaving = asyncio.Event()  # Closing the channel requeues in-flight messages.
+        self.leaving = asyncio.Event()  # The channel must be closed, which requeues in-flight messages.
         self._deliveries: set[asyncio.Task[None]] = set()
-        self._open: dict[int, AbstractIncomingMessage] = {}  # by delivery tag; the prefetch bounds it
+        self._open: dict[int, AbstractIncomingMessage] = {}  # by delivery tag; the prefetch bounds the number
         self._done: set[int] = set()
         self._acknowledging: asyncio.Task[None] | None = None
 
     def start(self, message: AbstractIncomingMessage, delivery: Coroutine[None, None, None]) -> None:
-        """Run a delivery in a task that outlives the channel: aio-pika cancels its own when it closes."""
+        """Run a delivery in our own task, because aio-pika cancels its tasks when the channel closes."""
         self._open[message.delivery_tag or 0] = message
         task = asyncio.create_task(delivery)
         self._deliveries.add(task)
@@ -216,7 +216,7 @@ class InHand:
             self._acknowledging = asyncio.create_task(self._acknowledge())
 
     async def requeue(self, message: AbstractIncomingMessage) -> None:
-        """Return a message to its queue with a reject. Not every nack counts towards the delivery limit."""
+        """Return a message to its queue, by a reject: not every nack counts towards the delivery limit."""
         try:
             await message.reject(requeue=True)
         except Exception as error:  # noqa: BLE001 - see _give_up
@@ -249,6 +249,6 @@ class InHand:
             self._acknowledging = None
 
     def _give_up(self, error: Exception) -> None:
-        """Leave the channel, because a message that was not settled would occupy the prefetch permanently."""
+        """Leave the channel, because a message that was not settled would use up prefetch permanently."""
         self.leaving.set()
         _log.error("message_not_settled", **logs.describe(error))

@@ -15,28 +15,27 @@ from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, open_ch
 from worker.rabbitmq.topology import Queue
 from worker.settings import WorkerSettings
 
-# Headers whose keys RabbitMQ also routes by. A copy must go to one queue only.
+# RabbitMQ would route a copy by these headers, too, but the copy must go to one queue only.
 _ROUTING = ("CC", "BCC")
 
 
 def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message:
-    """Return a copy whose headers say why the message was refused.
+    """Return a copy whose headers say why the message was refused, for other teams to read.
 
-    They hold the class of *refusal* and its text, which does not quote the message. Other teams read them.
+    They hold the class of *refusal* and its text, which does not quote the message.
     """
     reason = {"x-reason": type(refusal).__name__, "x-reason-text": str(refusal)}
     return copy_of(message, {**message.headers, **reason})
 
 
 async def publish(settings: WorkerSettings, queue: Queue, letters: Sequence[Message]) -> Failures:
-    """Publish dead letters of *queue*. Acknowledge a message only after its copy is confirmed.
+    """Publish dead letters of *queue*. The caller acknowledges a message only after its copy is confirmed.
 
-    In that order a crash may duplicate the message but never lose it.
-
-    They have a connection of their own, because during an alarm RabbitMQ reads nothing from a publishing
-    connection, not even acknowledgements. Each waits for the previous confirm, so that at most one is
-    published again after an alarm or a timeout. BROKER_TIMEOUT_SECONDS covers all confirms together. If a
-    copy is not confirmed by then, its message returns to the queue.
+    In that order a crash may duplicate a message but never lose it. Dead letters have a connection of their
+    own, because during an alarm RabbitMQ reads nothing from a publishing connection, not even
+    acknowledgements. A dead letter is published only after the previous dead letter is confirmed, so at most
+    one is published again after an alarm or a timeout. BROKER_TIMEOUT_SECONDS covers all confirms together.
+    A message whose copy is not confirmed by then returns to its queue.
     """
     failures: list[Failure] = []
     try:
@@ -46,7 +45,7 @@ async def publish(settings: WorkerSettings, queue: Queue, letters: Sequence[Mess
         ):
             exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
             for letter in letters:
-                # Raises if no queue takes it, because the channel is opened with on_return_raises.
+                # Raises an error if no queue takes the letter, because the channel has on_return_raises.
                 await exchange.publish(letter, queue.dead_letters, mandatory=True)
                 failures.append(None)
     except (BrokerUnavailable, *BROKER_ERRORS) as error:
@@ -57,8 +56,8 @@ async def publish(settings: WorkerSettings, queue: Queue, letters: Sequence[Mess
 def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Message:
     """Return a persistent copy with these headers, routed by its routing key alone.
 
-    Left out are headers that the library can read but not write, and three properties. The expiration would
-    delete a dead letter early, the priority would reorder them, and the broker refuses another's user_id.
+    Headers that the library cannot write are left out. So are three properties: an expiration would delete a
+    dead letter early, a priority would change the order, and the broker refuses another user's user_id.
     """
     return Message(
         message.body,

@@ -24,7 +24,7 @@ class Malformed(Exception):
 class Incoming(msgspec.Struct, frozen=True):
     """The JSON of a message, and the ids in it that are well-formed."""
 
-    json: Any  # None if the body cannot be read: *fault* is the reason
+    json: Any  # None if the body cannot be read. Then *fault* is the reason.
     fault: str = ""
     is_event: bool = False  # a CloudEvent
     uuid: str | None = None
@@ -42,7 +42,7 @@ class Incoming(msgspec.Struct, frozen=True):
 
 
 def read(body: bytes) -> Incoming:
-    """Read a message, even if it is malformed: its sender may be another team."""
+    """Read a message, even if it is malformed, because its sender may be another team."""
     try:
         json = msgspec.json.decode(body)
     except json_faults.UNREADABLE as error:
@@ -62,5 +62,5 @@ def read(body: bytes) -> Incoming:
 
 
 def safe_id(value: object) -> str | None:
-    """Return an id if it is safe to log: other teams may choose any."""
+    """Return an id if it is safe to log. Other teams may choose any id."""
     return value if isinstance(value, str) and _SAFE_ID.fullmatch(value) else None

@@ -47,7 +47,7 @@ def decode(message: Incoming, traceparent: str | None) -> EmailToSend:
     event = message.to(CloudEvent[RequestCreated])
     if event.type != RequestCreated.type:
         raise Malformed(f"Expected {RequestCreated.type}", field="type")
-    # The sequence is part of the e-mail key. Another one would send the customer a second e-mail.
+    # The sequence is part of the e-mail key. Another sequence would send the customer a second e-mail.
     if event.data.sequence != 1:
         raise Malformed("Expected 1", field="data.sequence")
     request_id = parse_uuid(event.data.uuid)
@@ -60,7 +60,7 @@ def decode(message: Incoming, traceparent: str | None) -> EmailToSend:
 async def record_emails(connection: Connection, intents: Sequence[EmailToSend]) -> Failures:
     """Record one e-mail to send for each event, however often the event is delivered.
 
-    An erased request needs none. The failure is RequestNotFound if there has never been such a request.
+    An erased request gets no e-mail. If the request has never existed, the failure is RequestNotFound.
     """
     known = await ledger.add(connection, intents)
     if missing := {intent.request_id for intent in intents} - known:

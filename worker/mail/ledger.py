@@ -29,7 +29,7 @@ class Email(msgspec.Struct, frozen=True):
     traceparent: str | None
 
     def ended(self, reply: str, reason: Reason | None = None, smtp_code: int = 0) -> EmailEnd:
-        """Return how this e-mail ended: sent, or failed for a reason."""
+        """Return how this e-mail ended: it was sent or, with a *reason*, it failed."""
         return EmailEnd(self.email_key, self.request.id, reply, reason, smtp_code, self.traceparent)
 
 
@@ -37,11 +37,11 @@ class Postponement(msgspec.Struct, frozen=True):
     """An e-mail that has not ended, and is due again after *seconds*."""
 
     email_key: str
-    # `postponed`: the mail server refused it for now. `internal_error`: an error of ours kept it from the
-    # mail server. `given_back`: the mail server was not given it, or accepts no e-mails for now.
+    # `postponed`: the mail server refused this e-mail for now. `internal_error`: this service failed.
+    # `given_back`: the mail server accepts no e-mail now, or we did not send the content.
     label: Literal["postponed", "internal_error", "given_back"]
     seconds: float = 0.0
-    reply: str | None = None  # from the mail server, or our own words
+    reply: str | None = None  # the mail server's, or our own text
     smtp_code: int = 0
 
 
@@ -56,7 +56,7 @@ class EmailToSend(msgspec.Struct, frozen=True):
 async def add(connection: Connection, intents: Sequence[EmailToSend]) -> set[UUID]:
     """Record e-mails to send. Returns the ids of the requests that exist.
 
-    A repeated event changes nothing, but its commit waits for a standby, too.
+    A repeated event adds no e-mail. Even then the commit waits for a standby.
     """
     request_ids = await connection.fetchval(
         f"""
@@ -69,8 +69,8 @@ async def add(connection: Connection, intents: Sequence[EmailToSend]) -> set[UUI
             INSERT INTO email (email_key, request_id, traceparent)
             SELECT email_key, request_id, traceparent
               FROM known
-             -- Without this, ON CONFLICT would wait for a session that is changing the e-mail. A NOT EXISTS
-             -- planned while the table is empty reads all of it later: 57 ms for 500,000 e-mails, not 3.
+             -- Without this, ON CONFLICT would wait for a session that is changing the e-mail. NOT EXISTS,
+             -- if planned while the table was empty, took 57 ms with 500,000 e-mails. This takes 3 ms.
              WHERE email_key <> ALL (ARRAY (SELECT email_key FROM email WHERE email_key = ANY ($1)))
              ORDER BY email_key -- otherwise two processes with the same events could deadlock
             ON CONFLICT (email_key) DO NOTHING
@@ -91,7 +91,7 @@ async def claim(
 
     E-mails *under_way* in this process are excluded, because their claims may have expired while Postgres was
     unreachable. After a crash, failover or restart of Postgres, expired claims are left alone for another
-    *seconds*, because their process may be alive and about to record the mail server's reply.
+    *seconds*, because the claiming process may be alive and about to record the mail server's reply.
     """
     rows = await connection.fetch(_CLAIM, process_id, limit, seconds, under_way)
     return [
@@ -100,10 +100,10 @@ async def claim(
     ]
 
 
-# next_attempt_at is when an e-mail is due, or when its claim expires if it is claimed. While postgres_up is
-# empty, no claim is taken over: a statement does not see its own INSERT, so the comparison is null.
+# next_attempt_at is when an e-mail is due or, if it is claimed, when its claim expires. If postgres_up was
+# empty, no claim is taken over: the statement does not see its own INSERT, so the comparison is null.
 #
-# LATERAL makes it read each request by primary key: a generic plan expects many e-mails, whatever the limit.
+# LATERAL makes Postgres read each request by primary key, although a generic plan expects many e-mails.
 _CLAIM = f"""
     WITH recovered AS (
         INSERT INTO postgres_up (since)
@@ -138,7 +138,7 @@ _CLAIM = f"""
 async def renew(
     connection: Connection, process_id: UUID, email_keys: Sequence[str], *, seconds: float
 ) -> set[str]:
-    """Renew a process's claims on e-mails that it is sending. Returns the keys of those it still held."""
+    """Renew a process's claims on e-mails that it is sending. Returns the keys of the renewed claims."""
     rows = await connection.fetch(
         """
         UPDATE email
@@ -148,7 +148,7 @@ async def renew(
                              WHERE email_key = ANY($2)
                                AND claimed_by = $1
                                AND state = 'pending'
-                               FOR UPDATE SKIP LOCKED) -- skips those being ended: a wait could deadlock
+                               FOR UPDATE SKIP LOCKED) -- skips e-mails that are ending: a wait could deadlock
         RETURNING email_key
         """,
         process_id,
@@ -159,10 +159,10 @@ async def renew(
 
 
 async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failures:
-    """Record that e-mails have ended, and announce it, in the caller's transaction.
+    """Record and announce the ends of e-mails in the caller's transaction.
 
-    Returns RowLocked for an e-mail if another transaction has locked its row or its request's row. An e-mail
-    that had already ended is left alone.
+    The failure of an e-mail is RowLocked if another transaction has locked its row or its request's row. An
+    e-mail that had already ended is left alone.
     """
     requests = await announcing.lock(connection, {end.request_id for end in ends}, waits=False)
     free = [end.email_key for end in ends if end.request_id in requests]
@@ -183,9 +183,9 @@ _FIND_PENDING = """
 
 
 async def postpone(connection: Connection, process_id: UUID, email: Postponement) -> None:
-    """Release a process's claim on an e-mail. An attempt is counted, unless the e-mail is given back.
+    """Release a process's claim on an e-mail. Count an attempt, unless the label is `given_back`.
 
-    A row that another transaction has locked is left alone, and its claim expires.
+    If another transaction has locked the row, the row is left alone and the claim expires.
     """
     await connection.execute(
         """
@@ -210,7 +210,7 @@ async def postpone(connection: Connection, process_id: UUID, email: Postponement
 
 
 async def read_gauges(connection: Connection) -> None:
-    """Set the metrics of the pending e-mails. The oldest is found among those counted: the first due."""
+    """Set the gauges of the pending e-mails, from the COUNT_LIMIT e-mails that are due first."""
     (row,) = await connection.fetch(
         """
         SELECT count(*) AS number,

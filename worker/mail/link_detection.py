@@ -13,9 +13,9 @@ _linkifier = LinkifyIt(options={"fuzzy_ip": True}).tlds([*TLDS, *_INTERNATIONAL]
 # The last pattern also matches St.John, but not J.Smith.
 _MORE_LINKS = re.compile(r"(?i)://|\\\\|\b(https?|ftp|mailto|tel|sms):\S|\w\w\.[^\W\d_]{2}")
 
-_IN_EVERY_LINK = re.compile(r"[.:@\\/]")  # has one of these; most names have none
-# The linkifier takes time quadratic in the length of its text: 330 ms for 511 characters. So it gets one such
-# word at a time, and one that is too long for a name or a reference counts as a link.
+_IN_EVERY_LINK = re.compile(r"[.:@\\/]")  # Every link has one of these; most names have none.
+# The linkifier takes time quadratic in the length of its text: 330 ms for 511 characters. So it tests single
+# words. A word that is longer than this counts as a link, because no name or reference contains such a word.
 _LONGEST_WORD = 128
 
 _DOTS = str.maketrans("\N{IDEOGRAPHIC FULL STOP}", ".")  # NFKC maps every dot of IDNA to one of these two
@@ -24,10 +24,10 @@ _AROUND_WORDS = re.compile(r"[^\w.-]|_|(?<!\w)[.-]+|[.-]+(?!\w)")
 
 
 def has_link(text: str) -> bool:
-    """Whether a linkifier finds a link in a text, even one written with unusual or invisible characters.
+    """Whether a linkifier finds a link in a text, even a link with unusual or invisible characters.
 
-    Mail programs differ: some drop invisible characters, some end a link at them, and some begin a link after
-    any punctuation. So the text is tested in each of these forms.
+    Some mail programs drop invisible characters, some end a link at them, and some begin a link after any
+    punctuation. So the text is tested in each of these forms.
     """
     plain = unicodedata.normalize("NFKC", text).translate(_DOTS)
     if not _IN_EVERY_LINK.search(plain):
@@ -41,7 +41,7 @@ def has_link(text: str) -> bool:
 
 
 def _replace_invisible(text: str, replacement: str) -> str:
-    """Replace format characters, fillers, and marks that NFKC has not combined with a letter."""
+    """Replace control and format characters, fillers, and marks that NFKC has not combined with a letter."""
     return "".join(
         replacement
         if character in _FILLERS or unicodedata.category(character) in {"Cc", "Cf", "Mn", "Me"}

@@ -1,4 +1,4 @@
-"""Composes the e-mail that brings the customer the link of a request: its headers and its text."""
+"""Composes the e-mail with the link for the customer: its headers and its text."""
 
 import html
 from datetime import datetime
@@ -14,9 +14,9 @@ from service.settings import InvalidSetting
 from worker.mail import mime
 from worker.mail.link_detection import has_link
 
-# Characters that are removed from a name in a header: `"Lovelace, A."` becomes `Lovelace A.`. So it needs no
-# quotes, which some mail programs misread (RFC 5322, section 3.2.4). Others show a space between the encoded
-# words of a long name. A space after every dot keeps its beginning from looking like a domain.
+# Characters that are removed from a name in a header: `"Lovelace, A."` becomes `Lovelace A.`. So a name needs
+# no quotes, which some mail programs misread (RFC 5322, section 3.2.4). Other programs show a space between
+# the encoded words of a long name. A space after every dot keeps the first part from looking like a domain.
 _ADDRESS_SPECIALS = str.maketrans(
     dict.fromkeys('()<>[]:;@\\,"', " ") | dict.fromkeys(".\u2024\u3002\uff0e\uff61", ". ")
 )
@@ -40,7 +40,7 @@ class Sender(msgspec.Struct, frozen=True):
             raise InvalidSetting("MAIL_FROM: expected `address` or `Name <address>`") from None
 
 
-@lru_cache(maxsize=1024)  # A firm's addresses recur. A customer's is used twice.
+@lru_cache(maxsize=1024)  # A firm's addresses recur. A customer's address is used twice.
 def in_ascii(address: str) -> str:
     """Return an address with its domain in ASCII (IDNA). Raises EmailNotValidError if it is invalid."""
     if ENCODED_WORD.search(address):
@@ -80,7 +80,7 @@ def compose(
 
 
 class _Words(msgspec.Struct, frozen=True):
-    """The caller's texts. A text with a link is left out, because customers would trust it as ours."""
+    """The caller's texts. A text with a link is left out, because a customer would take the link for ours."""
 
     customer: str
     sender: str
@@ -117,7 +117,7 @@ def _in_header(name: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """Keep mail programs from decoding an encoded word (RFC 2047) in a text, which may hide a line break."""
+    """Break up encoded words (RFC 2047), because mail programs would decode them, even into line breaks."""
     return text.replace("=?", "= ?")
 
 

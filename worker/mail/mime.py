@@ -10,13 +10,13 @@ from email.header import Header
 from email.utils import formataddr
 
 _LONGEST_LINE = 998  # RFC 5322, section 2.1.1
-_FOLDED_LINE = 76  # as Header folds
+_FOLDED_LINE = 76  # the length at which Header folds
 
 
 def multipart(fields: Mapping[str, str], *, text: str, html: str) -> bytes:
     """Return an e-mail with these header fields, which are in ASCII. Equal arguments make equal e-mails."""
     parts = (_part("plain", text), _part("html", html))
-    # It cannot occur in the parts, because they would have to contain their own hash.
+    # The boundary cannot occur in the parts, because they would have to contain their own hash.
     boundary = hashlib.sha256(b"".join(parts)).hexdigest()
     head = {
         **fields,
@@ -44,7 +44,7 @@ def _head(fields: Mapping[str, str]) -> bytes:
 
 
 def words(field: str, text: str) -> str:
-    """Return a text without line breaks as the value of a header field: folded, and encoded if not ASCII."""
+    """Return *text*, which has no line breaks, as a header field: folded, and encoded if not ASCII."""
     # Header would return this text unchanged, but takes longer than all the rest of an e-mail.
     if text.isascii() and text.isprintable() and len(f"{field}: {text}") <= _FOLDED_LINE:
         return text
@@ -52,7 +52,7 @@ def words(field: str, text: str) -> str:
 
 
 def mailbox(field: str, name: str, address: str) -> str:
-    """Return a mailbox as the value of a header field. Its name has no line breaks."""
+    """Return a mailbox as the value of a header field. *name* must have no line breaks."""
     if name.isascii():
         return words(field, formataddr((name, address)))
     value = Header(name, header_name=field)

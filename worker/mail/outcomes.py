@@ -1,4 +1,4 @@
-"""Decides what a mail server's reply means for an e-mail, and which of its words are stored."""
+"""Decides what a mail server's reply means for an e-mail, and which part of the reply is stored."""
 
 import re
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ from worker.mail.smtp import Reply
 from worker.settings import WorkerSettings
 
 _LONGEST_REPLY = 1000
-_LINE_BREAK = r"=?\s+"  # as in a link that is folded, or quoted-printable
+_LINE_BREAK = r"=?\s+"  # inside a link that is folded or quoted-printable
 _SECRET_FIELD = re.compile(r"secret(?:=|%3D)(?:3D)?(?:[\w-]|=?\s*\n)*", re.IGNORECASE)
 
 
@@ -18,12 +18,13 @@ def outcome_of(
 ) -> EmailEnd | Postponement:
     """Return what a mail server's reply means for an e-mail (RFC 5321, section 4.2.1).
 
-    A refused e-mail is retried with doubling pauses, unless the refusal is final or the e-mail is older than
-    EMAIL_GIVE_UP_SECONDS. If the connection was lost after the content was sent, the server may have accepted
-    it, so an attempt is counted.
+    A refused e-mail is retried after pauses that double, unless the refusal is final or the e-mail is older
+    than EMAIL_GIVE_UP_SECONDS. If the content gets no reply, an attempt is counted, because the server may
+    have accepted the content.
 
-    In an outage no attempt is counted. But if only this content is throttled, it must not pause the others
-    every second. So its pauses grow with its age. If it is that old and *others_accepted*, it is given up.
+    In an outage no attempt is counted. A provider's limit on the content is an outage, but may concern this
+    e-mail alone. So that such an e-mail does not delay all others every second, its pauses grow with its age.
+    It fails if it is older than EMAIL_GIVE_UP_SECONDS and the server has *others_accepted* lately.
     """
     if reply.is_acceptance:
         return email.ended(reply.text)
@@ -42,8 +43,8 @@ def outcome_of(
 
 
 def storable(text: str, secret: str) -> str:
-    """Return a mail server's words as Postgres can store them, without the secret of a quoted link."""
-    # Compiling the pattern for every reply more than halved the rate of e-mails.
+    """Return a reply's text as Postgres can store it, without the secret of a quoted link."""
+    # The pattern is rarely compiled. Compiling it for every reply more than halved the rate of e-mails.
     if secret in re.sub(_LINE_BREAK, "", text):
         text = re.sub(f"(?:{_LINE_BREAK})?".join(map(re.escape, secret)), "[secret]", text)
     text = _SECRET_FIELD.sub("secret=[secret]", text).encode(errors="replace").decode()

@@ -32,8 +32,8 @@ from worker.mail.smtp import Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
-_RECORDING_PAUSE_SECONDS = 1.0  # before recording an outcome is retried, after an internal error
-_REFUSED_SECONDS = 1.0  # after a refused login or sender, or a provider's limit, which lasts about as long
+_RECORDING_PAUSE_SECONDS = 1.0  # after an internal error, before the outcome is recorded again
+_REFUSED_SECONDS = 1.0  # after a refused login or sender, or a provider's limit, which lasts about a second
 _POLL_SECONDS = 2.0  # for e-mails that other processes have added to the ledger
 _STOPPING_SHARE = 0.9  # of SHUTDOWN_SECONDS, for replies to content that was already sent
 
@@ -50,13 +50,13 @@ class ContentWithheld(Exception):
 class Postman:
     """Sends the due e-mails of the ledger, a few at a time, and records the mail server's replies.
 
-    An e-mail is claimed before it is sent, and the claim is renewed until its outcome is recorded. A row lock
+    An e-mail is claimed before it is sent, and the claim is renewed until the outcome is recorded. A row lock
     would end with the connection to Postgres, and another process would send the e-mail again.
 
-    Other processes cannot distinguish a killed process from one that has a reply to record but has lost
-    Postgres. So they leave its e-mails alone until their claims expire. EMAIL_CLAIM_SECONDS, 30 by default,
-    is longer than most network outages. With 4, processes that were cut off for longer sent e-mails twice. A
-    process that was suspended for that long finds its claim expired, and does not send the content.
+    A process that was killed looks to others like a process that has lost Postgres, but still has a reply to
+    record. So e-mails in flight are left alone until their claims expire. EMAIL_CLAIM_SECONDS, 30 by default,
+    is longer than most network outages. With 4 seconds, longer outages caused e-mails to be sent twice. A
+    process that was suspended until its claim expired does not send the content.
     """
 
     def __init__(self, settings: WorkerSettings, pool: Pool, due: asyncio.Event, relay: RelayWaker) -> None:
@@ -71,13 +71,13 @@ class Postman:
         self._process_id: UUID = uuid4()
         self._tasks: set[asyncio.Task[None]] = set()  # one for each e-mail in flight
         self._claimed_until: dict[str, float] = {}  # of each e-mail in flight, by this machine's clock
-        self._next_start = 0.0  # when EMAIL_RATE allows another e-mail, by the same clock
+        self._next_start = 0.0  # when EMAIL_RATE allows another e-mail, by this machine's clock
         self._due = due  # An e-mail was added to the ledger.
         self._finished = asyncio.Event()  # An e-mail has its outcome, so there is room for another.
         self._ends = Batches(self._record_batch)
-        self._outage: MailServerUnavailable | None = None  # met since e-mails were last claimed
+        self._outage: MailServerUnavailable | None = None  # since e-mails were last claimed
         self._connections = asyncio.Semaphore(settings.email_concurrency)
-        self._accepted_at = -math.inf  # when the mail server last accepted an e-mail, by the same clock
+        self._accepted_at = -math.inf  # when the mail server last accepted an e-mail, by this clock, too
         self._pauses = Pauses("mail_paused")
         self._claiming_pauses = Pauses("emails_not_claimed")
         self._stop = asyncio.Event()
@@ -86,7 +86,7 @@ class Postman:
         """Send due e-mails until *stop*. Resume after every outage of the mail server or Postgres.
 
         After *stop* no more content is sent. Nearly all the shutdown time is for replies to content that was
-        sent before, because an e-mail is sent again if its reply is missed. Claims that remain then expire.
+        sent before, because an e-mail whose reply is missed is sent again, once its claim has expired.
         """
         self._stop = stop
         async with in_background("email_claims", self._renew_claims):
@@ -104,8 +104,8 @@ class Postman:
     async def _start_or_wait(self, stop: asyncio.Event) -> None:
         """Start sending due e-mails, or wait if there were none.
 
-        A mail server that refused a connection, login, sender or content is left alone for a fixed pause. An
-        unreachable mail server is tried again before each pause, and the pauses grow.
+        After a refusal that concerns every e-mail, nothing is sent for a fixed pause. While the mail server
+        is unreachable, some e-mails are tried before each pause, and the pauses grow.
         """
         self._due.clear()
         self._finished.clear()
@@ -127,7 +127,7 @@ class Postman:
             return
         self._pauses.reset()
         if not started:
-            # A first retry must not start much later than it is due.
+            # The first retry of an e-mail must not start much later than it is due.
             seconds = min(_POLL_SECONDS, self._settings.email_retry_seconds)
             if (until_next := self._next_start - time.monotonic()) > 0:
                 seconds = min(seconds, until_next)
@@ -138,7 +138,7 @@ class Postman:
         room = self._settings.email_concurrency * _EMAILS_PER_CONNECTION - len(self._claimed_until)
         rate = self._settings.email_rate
         if rate:
-            room = min(room, max(1, int(rate / 10)))  # a tenth of a second's worth at once
+            room = min(room, max(1, int(rate / 10)))  # at once, what the rate allows in 0.1 s
         now = time.monotonic()
         if room == 0 or now < self._next_start:
             return 0
@@ -168,7 +168,7 @@ class Postman:
                 outcome = await self._attempt(email)
                 await self._record(outcome)
                 metrics.emails.labels(outcome.label).inc()
-                # In an outage thousands are given back; `mail_paused` reports it.
+                # In an outage thousands of e-mails are `given_back`. `mail_paused` reports the outage.
                 log = _log.debug if outcome.label == "given_back" else _log.info
                 log(
                     "email_handled",
@@ -202,8 +202,8 @@ class Postman:
             return Postponement(email.email_key, "given_back")
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
             _log.error("email_attempt_crashed", **logs.describe(error))
-            # It is retried forever, at long intervals: no mail server refused it, so no event may say that it
-            # failed. An attempt is counted.
+            # No mail server refused the e-mail, so no event may say that it failed. It is retried forever, at
+            # long intervals, and each attempt is counted.
             text = "not sent: internal error, see the logs"
             return Postponement(email.email_key, "internal_error", self._longest_pause, text)
         others_accepted = time.monotonic() < self._accepted_at + self._longest_pause
@@ -215,7 +215,7 @@ class Postman:
         return outcome_of(reply, email, self._settings, others_accepted=others_accepted)
 
     def _compose(self, email: Email) -> tuple[str, str, bytes]:
-        """Return secret, recipient and content. Raises EmailNotValidError and SecretKeyMissing."""
+        """Return secret, recipient and content. Raises EmailNotValidError or SecretKeyMissing."""
         secret, request_url = email.request.secret_and_url(self._keys, self._settings.app_url)
         content = message.compose(
             email.request,
@@ -228,7 +228,7 @@ class Postman:
         return secret, message.in_ascii(email.request.customer_email), content
 
     def _check_content_may_go(self, email_key: str) -> None:
-        """Raise ContentWithheld when stopping, or if the claim has expired during a suspension."""
+        """Raise ContentWithheld if this process is stopping or the e-mail's claim has expired."""
         if time.monotonic() >= self._claimed_until[email_key]:
             _log.warning("email_claim_lost")
             raise ContentWithheld
@@ -236,13 +236,13 @@ class Postman:
             raise ContentWithheld
 
     async def _record(self, outcome: EmailEnd | Postponement) -> None:
-        """Record an outcome, retrying forever, because only this process knows the mail server's reply."""
+        """Record an outcome. Retry forever, because only this process knows the mail server's reply."""
         while True:
             try:
                 if isinstance(outcome, EmailEnd):
                     await self._ends.done(outcome)
                 else:
-                    # In an outage the claim expires instead. The pause and the attempt are not recorded.
+                    # In an outage of Postgres nothing is recorded, and the claim expires.
                     with suppress(PostgresUnavailable):
                         async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
                             await ledger.postpone(connection, self._process_id, outcome)

@@ -1,7 +1,7 @@
 """Sends e-mails by SMTP, with pipelining over kept connections (RFC 5321, RFC 2920).
 
-aiosmtplib connects, encrypts and logs in. A session then takes over the connection, because aiosmtplib waits
-for each reply before it sends the next command.
+aiosmtplib connects, encrypts and logs in. Then a `Session` takes over, because aiosmtplib waits for every
+reply before it sends the next command.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from service.telemetry.tracing import Attributes
 from worker.settings import WorkerSettings
 
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
-# Stands for the code if the mail server sent no reply, or one that cannot belong to the command.
+# The code in a `Reply` if the mail server sent no reply, or a reply that cannot belong to the command.
 NO_REPLY = 0
 _SERVICE_NOT_AVAILABLE = 421  # The mail server ends the session.
 # After the content, these codes mean a provider's limit on e-mails or connections. After RCPT, 454 refuses
-# one recipient: Postfix's "454 4.7.1 Relay access denied".
+# one recipient, for example Postfix's "454 4.7.1 Relay access denied".
 _THROTTLING = frozenset({432, 454})
-# The reply to the content may take this many times as long as any other, because the server filters it first:
-# ten minutes by default (RFC 5321, section 4.5.3.2.6).
+# The reply to the content may take this many times as long as another reply, because the server filters the
+# content first. This allows ten minutes by default (RFC 5321, section 4.5.3.2.6).
 _CONTENT_PATIENCE = 10
 _REPLY_LINE = re.compile(rb"([2-5][0-9]{2})(?:([- ])(.*))?\r?\n", re.DOTALL)
 _MOST_LINES = 100  # of one reply
@@ -42,12 +42,12 @@ class Reply(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The reply with its code, or why there is none."""
+        """The code and text of the reply, or why there is no reply."""
         return f"{self.code} {self.text}" if self.code else self.text or f"no reply to {self.to}"
 
     @property
     def is_acceptance(self) -> bool:
-        """Whether the command was carried out. While connecting, any code that is returned is a refusal."""
+        """Whether the command was carried out. A `Reply` to `connection` is always a refusal."""
         return self.to != "connection" and NO_REPLY < self.code < 400
 
     @property
@@ -62,10 +62,10 @@ class Reply(NamedTuple):
 
 
 class MailServerUnavailable(Exception):
-    """The mail server is unreachable, or accepts no mail at all, such as after a refused login.
+    """The mail server is unreachable, or accepts no e-mail at all.
 
-    The e-mail is not at fault, so no attempt is counted. A refused login or sender address is an outage, too,
-    because it concerns every e-mail and must lose none. So is a provider's limit, which lasts about a second.
+    The e-mail is not at fault, so no attempt is counted. A refused login or sender address counts as an
+    outage, because it concerns every e-mail. A provider's limit does, too: it lasts about a second.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -74,12 +74,12 @@ class MailServerUnavailable(Exception):
 
 
 class Session:
-    """An SMTP session for one e-mail at a time. It ends when one is refused before its content was sent."""
+    """An SMTP session for one e-mail at a time. If an e-mail is refused before its content, it ends."""
 
     def __init__(self, connection: aiosmtplib.SMTP, *, seconds: float) -> None:
-        """Take over the connection after EHLO. Nothing else may read from it then.
+        """Take over *connection* after EHLO. From then on nothing else may read from it.
 
-        Each reply must arrive within *seconds*. The reply to the content has ten times as long.
+        Each reply must arrive within *seconds*. The reply to the content may take ten times as long.
         """
         if connection.transport is None:
             raise ConnectionResetError
@@ -93,7 +93,7 @@ class Session:
         self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
         self._pipelines = connection.supports_extension("pipelining")
         self._between_emails = True
-        # Firewalls drop idle connections silently. An e-mail would then wait for a reply in vain.
+        # Idle connections are closed. Firewalls would drop them silently, and an e-mail would wait in vain.
         self._expiry = loop.call_later(seconds, self.close)
 
     @property
@@ -106,7 +106,7 @@ class Session:
     ) -> Reply:
         """Send an e-mail, whose lines end with CRLF. Returns the first refusal, or the reply to the content.
 
-        *before_content* is called just before the content is sent. It may raise to withhold the content.
+        *before_content* is called just before the content is sent. If it raises an error, no content is sent.
         """
         self._between_emails = False
         self._expiry.cancel()
@@ -131,20 +131,20 @@ class Session:
         self._writer.close()
 
     async def _exchange(self, sent: bytes, commands: Sequence[str], *, seconds: float) -> list[Reply]:
-        """Send *commands*, and return a reply for each.
+        """Send *commands* as the bytes *sent*, and return the replies.
 
-        NO_REPLY is the last if a reply is late, or cannot belong to its command. Otherwise one surplus reply
-        would shift every later reply to the next command.
+        If a reply is late or cannot belong to its command, NO_REPLY takes its place, and no later reply is
+        read. Otherwise a surplus reply would be taken for the reply to the next command.
         """
         replies: list[Reply] = []
         try:
             if self._writer.is_closing():
-                raise ConnectionResetError  # Writing to a closed connection is a RuntimeError in uvloop.
+                raise ConnectionResetError  # uvloop would raise RuntimeError when writing.
             self._writer.write(sent)
             async with asyncio.timeout(seconds):
                 for command in commands:
-                    replies.append(await self._read_reply(command))  # noqa: PERF401 - kept when one fails
-        except (OSError, TimeoutError, ValueError):  # ValueError: a line is too long, or not a reply to this
+                    replies.append(await self._read_reply(command))  # noqa: PERF401 - kept if a later one fails
+        except (OSError, TimeoutError, ValueError):  # ValueError: the line is too long or no fitting reply
             self._writer.close()
             replies.append(Reply(commands[len(replies)], NO_REPLY))
         return replies
@@ -186,12 +186,11 @@ class Mailer:
     async def send(
         self, sender: str, recipient: str, content: bytes, *, before_content: Callable[[], None]
     ) -> Reply:
-        """Return the reply with which the mail server accepted or refused an e-mail, as `Session.send` does.
+        """Send an e-mail, and return the reply that accepted or refused it, as `Session.send` does.
 
-        If MAIL is refused, or RCPT or DATA gets 421 or no reply, this retries once over a new connection. No
-        content has been sent yet. The server may be going down, or limit the e-mails per connection.
-
-        Raises MailServerUnavailable for a refusal that concerns every e-mail.
+        If MAIL is refused, or RCPT or DATA gets 421 or no reply, this retries once over a new connection,
+        because the server may be going down or limit the e-mails per connection. The content has not been
+        sent yet. Raises MailServerUnavailable for a refusal that concerns every e-mail.
         """
         for is_repeat in (False, True):
             session = self._idle.pop() if self._idle and not is_repeat else await self._open()
@@ -219,7 +218,7 @@ class Mailer:
         try:
             connection = await self.connect()
             try:
-                await connection.rset()  # after EHLO, which connecting alone may not have sent
+                await connection.rset()  # This sends EHLO first, unless connecting has sent it.
                 return Session(connection, seconds=self._seconds)
             except BaseException:
                 connection.close()
@@ -231,7 +230,7 @@ class Mailer:
             raise MailServerUnavailable(reply) from error
 
     async def connect(self) -> aiosmtplib.SMTP:
-        """Return a new connection, encrypted and logged in as SMTP_URL says. Raises as aiosmtplib does."""
+        """Return a new connection, encrypted and logged in as SMTP_URL says. Raises aiosmtplib's errors."""
         self._greeting_name = self._greeting_name or await asyncio.to_thread(_name_of_this_machine)
         connection = aiosmtplib.SMTP(
             hostname=self._host,
@@ -239,7 +238,7 @@ class Mailer:
             username=self._username,
             password=self._password,
             use_tls=self._scheme == "smtps",
-            # Never None, which uses STARTTLS only if offered: a man in the middle can hide the offer.
+            # Never None: aiosmtplib would use STARTTLS only if offered, and an attacker can hide the offer.
             start_tls=self._scheme == "smtp+starttls",
             timeout=self._seconds,
             local_hostname=self._greeting_name,
@@ -250,7 +249,7 @@ class Mailer:
 
 
 def _name_of_this_machine() -> str:
-    """Return its domain name, or its address if it has only a bare name (RFC 5321, section 4.1.4)."""
+    """Return a domain name, or the address if this machine has only a bare name (RFC 5321, section 4.1.4)."""
     name = socket.getfqdn()
     if "." in name:
         return name

@@ -43,8 +43,8 @@ _QUICK_LOOK_SECONDS = (0.001, 0.002, 0.004, 0.008)
 # The deadline of find_work without low-water marks (see LaneMarks). The query may then read millions of dead
 # rows, which vacuum cannot remove during a backup.
 _FIRST_LOOK_SECONDS = 30.0
-# A publish lasts at most BROKER_TIMEOUT_SECONDS. Meanwhile the transaction is silent. If the silence is longer
-# by this, Postgres ends the transaction and frees its lanes, and another relay publishes the events again.
+# A publish lasts at most BROKER_TIMEOUT_SECONDS, during which the transaction is silent. This much later,
+# Postgres ends the transaction and frees its lanes. Another relay then publishes the same events again.
 _SPARE_SECONDS = 2.0
 _BATCH_SIZE = 1_000  # events that are read, and published at once
 _HELD_BATCH_SIZE = 20  # held events of each kind, in addition

@@ -136,9 +136,8 @@ async def delete(
 async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
     """Move events from outbox to outbox_held, due at once and with no attempt.
 
-    `postpone` then counts an attempt for each event that failed. A trigger makes an event wait for the
-    earlier events of its request. Once these are deleted, another trigger makes the event due, ahead of all
-    refused events.
+    `postpone` then counts an attempt for each event that failed. Triggers make an event wait for the earlier
+    events of its request. Once these are deleted, the event is due, ahead of all refused events.
     """
     if not events:
         return

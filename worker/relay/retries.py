@@ -1,8 +1,8 @@
 """Decides when the relay retries refused events.
 
-An event waits for the earlier events of its request, and for nothing else. RabbitMQ refuses an event with a
-return, if no queue is bound for it, or with a nack. A refused event is retried without limit, because the fault
-may lie with any team's queue and concern every event. An event that AMQP cannot carry is also retried.
+An event waits for the earlier events of its request, and for nothing else. RabbitMQ refuses an event by
+returning it, if no queue is bound for it, or with a nack. A refused event is retried without limit, because
+the fault may lie with any team's queue and concern every event. So is an event that AMQP cannot carry.
 """
 
 import math
@@ -53,7 +53,7 @@ class Retries:
         self.recovering.clear()
 
     def note(self, window: Sequence[OutboxRow], outcome: PublishResult) -> None:
-        """Record the outcome of a window. If an event is refused, confirmed retries of its kind do not count."""
+        """Record the outcome of a window. If RabbitMQ refuses an event, its kind has no confirmed retry."""
         sent = [row for row in window if row.id not in outcome.unencodable]
         refused = {row.kind for row in sent if row.id in outcome.failed}
         accepted = {row.kind for row in sent if row.attempts and row.id in outcome.confirmed} - refused
