@@ -81,7 +81,7 @@ CREATE TABLE erased_request (
     created_at           timestamptz NOT NULL,
     erased_at            timestamptz NOT NULL DEFAULT now(),
     sequence             integer NOT NULL,  -- of the latest event
-    calculation_id       text,              -- of a calculation that its team may have to erase
+    calculation_id       text,              -- which the calculation team may have to erase, too
     calculation_sequence integer,           -- the sequence of request.calculated
     calculated_at        timestamptz,       -- the time of request.calculated
     key_sha256           bytea              -- of the idempotency key. A create with that key is refused
@@ -145,8 +145,7 @@ CREATE INDEX outbox_held_request ON outbox_held (request_id, id);
 -- For finding the events that are due.
 CREATE INDEX outbox_held_due ON outbox_held (lane, next_attempt_at);
 
--- For finding the due events of one kind. There are two kinds, which are retried separately: request.created,
--- and all other types.
+-- For finding due events of one kind: request.created, or all other types. Kinds are retried separately.
 CREATE INDEX outbox_held_due_by_kind
     ON outbox_held (lane, (type = 'request.created'), next_attempt_at);
 
@@ -191,8 +190,7 @@ SELECT lane, id, request_id, type, sequence, created_at,
        attempts, last_error, next_attempt_at
   FROM outbox_held;
 
--- The fingerprints of the keys in REQUEST_SECRET_KEYS. If an id later names another key, links that were sent
--- before are invalid.
+-- Fingerprints of the keys in REQUEST_SECRET_KEYS, to detect changed keys, which make earlier links invalid.
 CREATE TABLE secret_key (
     id          text PRIMARY KEY,
     fingerprint bytea NOT NULL     -- distinguishes keys, and reveals nothing else
@@ -209,8 +207,8 @@ CREATE TABLE email (
     claimed_by      uuid,      -- the process that is sending the e-mail, until next_attempt_at
     server_reply    text,
     created_at      timestamptz NOT NULL DEFAULT now(),
-    settled_at      timestamptz,   -- of request.email_sent or request.email_failed, in whole seconds
-    event_sequence  integer,       -- the sequence of the event with that time
+    settled_at      timestamptz,   -- the time of request.email_sent or request.email_failed, in whole seconds
+    event_sequence  integer,       -- the sequence of request.email_sent or request.email_failed
     smtp_code       integer,       -- in request.email_failed
     traceparent     text,          -- from the message that carried the event (W3C Trace Context)
     reason          text,          -- in request.email_failed
@@ -223,9 +221,9 @@ CREATE INDEX email_request ON email (request_id);
 -- For finding the e-mails that are due.
 CREATE INDEX email_due ON email (next_attempt_at) WHERE state = 'pending';
 
--- When Postgres last came up, for claims of e-mails. Crash recovery and failover empty an unlogged table, and
--- the next claim inserts the row again. An ordinary user can read no other trace of them. A clean restart may
--- keep the row, but changes pg_postmaster_start_time().
+-- When Postgres last came up, in one row. The table is unlogged, so crash recovery and failover empty it. The
+-- next claim of an e-mail then inserts the row again. No other trace of a crash or failover is readable for
+-- every user. A clean restart may keep the row, but changes pg_postmaster_start_time().
 CREATE UNLOGGED TABLE postgres_up (
     is_up boolean PRIMARY KEY DEFAULT true CHECK (is_up),
     since timestamptz NOT NULL
@@ -243,7 +241,7 @@ CREATE TABLE operator_action (
     operator       text NOT NULL,
     note           text,
     at             timestamptz NOT NULL DEFAULT now(),
-    CHECK (request_id IS NULL OR conveyancer_id IS NULL) -- both are null if many requests are replayed
+    CHECK (request_id IS NULL OR conveyancer_id IS NULL) -- neither for a replay of many requests
 );
 
 -- For finding the changes to a request (trace).

@@ -39,8 +39,8 @@ class Batches(Generic[Item]):
 
     def __init__(self, work: Callable[[Sequence[Item]], Awaitable[Failures]]) -> None:
         self._work = work
-        # A failure is the result of its item's future, not the exception. asyncio logs an exception that
-        # nobody retrieves, with the values in it. The number of callers bounds the queue.
+        # A failure is set as the result of the item's future, not as its exception. asyncio would log an
+        # exception that nobody retrieves, with the values in it. The number of callers bounds the queue.
         self._waiting: deque[tuple[Item, asyncio.Future[Failure]]] = deque()
         self._working: asyncio.Task[None] | None = None
 

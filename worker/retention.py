@@ -66,7 +66,7 @@ class Retention:
             _log.info("requests_erased", number=number)
 
     async def _read_oldest(self, after: UUID, now: datetime) -> list[UUID]:
-        """Return the ids of the next requests after *after* that are too old, oldest first."""
+        """Return the next ids of requests that are too old, from the id *after* on, oldest first."""
         async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
             earlier = await connection.fetchval("SELECT least(now(), $1::timestamptz)", now)
             rows = await connection.fetch(

@@ -1,4 +1,4 @@
-"""The settings that only the worker has. The API and the worker share those in service/settings.py."""
+"""The settings that only the worker has, in addition to service/settings.py."""
 
 from typing import Annotated
 
@@ -47,5 +47,5 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def finish_seconds(self) -> float:
-        """The time for in-flight messages after SIGTERM. The rest is for closing connections."""
+        """The time for in-flight messages on shutdown. The other half is for closing connections."""
         return self.shutdown_seconds / 2

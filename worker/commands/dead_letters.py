@@ -30,9 +30,9 @@ from worker.settings import AmqpUrl
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
 ANSWER_SECONDS = 10.0  # for each reply from the broker
 ARRIVAL_SECONDS = 2.0  # for the arrival of the next message
-_IN_MEMORY = 200  # messages that cannot be moved; after these, no further message arrives
+_IN_MEMORY = 200  # the most unacknowledged messages; if so many cannot be moved, no further message arrives
 
-# Headers that record how a message was dead-lettered. They are written anew if it is dead-lettered again.
+# Headers that record how a message was dead-lettered. A redriven message does not have them.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
 
 
@@ -141,7 +141,7 @@ async def redrive(*, name: str, message_ids: Sequence[str], by: Operator) -> Ans
 
     Messages with undecodable properties stay, because their consumer would refuse them again.
 
-    A move is recorded before it is made, so an interrupted command may leave the record of a missing move. A
+    A move is recorded before it is made. So an interrupted command may record a move that was not made. A
     message that names no request is moved without a record.
     """
     queue = QUEUES[name]
@@ -201,7 +201,7 @@ async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractChannel, Abstract
     """Open a queue's dead-letter queue over a new connection. Raises InvalidSetting or BrokerUnavailable.
 
     Nothing is declared. Closing the connection returns unacknowledged messages to the queue. RabbitMQ 3.10
-    then keeps the order of the messages, as it does not after a reject.
+    then keeps the order of the messages. A reject would change the order.
     """
     try:
         url = URL(load(BrokerSettings).amqp_url)

@@ -140,7 +140,7 @@ async def _rabbitmq(settings: WorkerSettings) -> AsyncIterator[Finding]:
         found += [await _queue(connection, queue, is_read=False) for queue in topology.QUEUES]
         for finding in found:
             yield finding
-        if not any(finding.says == _MISSING for finding in found):  # because `ensure` would create it
+        if not any(finding.says == _MISSING for finding in found):  # It would be created.
             for name, difference in (await topology.ensure(connection)).items():
                 do = "empty and delete it, then start a worker, which declares it anew"
                 yield Finding("wrong", name, printable(difference), do)

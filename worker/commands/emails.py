@@ -24,7 +24,7 @@ _BATCH = 200  # e-mails that are changed in one transaction
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """A choice of e-mails. *since* and *until* apply to settled_at, or to created_at of a pending e-mail."""
+    """Conditions that are not None choose e-mails. The time is settled_at, or created_at if pending."""
 
     request_id: UUID | None = None
     conveyancer_id: str | None = None
@@ -105,7 +105,7 @@ async def list_emails(*, state: State | None, unresolved: bool, limit: int, choi
 @on_record
 @_choosing
 async def resend(*, sent: bool, limit: int | None, dry_run: bool, by: Operator, choice: Choice) -> Answer:
-    """Send failed e-mails again, as new e-mails. A failed e-mail with a later e-mail is left alone.
+    """Send failed e-mails again, as new e-mails, unless their request has a later e-mail.
 
     E-mails that operators cancelled are sent again only with --uuid.
     """

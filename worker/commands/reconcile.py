@@ -23,7 +23,7 @@ class Reconciliation(msgspec.Struct, frozen=True):
     """Every discrepancy, including those with a count of 0."""
 
     discrepancies: list[Discrepancy]
-    announced_again: int = 0  # repaired requests
+    announced_again: int = 0  # the number of repaired requests
 
 
 @click.command
@@ -48,7 +48,7 @@ async def reconcile(*, since: datetime | None, repair: bool, by: Operator) -> An
 
 
 async def announce_again(connection: Connection, first_id: UUID, by: Operator) -> int:
-    """Publish request.created again for every `request_without_email`. Returns their number.
+    """Publish request.created again for every `request_without_email`. Returns the number of requests.
 
     The repeated event has the same id, so an e-mail that was only late is not sent twice.
     """

@@ -130,7 +130,7 @@ async def replay(
 ) -> Tally:
     """Write the selected events again. The rate is limited, because new events queue behind replayed events.
 
-    A request with an unpublished event is skipped, because a replay would put earlier events behind it.
+    A request with an unpublished event is skipped, because a replay would put earlier events behind that one.
     """
     tally = Tally()
     size = min(_BATCH_REQUESTS, events_per_second)
@@ -147,7 +147,7 @@ async def replay(
 async def replay_batch(
     connection: Connection, request_ids: Sequence[UUID], selection: Selection, tally: Tally
 ) -> int:
-    """Write the selected events of some requests again, and count them. Returns their number.
+    """Write the selected events of some requests again, and count them in *tally*. Returns their number.
 
     The requests are locked, so that no new event comes between the replayed events of a request. Requests
     that have been erased in the meantime are skipped.

@@ -76,15 +76,15 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
     """Record each result once, however often it is delivered, in the caller's transaction.
 
     The failures are RequestNotFound, RequestErased, CalculationAlreadyRecorded and RowLocked. If a batch has
-    two results for a request, the second is RowLocked. So it is retried and compared after the first result
-    has been recorded.
+    two results for a request, the second fails with RowLocked. It is retried once the first is recorded, and
+    then compared with the first.
     """
     ids = {result.request_id for result in results}
     free = await announcing.lock(connection, ids, waits=False)
     absent = ids - free.keys()
     if absent:
         absent -= await reading.find_existing(connection, absent)
-    # This is read last, so that a request erased in the meantime counts as locked or erased, not as unknown.
+    # Erased requests are read last, so a request erased meanwhile counts as locked or erased, not as unknown.
     gone = await reading.find_erased(connection, absent) if absent else set()
     failures: list[Failure] = []
     new = []

@@ -147,7 +147,7 @@ class Consumer(Generic[Content]):
                     outcome = "returned"
                     _log.error("message_failed", **logs.describe(error))
                     await wait_at_most(_RETRY_SECONDS, in_hand.leaving)
-                    # At the delivery limit RabbitMQ dead-letters the message itself, without x-reason.
+                    # At the delivery limit, RabbitMQ itself dead-letters the message, without x-reason.
                     await in_hand.requeue(message)
             if outcome != "handled":
                 tracing.describe({}, failed=True)
@@ -216,7 +216,7 @@ class InHand:
             self._acknowledging = asyncio.create_task(self._acknowledge())
 
     async def requeue(self, message: AbstractIncomingMessage) -> None:
-        """Return a message to its queue, by a reject: not every nack counts towards the delivery limit."""
+        """Requeue a message by a reject, because not every nack counts towards the delivery limit."""
         try:
             await message.reject(requeue=True)
         except Exception as error:  # noqa: BLE001 - see _give_up
@@ -240,7 +240,7 @@ class InHand:
                 first = [self._open.pop(tag) for tag in [*takewhile(done.__contains__, self._open)]]
                 others = [self._open.pop(tag) for tag in [*self._open] if tag in done]
                 if first:
-                    await first[-1].ack(multiple=True)  # and all before it
+                    await first[-1].ack(multiple=True)  # acknowledges all messages before it, too
                 for message in others:
                     await message.ack()
         except Exception as error:  # noqa: BLE001 - see _give_up

@@ -22,7 +22,7 @@ _ROUTING = ("CC", "BCC")
 def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message:
     """Return a copy whose headers say why the message was refused, for other teams to read.
 
-    They hold the class of *refusal* and its text, which does not quote the message.
+    The headers hold the class of *refusal* and its text, which does not quote the message.
     """
     reason = {"x-reason": type(refusal).__name__, "x-reason-text": str(refusal)}
     return copy_of(message, {**message.headers, **reason})

@@ -62,5 +62,5 @@ def read(body: bytes) -> Incoming:
 
 
 def safe_id(value: object) -> str | None:
-    """Return an id if it is safe to log. Other teams may choose any id."""
+    """Return *value* if it is an id that is safe to log. Other teams may choose any id."""
     return value if isinstance(value, str) and _SAFE_ID.fullmatch(value) else None

@@ -1,4 +1,4 @@
-"""Consumes request.created: records in the ledger the e-mail that the customer is to get."""
+"""Consumes request.created: records the customer's e-mail in the ledger."""
 
 import asyncio
 from collections.abc import Sequence

@@ -14,8 +14,8 @@ _linkifier = LinkifyIt(options={"fuzzy_ip": True}).tlds([*TLDS, *_INTERNATIONAL]
 _MORE_LINKS = re.compile(r"(?i)://|\\\\|\b(https?|ftp|mailto|tel|sms):\S|\w\w\.[^\W\d_]{2}")
 
 _IN_EVERY_LINK = re.compile(r"[.:@\\/]")  # Every link has one of these; most names have none.
-# The linkifier takes time quadratic in the length of its text: 330 ms for 511 characters. So it tests single
-# words. A word that is longer than this counts as a link, because no name or reference contains such a word.
+# The linkifier takes time quadratic in the length of its text: 330 ms for 511 characters. So each word is
+# tested alone. A word longer than this counts as a link, because no name or reference contains such a word.
 _LONGEST_WORD = 128
 
 _DOTS = str.maketrans("\N{IDEOGRAPHIC FULL STOP}", ".")  # NFKC maps every dot of IDNA to one of these two

@@ -99,7 +99,7 @@ class _Words(msgspec.Struct, frozen=True):
 
     @property
     def greeting(self) -> str:
-        """The first line."""
+        """The first line of the text."""
         return f"Dear {self.customer}," if self.customer else "Hello,"
 
     @property

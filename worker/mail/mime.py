@@ -1,6 +1,6 @@
 """The source of an e-mail: header fields, and a text with its HTML alternative (RFC 5322, RFC 2045 to 2047).
 
-Python's email.message writes the same e-mail, but took two thirds of the time needed to send it.
+Python's email.message writes the same e-mail, but that took two thirds of the whole time of sending.
 """
 
 import hashlib

@@ -24,7 +24,7 @@ def outcome_of(
 
     In an outage no attempt is counted. A provider's limit on the content is an outage, but may concern this
     e-mail alone. So that such an e-mail does not delay all others every second, its pauses grow with its age.
-    It fails if it is older than EMAIL_GIVE_UP_SECONDS and the server has *others_accepted* lately.
+    It fails once it is older than EMAIL_GIVE_UP_SECONDS, if the server has lately accepted other e-mails.
     """
     if reply.is_acceptance:
         return email.ended(reply.text)
@@ -44,7 +44,7 @@ def outcome_of(
 
 def storable(text: str, secret: str) -> str:
     """Return a reply's text as Postgres can store it, without the secret of a quoted link."""
-    # The pattern is rarely compiled. Compiling it for every reply more than halved the rate of e-mails.
+    # Compile the pattern only if it is needed. Doing so for every reply more than halved the rate of e-mails.
     if secret in re.sub(_LINE_BREAK, "", text):
         text = re.sub(f"(?:{_LINE_BREAK})?".join(map(re.escape, secret)), "[secret]", text)
     text = _SECRET_FIELD.sub("secret=[secret]", text).encode(errors="replace").decode()

@@ -32,7 +32,7 @@ from worker.mail.smtp import Mailer, MailServerUnavailable
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
-_RECORDING_PAUSE_SECONDS = 1.0  # after an internal error, before the outcome is recorded again
+_RECORDING_PAUSE_SECONDS = 1.0  # before the next try to record an outcome, after an internal error
 _REFUSED_SECONDS = 1.0  # after a refused login or sender, or a provider's limit, which lasts about a second
 _POLL_SECONDS = 2.0  # for e-mails that other processes have added to the ledger
 _STOPPING_SHARE = 0.9  # of SHUTDOWN_SECONDS, for replies to content that was already sent
@@ -53,8 +53,8 @@ class Postman:
     An e-mail is claimed before it is sent, and the claim is renewed until the outcome is recorded. A row lock
     would end with the connection to Postgres, and another process would send the e-mail again.
 
-    A process that was killed looks to others like a process that has lost Postgres, but still has a reply to
-    record. So e-mails in flight are left alone until their claims expire. EMAIL_CLAIM_SECONDS, 30 by default,
+    To other processes, a killed process looks like a process that has lost Postgres but still has a reply to
+    record. So they leave a claimed e-mail alone until its claim expires. EMAIL_CLAIM_SECONDS, 30 by default,
     is longer than most network outages. With 4 seconds, longer outages caused e-mails to be sent twice. A
     process that was suspended until its claim expired does not send the content.
     """
@@ -70,14 +70,14 @@ class Postman:
         self._longest_pause = settings.longest_email_pause_seconds
         self._process_id: UUID = uuid4()
         self._tasks: set[asyncio.Task[None]] = set()  # one for each e-mail in flight
-        self._claimed_until: dict[str, float] = {}  # of each e-mail in flight, by this machine's clock
+        self._claimed_until: dict[str, float] = {}  # for each e-mail in flight, by this machine's clock
         self._next_start = 0.0  # when EMAIL_RATE allows another e-mail, by this machine's clock
         self._due = due  # An e-mail was added to the ledger.
         self._finished = asyncio.Event()  # An e-mail has its outcome, so there is room for another.
         self._ends = Batches(self._record_batch)
-        self._outage: MailServerUnavailable | None = None  # since e-mails were last claimed
+        self._outage: MailServerUnavailable | None = None  # the latest since e-mails were claimed
         self._connections = asyncio.Semaphore(settings.email_concurrency)
-        self._accepted_at = -math.inf  # when the mail server last accepted an e-mail, by this clock, too
+        self._accepted_at = -math.inf  # when the mail server last accepted an e-mail, by this machine's clock
         self._pauses = Pauses("mail_paused")
         self._claiming_pauses = Pauses("emails_not_claimed")
         self._stop = asyncio.Event()

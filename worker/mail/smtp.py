@@ -65,7 +65,7 @@ class MailServerUnavailable(Exception):
     """The mail server is unreachable, or accepts no e-mail at all.
 
     The e-mail is not at fault, so no attempt is counted. A refused login or sender address counts as an
-    outage, because it concerns every e-mail. A provider's limit does, too: it lasts about a second.
+    outage, because it concerns every e-mail. So does a provider's limit, because it lasts about a second.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -74,7 +74,7 @@ class MailServerUnavailable(Exception):
 
 
 class Session:
-    """An SMTP session for one e-mail at a time. If an e-mail is refused before its content, it ends."""
+    """An SMTP session for one e-mail at a time. It ends after a refusal before the content."""
 
     def __init__(self, connection: aiosmtplib.SMTP, *, seconds: float) -> None:
         """Take over *connection* after EHLO. From then on nothing else may read from it.
@@ -93,7 +93,7 @@ class Session:
         self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
         self._pipelines = connection.supports_extension("pipelining")
         self._between_emails = True
-        # Idle connections are closed. Firewalls would drop them silently, and an e-mail would wait in vain.
+        # Close an idle connection, because a firewall may drop it silently, and an e-mail would wait in vain.
         self._expiry = loop.call_later(seconds, self.close)
 
     @property
@@ -144,7 +144,7 @@ class Session:
             async with asyncio.timeout(seconds):
                 for command in commands:
                     replies.append(await self._read_reply(command))  # noqa: PERF401 - kept if a later one fails
-        except (OSError, TimeoutError, ValueError):  # ValueError: the line is too long or no fitting reply
+        except (OSError, TimeoutError, ValueError):  # ValueError: a line is too long or does not fit
             self._writer.close()
             replies.append(Reply(commands[len(replies)], NO_REPLY))
         return replies
@@ -249,7 +249,7 @@ class Mailer:
 
 
 def _name_of_this_machine() -> str:
-    """Return a domain name, or the address if this machine has only a bare name (RFC 5321, section 4.1.4)."""
+    """Return this machine's domain name, or its address if the name is bare (RFC 5321, section 4.1.4)."""
     name = socket.getfqdn()
     if "." in name:
         return name

@@ -14,7 +14,7 @@ _log = structlog.get_logger()
 
 
 class Alarm:
-    """Whether the broker blocks a connection. It reports a block only after a publish (Connection.Blocked).
+    """Whether RabbitMQ blocks a connection. RabbitMQ reports this only after a publish (Connection.Blocked).
 
     aiormq raises no error then. It logs the broker's reason, and its `ready` waits until the block has ended.
     """

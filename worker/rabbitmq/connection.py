@@ -39,7 +39,7 @@ async def open_role(
 
     The topology is declared first, and again every _DECLARE_SECONDS. Raises BrokerUnavailable if RabbitMQ
     fails, or if an exchange or queue in *needs* exists with other properties. Then the role cannot run, and
-    /readyz reports the difference. If *needs* does not name the exchange or queue, the difference is logged.
+    /readyz reports the difference. The same difference in another exchange or queue is only logged.
     """
     connected = metrics.broker_connected.labels(name)  # Creates the series, as 0.
     seconds = settings.broker_timeout_seconds
@@ -74,7 +74,7 @@ async def open_connection(url: str | URL, *, name: str, seconds: float) -> Async
             connection = await aio_pika.connect(
                 URL(url).update_query(heartbeat=_HEARTBEAT_SECONDS, name=name)
             )
-        except StopAsyncIteration as error:  # by aiormq, if the broker or a proxy closes the connection
+        except StopAsyncIteration as error:  # by aiormq, if the broker or a proxy closes it at once
             raise ConnectionResetError from error
     try:
         yield connection

@@ -72,10 +72,10 @@ DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
 
 
 async def ensure(connection: AbstractConnection) -> dict[str, str]:
-    """Create missing exchanges and queues, and bind every queue. Each role does this, so any can start first.
+    """Create missing exchanges and queues. Bind every queue. Each role does so, and any role can start first.
 
-    If an exchange or queue exists with other properties, the broker closes the channel. So each has a channel
-    of its own. Returns the broker's messages about such differences, by the name of the exchange or queue.
+    If an exchange or queue exists with other properties, the broker closes the channel. So each is declared
+    on its own channel. Returns the broker's messages about differences, by name of the exchange or queue.
     """
     differences = {}
     for name, declare_part in PARTS.items():

@@ -37,16 +37,16 @@ from worker.waiting import Pauses, wait_at_most
 # Lanes per transaction: half of them, so that another relay can work on the other half. With one lane per
 # transaction, an event could wait behind sixteen transactions.
 _LANES_AT_ONCE = lanes.LANES // 2
-# The pauses between passes after a pass that published events. Only then does the relay wait for a NOTIFY,
-# because a busy process sends a NOTIFY only every 20 ms. A pass without events costs 0.2 ms.
+# After a pass that published events, further passes follow after these pauses. A NOTIFY could take 20 ms,
+# because busy processes send few NOTIFYs. A pass without events costs 0.2 ms.
 _QUICK_LOOK_SECONDS = (0.001, 0.002, 0.004, 0.008)
 # The deadline of find_work without low-water marks (see LaneMarks). The query may then read millions of dead
 # rows, which vacuum cannot remove during a backup.
 _FIRST_LOOK_SECONDS = 30.0
-# A publish lasts at most BROKER_TIMEOUT_SECONDS, during which the transaction is silent. This much later,
-# Postgres ends the transaction and frees its lanes. Another relay then publishes the same events again.
+# A transaction is silent while its events are published, for at most BROKER_TIMEOUT_SECONDS. If the silence
+# is this much longer, Postgres ends the transaction and frees its lanes. Another relay publishes the events.
 _SPARE_SECONDS = 2.0
-_BATCH_SIZE = 1_000  # events that are read, and published at once
+_BATCH_SIZE = 1_000  # events that are read and published together
 _HELD_BATCH_SIZE = 20  # held events of each kind, in addition
 _RETRY_SECONDS = 1.0  # an event's pause after its first refusal; also the pause between two retries
 
@@ -122,7 +122,7 @@ class Relay:
         """
         seconds = self._statement_seconds if any(self.marks.low_water) else _FIRST_LOOK_SECONDS
         async with connections.Acquired(self._pool, seconds=seconds) as connection:
-            # A retry was confirmed. So each pass makes some more refused events due, until none is left.
+            # After a confirmed retry, each pass makes some more refused events due, until none is left.
             kinds = self._retries.recovering
             if kinds and await outbox_tables.make_refused_due(connection, kinds, limit=_HELD_BATCH_SIZE) == 0:
                 self._retries.end_recovery()

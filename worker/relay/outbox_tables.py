@@ -115,8 +115,8 @@ async def delete(
 ) -> None:
     """Delete events that the broker has confirmed. Raises LaneLost if an event was already gone.
 
-    This protects the order of events, because nothing else may take events from a locked lane. `hold` and
-    `postpone` do not check this, because an event that was deleted by hand should not be sent.
+    This check protects the order of events, because nothing else may take events from a locked lane. `hold`
+    and `postpone` have no such check, because an event that was deleted by hand should not be sent.
     """
     if not events:
         return
@@ -163,7 +163,7 @@ async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
 async def postpone(
     connection: Connection, events: Sequence[OutboxRow], errors: Mapping[int, str], *, base_seconds: float
 ) -> None:
-    """Count an attempt for held events that failed, and record their *errors*, which are by row id.
+    """Count an attempt for held events that failed, and record the *errors* by row id.
 
     An event is due again after a delay that doubles with each attempt, up to five minutes.
     """

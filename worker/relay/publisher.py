@@ -1,4 +1,4 @@
-"""Publishes windows of events: all events of a window are sent at once, then their confirms are awaited."""
+"""Publishes events in windows. The events of a window are sent at once, then their confirms are awaited."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ class Publisher:
         return cls(underlay, timeout_seconds=timeout_seconds)
 
     async def probe(self, alarm: Alarm, stop: asyncio.Event) -> None:
-        """Publish two empty messages that no queue gets: RabbitMQ reports an alarm only to publishers.
+        """Publish two empty messages that no queue gets. RabbitMQ reports an alarm only after a publish.
 
         During an alarm RabbitMQ confirms the first message, and then reads no more from the connection. So
         this waits until the alarm ends or *stop* is set. Raises BrokerUnavailable if a message is not
@@ -97,9 +97,9 @@ class Publisher:
     async def _write(self, window: Sequence[OutboxRow], confirms: Confirms) -> None:
         """Encode all events of *window*, write them at once, and add their futures to *confirms*.
 
-        aiormq's basic_publish does this for one message, with a task, a lock and a timeout. For each message
-        of a window, these would halve the rate of the relay. The attributes of aiormq's channel are
-        undocumented, so pyproject.toml bounds aiormq's version.
+        aiormq's basic_publish does this for one message, with a task, a lock and a timeout. Used for every
+        message, it halved the rate of the relay. The attributes of aiormq's channel are undocumented, so
+        pyproject.toml bounds aiormq's version.
 
         The broker numbers the messages of a channel 1, 2, 3, … as they arrive, and confirms them by number.
         aiormq finds the future of a number in `confirmations`. So each message gets the next `delivery_tag`,
@@ -122,7 +122,7 @@ class Publisher:
                 payload.append(written)
                 channel.delivery_tag += 1
                 channel.confirmations[channel.delivery_tag] = confirm
-                # A returned message is found by its event id. A window has one event per request.
+                # RabbitMQ returns a message with its event id, which occurs only once in a window.
                 channel.message_id_delivery_tag[event_id] = channel.delivery_tag
             await channel.write_queue.put(ChannelFrame(payload=b"".join(payload), should_close=False))
 

@@ -1,8 +1,8 @@
 """Decides when the relay retries refused events.
 
 An event waits for the earlier events of its request, and for nothing else. RabbitMQ refuses an event by
-returning it, if no queue is bound for it, or with a nack. A refused event is retried without limit, because
-the fault may lie with any team's queue and concern every event. So is an event that AMQP cannot carry.
+returning it, if no queue is bound for it, or with a nack. Refused events, and events that AMQP cannot carry,
+are retried without limit, because the fault may lie with any team's queue and concern every event.
 """
 
 import math
@@ -42,7 +42,7 @@ class Retries:
             return list(due)
         chosen = [row for row in due if row not in limited]
         if time.monotonic() >= self._next_at:
-            turn = min(limited, key=lambda row: row.kind is self._last_tried)  # the first of the other kind
+            turn = min(limited, key=lambda row: row.kind is self._last_tried)  # the other kind first
             self._last_tried = turn.kind
             self._next_at = time.monotonic() + self._pause_seconds
             chosen.append(turn)
@@ -53,7 +53,7 @@ class Retries:
         self.recovering.clear()
 
     def note(self, window: Sequence[OutboxRow], outcome: PublishResult) -> None:
-        """Record the outcome of a window. If RabbitMQ refuses an event, its kind has no confirmed retry."""
+        """Record the outcome of a window. A kind with a refusal is limited, whatever was confirmed."""
         sent = [row for row in window if row.id not in outcome.unencodable]
         refused = {row.kind for row in sent if row.id in outcome.failed}
         accepted = {row.kind for row in sent if row.attempts and row.id in outcome.confirmed} - refused

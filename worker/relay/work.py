@@ -55,7 +55,7 @@ class LaneMarks:
         """Read every lane from its start again. A crash or failover of Postgres may have undone commits."""
         self.low_water = [0] * LANES
         self._candidates = self.low_water
-        self._awaited: int | None = 0  # Lower xids must end first; None before a round's second result.
+        self._awaited: int | None = 0  # Lower xids must end. None until a round's second result.
 
     def note(self, work: Work) -> None:
         """Update the marks with the next result of `find_work`."""
