@@ -48,7 +48,7 @@ class Retention:
             await asyncio.sleep(random.uniform(0.5, 1.5) * _REST_SECONDS)  # noqa: S311 - spreads the replicas
 
     async def erase_old(self, now: datetime) -> None:
-        """Erase requests too old by both *now* and Postgres' clock, so that a fast clock erases none early.
+        """Erase requests that are old enough by both *now* and Postgres' clock, because a clock may be fast.
 
         If a lane, a request or an e-mail is locked, the lane's requests in the batch wait for a later round.
         """
@@ -66,7 +66,7 @@ class Retention:
             _log.info("requests_erased", number=number)
 
     async def _read_oldest(self, after: UUID, now: datetime) -> list[UUID]:
-        """Return the next ids of requests that are too old, from the id *after* on, oldest first."""
+        """Return the ids of the next requests that are too old, oldest first. Starts after the id *after*."""
         async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
             earlier = await connection.fetchval("SELECT least(now(), $1::timestamptz)", now)
             rows = await connection.fetch(

@@ -47,5 +47,5 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def finish_seconds(self) -> float:
-        """The time for in-flight messages on shutdown. The other half is for closing connections."""
+        """Half of the shutdown time, for in-flight messages. The other half is for closing connections."""
         return self.shutdown_seconds / 2

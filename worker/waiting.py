@@ -27,7 +27,7 @@ class Pauses:
     async def log_and_wait(
         self, error: Exception, stop: asyncio.Event, *, seconds: float | None = None, **facts: int
     ) -> None:
-        """Log an outage with *facts*. Then wait for *stop*, at most *seconds*. By default the waits grow."""
+        """Log an outage with *facts*. Pause for *seconds*, by default longer each time, or until *stop*."""
         if seconds is None:
             seconds = self._seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads replicas, keeps no secret
             self._seconds = min(2 * self._seconds, _LONGEST_SECONDS)

@@ -30,7 +30,7 @@ from worker.settings import AmqpUrl
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
 ANSWER_SECONDS = 10.0  # for each reply from the broker
 ARRIVAL_SECONDS = 2.0  # for the arrival of the next message
-_IN_MEMORY = 200  # the most unacknowledged messages; if so many cannot be moved, no further message arrives
+_IN_MEMORY = 200  # unacknowledged messages at a time; if 200 cannot be moved, no more arrive
 
 # Headers that record how a message was dead-lettered. A redriven message does not have them.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")

@@ -147,7 +147,7 @@ async def replay(
 async def replay_batch(
     connection: Connection, request_ids: Sequence[UUID], selection: Selection, tally: Tally
 ) -> int:
-    """Write the selected events of some requests again, and count them in *tally*. Returns their number.
+    """Write the selected events of some requests again. Count them in *tally*, and return how many.
 
     The requests are locked, so that no new event comes between the replayed events of a request. Requests
     that have been erased in the meantime are skipped.

@@ -76,7 +76,7 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
     """Record each result once, however often it is delivered, in the caller's transaction.
 
     The failures are RequestNotFound, RequestErased, CalculationAlreadyRecorded and RowLocked. If a batch has
-    two results for a request, the second fails with RowLocked. It is retried once the first is recorded, and
+    two results for a request, the second fails with RowLocked. It is retried after the first is recorded, and
     then compared with the first.
     """
     ids = {result.request_id for result in results}

@@ -23,8 +23,8 @@ def outcome_of(
     have accepted the content.
 
     In an outage no attempt is counted. A provider's limit on the content is an outage, but may concern this
-    e-mail alone. So that such an e-mail does not delay all others every second, its pauses grow with its age.
-    It fails once it is older than EMAIL_GIVE_UP_SECONDS, if the server has lately accepted other e-mails.
+    e-mail alone. Such an e-mail must not delay all others every second, so its pauses grow as it gets older.
+    After EMAIL_GIVE_UP_SECONDS it fails, but only if the server has lately accepted other e-mails.
     """
     if reply.is_acceptance:
         return email.ended(reply.text)
@@ -44,7 +44,7 @@ def outcome_of(
 
 def storable(text: str, secret: str) -> str:
     """Return a reply's text as Postgres can store it, without the secret of a quoted link."""
-    # Compile the pattern only if it is needed. Doing so for every reply more than halved the rate of e-mails.
+    # Compile the pattern only if it is needed. Compiling it for every reply halved the rate of e-mails.
     if secret in re.sub(_LINE_BREAK, "", text):
         text = re.sub(f"(?:{_LINE_BREAK})?".join(map(re.escape, secret)), "[secret]", text)
     text = _SECRET_FIELD.sub("secret=[secret]", text).encode(errors="replace").decode()

@@ -153,7 +153,7 @@ class Postman:
         if rate:
             self._next_start = time.monotonic() + len(claimed) / rate
         for email in claimed:
-            self._claimed_until[email.email_key] = now + self._settings.email_claim_seconds  # at the earliest
+            self._claimed_until[email.email_key] = now + self._settings.email_claim_seconds  # or a bit later
             task = asyncio.create_task(self._send(email))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -74,7 +74,7 @@ class MailServerUnavailable(Exception):
 
 
 class Session:
-    """An SMTP session for one e-mail at a time. It ends after a refusal before the content."""
+    """An SMTP session for one e-mail at a time. It ends if a command before the content is refused."""
 
     def __init__(self, connection: aiosmtplib.SMTP, *, seconds: float) -> None:
         """Take over *connection* after EHLO. From then on nothing else may read from it.

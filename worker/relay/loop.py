@@ -37,14 +37,14 @@ from worker.waiting import Pauses, wait_at_most
 # Lanes per transaction: half of them, so that another relay can work on the other half. With one lane per
 # transaction, an event could wait behind sixteen transactions.
 _LANES_AT_ONCE = lanes.LANES // 2
-# After a pass that published events, further passes follow after these pauses. A NOTIFY could take 20 ms,
-# because busy processes send few NOTIFYs. A pass without events costs 0.2 ms.
+# Once a pass has published events, the next passes follow after these pauses, without waiting for a NOTIFY. A
+# busy process sends a NOTIFY only every 20 ms. A pass without events costs 0.2 ms.
 _QUICK_LOOK_SECONDS = (0.001, 0.002, 0.004, 0.008)
 # The deadline of find_work without low-water marks (see LaneMarks). The query may then read millions of dead
 # rows, which vacuum cannot remove during a backup.
 _FIRST_LOOK_SECONDS = 30.0
 # A transaction is silent while its events are published, for at most BROKER_TIMEOUT_SECONDS. If the silence
-# is this much longer, Postgres ends the transaction and frees its lanes. Another relay publishes the events.
+# is this much longer, Postgres ends the transaction, and another relay publishes the same events again.
 _SPARE_SECONDS = 2.0
 _BATCH_SIZE = 1_000  # events that are read and published together
 _HELD_BATCH_SIZE = 20  # held events of each kind, in addition
@@ -96,7 +96,7 @@ class Relay:
                 self._alarm = Alarm()
 
     async def _relay_on(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
-        """Relay on one channel until *stop* or the first outage. Wait after each pass that moved no event."""
+        """Relay on one channel until *stop* or the first outage. Wait after a pass that published nothing."""
         quick_looks: Iterator[float] = iter(())
         publisher = await Publisher.on(channel, timeout_seconds=self._settings.broker_timeout_seconds)
         async with in_background("broker_alarm", partial(self._alarm.watch, channel)):

@@ -1,4 +1,4 @@
-"""Publishes events in windows. The events of a window are sent at once, then their confirms are awaited."""
+"""Publishes events in windows. The events of a window are sent together, then all confirms are awaited."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ class Publisher:
             probing.cancel()
 
     async def publish(self, window: Sequence[OutboxRow]) -> PublishResult:
-        """Publish all events of *window* at once, and wait for their confirms. Both share the timeout.
+        """Publish all events of *window* together, and wait for their confirms. Both share the timeout.
 
         No two events may belong to one request. If the first were refused, the second would overtake it.
         """
@@ -95,7 +95,7 @@ class Publisher:
         return _outcome(confirms, await self._wait(list(confirms.values()), until=until))
 
     async def _write(self, window: Sequence[OutboxRow], confirms: Confirms) -> None:
-        """Encode all events of *window*, write them at once, and add their futures to *confirms*.
+        """Encode all events of *window*, write them together, and add their futures to *confirms*.
 
         aiormq's basic_publish does this for one message, with a task, a lock and a timeout. Used for every
         message, it halved the rate of the relay. The attributes of aiormq's channel are undocumented, so
@@ -129,7 +129,7 @@ class Publisher:
     async def _wait(self, confirms: Sequence[asyncio.Future[Any]], *, until: float) -> Exception | None:
         """Wait for all confirms, at most until the deadline. Stop if the channel closes, and return why.
 
-        Missing confirms are then cancelled, and the channel must not be used again.
+        If confirms are missing then, they are cancelled, and the channel must not be used again.
         """
         closing = self._channel.closing  # A closed channel does not complete the confirms.
         confirming = asyncio.create_task(asyncio.wait(confirms))
