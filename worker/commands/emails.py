@@ -210,7 +210,7 @@ def _without_addresses(email: LedgerEmail) -> LedgerEmail:
 
 
 async def _find_ended(connection: Connection, choice: Choice, *, states: Sequence[State]) -> Found:
-    """Return the chosen e-mails that have ended and are the last of their request.
+    """Return the chosen e-mails in one of *states*, if their request has no later e-mail.
 
     E-mails of erased requests are left out. So are cancelled e-mails, unless *choice* names their request.
     """

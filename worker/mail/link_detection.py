@@ -26,8 +26,8 @@ _AROUND_WORDS = re.compile(r"[^\w.-]|_|(?<!\w)[.-]+|[.-]+(?!\w)")
 def has_link(text: str) -> bool:
     """Whether a linkifier finds a link in a text, even a link with unusual or invisible characters.
 
-    Some mail programs drop invisible characters, some end a link at them, and some begin a link after any
-    punctuation. So the text is tested in each of these forms.
+    Some mail programs drop invisible characters, and some end a link at them. So the text is also tested
+    without them, and with spaces in their place or in place of the punctuation around words.
     """
     plain = unicodedata.normalize("NFKC", text).translate(_DOTS)
     if not _IN_EVERY_LINK.search(plain):
