@@ -1,6 +1,5 @@
 """The AsyncAPI document is true of a real broker: of the messages sent and accepted, and of the queues."""
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -17,19 +16,17 @@ from tests.worker.conftest import outbox_row, take
 from worker.consumers import calculations, incoming, notifications
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import CALCULATION_RESULTS
-from worker.relay.outbox_tables import OutboxRow
 
 DOCUMENT: dict[str, Any] = msgspec.to_builtins(asyncapi.document())
 MESSAGES = DOCUMENT["components"]["messages"]
 
 
-def example_of(message: str) -> dict[str, Any]:
-    """Return the example that the document has of a message."""
+def example_of(message):
     example: dict[str, Any] = MESSAGES[message]["examples"][0]
     return example
 
 
-def row_of(payload: Mapping[str, Any]) -> OutboxRow:
+def row_of(payload):
     """Return the row of the outbox that an event would have."""
     event = next(example for example in asyncapi.SENT_EXAMPLES if example.type == payload["type"])
     time, traceparent = datetime.fromisoformat(payload["time"]), payload["traceparent"]

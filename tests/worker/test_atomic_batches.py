@@ -8,10 +8,9 @@ from uuid import uuid4
 
 import pytest
 
-from service.calculation_requests.model import CalculationRequest
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store
 from worker.batches import LARGEST_BATCH, Failures, RowLocked
@@ -29,13 +28,12 @@ STATEMENTS = {
 }
 
 
-async def attempt(pool: Pool, batch: Batch) -> Failures:
-    """Do a batch in a transaction, as the worker does."""
+async def attempt(pool, batch):
     async with connections.transaction(pool, seconds=10.0) as connection:
         return await batch(connection)
 
 
-async def do(pool: Pool, batch: Batch) -> Failures:
+async def do(pool, batch):
     """Do a batch, again while another transaction has locked any of its rows."""
     failures: Failures = []
 
@@ -48,7 +46,7 @@ async def do(pool: Pool, batch: Batch) -> Failures:
     return failures
 
 
-async def stored_requests(database: Connection, number: int) -> list[CalculationRequest]:
+async def stored_requests(database, number):
     """Store requests, and return them in another order than that of their ids."""
     async with database.transaction():
         requests = [await store(database) for _ in range(number)]
@@ -56,7 +54,7 @@ async def stored_requests(database: Connection, number: int) -> list[Calculation
     return requests[::-1]
 
 
-async def batch_of(kind: str, database: Connection, requests: list[CalculationRequest]) -> Batch:
+async def batch_of(kind, database, requests):
     """Return a batch that records a result, or that an e-mail was sent, for each request."""
     if kind == "results":
         delivered = [Result(request.id, "C-1") for request in requests]
@@ -68,7 +66,7 @@ async def batch_of(kind: str, database: Connection, requests: list[CalculationRe
     return lambda connection: ledger.record_ends(connection, [email.ended("OK") for email in emails])
 
 
-async def announced(database: Connection) -> dict[int, int]:
+async def announced(database):
     """Return how many requests have how many events. Checks that their sequences add up."""
     rows = await database.fetch(
         """

@@ -43,18 +43,15 @@ class Work:
 
 @pytest.fixture
 def work():
-    """Work that goes on at once."""
     return Work()
 
 
 @pytest.fixture
 def batches(work):
-    """Batches of numbers."""
     return Batches(work.do)
 
 
-async def outcome(batches: Batches[int], number: int) -> Exception | None:
-    """Return why a number was not done."""
+async def outcome(batches, number):
     try:
         await batches.done(number)
     except (Refused, ZeroDivisionError) as error:
@@ -62,7 +59,7 @@ async def outcome(batches: Batches[int], number: int) -> Exception | None:
     return None
 
 
-async def all_at_once(batches: Batches[int], work: Work, numbers: Sequence[int]) -> list[str]:
+async def all_at_once(batches, work, numbers):
     """Have numbers arrive while the number 1 is done. Returns the names of their outcomes."""
     work.going_on.clear()
     first = asyncio.create_task(batches.done(1))

@@ -5,7 +5,6 @@ import msgspec
 from structlog.testing import capture_logs
 
 from deploy.local.machine.ports import free_port
-from service.postgres.pool import Connection
 from tests.harness.in_process import worker_probes
 from tests.harness.metrics import value
 from tests.harness.processes import started, worker_process
@@ -15,19 +14,17 @@ from worker.process import ROLES
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 
 
-async def readiness(probes: httpx.AsyncClient) -> dict[str, str]:
+async def readiness(probes):
     """Return the state of each check from /readyz."""
     answer: dict[str, str] = (await probes.get("/readyz")).json()
     return answer
 
 
 async def is_ready(probes: httpx.AsyncClient, *roles: str) -> bool:
-    """Whether the checks of these roles, and no others, exist and pass."""
     return await readiness(probes) == dict.fromkeys(("postgres", *roles), "ok")
 
 
-async def is_done(database: Connection) -> bool:
-    """Whether the e-mail is sent, the calculation recorded and every event published."""
+async def is_done(database):
     return bool(
         await database.fetchval(
             """
@@ -66,8 +63,7 @@ async def test_worker_with_one_role_runs_no_other(worker_settings, mail_server, 
     assert await database.fetchval("SELECT sequence FROM calculation_request") == stored_request.sequence
 
 
-async def is_relayed(database: Connection) -> bool:
-    """Whether the outbox is empty."""
+async def is_relayed(database):
     return not await database.fetchval("SELECT count(*) FROM outbox")
 
 

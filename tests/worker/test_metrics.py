@@ -10,15 +10,7 @@ from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import running, worker_probes
 from tests.harness.metrics import is_unknown, rises, value
 from tests.harness.waiting import eventually
-from tests.worker.conftest import (
-    created_body,
-    hold_events,
-    passes,
-    publish,
-    settings_with,
-    store,
-    store_as,
-)
+from tests.worker.conftest import created_body, hold_events, passes, publish, settings_with, store, store_as
 from worker import gauges
 from worker.consumers import notifications
 from worker.gauges import COUNT_LIMIT

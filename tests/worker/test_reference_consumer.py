@@ -7,8 +7,7 @@ import pytest
 from tests.worker.reference_consumer import ReferenceConsumer
 
 
-def event(sequence: int, *, uuid: str = "req_a", event_id: str | None = None) -> bytes:
-    """Return a minimal event."""
+def event(sequence, *, uuid="req_a", event_id=None):
     data = {"uuid": uuid, "sequence": sequence}
     return json.dumps({"id": event_id or f"{uuid}.{sequence}", "data": data}).encode()
 

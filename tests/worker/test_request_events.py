@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import httpx
 import jsonschema_rs
 import msgspec
 
@@ -24,8 +23,7 @@ FITS = jsonschema_rs.Draft202012Validator(
 )
 
 
-async def events_of(client: httpx.AsyncClient, uuid: str) -> list[dict[str, Any]]:
-    """Return the events that the API shows."""
+async def events_of(client, uuid):
     response = await client.get(f"/v1/request/{uuid}/events")
     assert response.status_code == 200
     FITS.validate(response.json())
@@ -67,6 +65,5 @@ async def test_events_are_those_that_consumers_get_but_for_the_trace(
     assert [list(event) for event in shown] == [list(event) for event in received]
 
 
-async def happened(client: httpx.AsyncClient, uuid: str, events: int) -> bool:
-    """Whether the API shows this many events."""
+async def happened(client, uuid, events):
     return len(await events_of(client, uuid)) == events

@@ -40,13 +40,11 @@ async def store_old(database: Connection, *, days: int, number: int, **fields: A
     return request
 
 
-async def kept(database: Connection) -> set[Any]:
-    """Return the ids of the requests that are not erased."""
+async def kept(database):
     return {row["id"] for row in await database.fetch("SELECT id FROM calculation_request")}
 
 
-async def erased(database: Connection) -> int:
-    """Return how many requests were erased."""
+async def erased(database):
     number: int = await database.fetchval("SELECT count(*) FROM erased_request")
     return number
 
@@ -145,6 +143,5 @@ async def test_rounds_begin_by_themselves_if_asked_for(worker_settings, database
             await eventually(lambda: is_empty(database))
 
 
-async def is_empty(database: Connection) -> bool:
-    """Whether every request is erased."""
+async def is_empty(database):
     return not await kept(database)

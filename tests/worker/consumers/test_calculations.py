@@ -4,18 +4,15 @@ import re
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import msgspec
 import pytest
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCalculated
 from service.outbox.lanes import RelayWaker
-from service.postgres.pool import Connection
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
@@ -30,37 +27,31 @@ UUID_OF_A_REQUEST = "req_" + "0" * 22
 GOOD = {"request_uuid": UUID_OF_A_REQUEST, "calculation_id": "calc-1"}
 
 
-def decode(body: bytes) -> Result:
-    """Read a result."""
+def decode(body):
     return calculations.decode(incoming.read(body), None)
 
 
 @pytest.fixture
 def consumer(worker_settings, pool):
-    """The consumer of the calculation teams' results."""
     return calculations.consumer(worker_settings, pool, RelayWaker(pool, seconds=5.0))
 
 
 def cloud_event(data: dict[str, Any], **changes: Any) -> bytes:
-    """Return a result as a CloudEvent in structured JSON."""
     attributes = {"specversion": "1.0", "id": "1", "source": "/sdlt", "type": "calculation.created"}
     return msgspec.json.encode({**attributes, **changes, "data": data})
 
 
 def bare_data(**data: Any) -> bytes:
-    """Return a result without an envelope, with this data and a uuid."""
     return msgspec.json.encode({"request_uuid": "req_1"} | data)
 
 
-async def calculation_of(database: Connection, request: CalculationRequest) -> str | None:
-    """Return the calculation_id in the row of a request."""
+async def calculation_of(database, request):
     query = "SELECT calculation_id FROM calculation_request WHERE id = $1"
     calculation_id: str | None = await database.fetchval(query, request.id)
     return calculation_id
 
 
-async def calculated_events(database: Connection) -> list[asyncpg.Record]:
-    """Return the request.calculated events in the outbox."""
+async def calculated_events(database):
     return await database.fetch("SELECT * FROM outbox WHERE type = 'request.calculated' ORDER BY id")
 
 

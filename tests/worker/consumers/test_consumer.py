@@ -10,7 +10,6 @@ from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import passes, publish, take
 from tests.worker.consumers.conftest import dead_letter, has_no_messages
-from worker.consumers.consumer import Consumer
 from worker.consumers.incoming import safe_id
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import NOTIFICATIONS, Queue
@@ -63,8 +62,7 @@ async def test_lost_connection_is_replaced(consumer_with, work, channel, broker_
         assert await passes(consumer.check)
 
 
-async def fails(consumer: Consumer[int]) -> bool:
-    """Whether the readiness check of a consumer fails."""
+async def fails(consumer):
     return not await passes(consumer.check)
 
 

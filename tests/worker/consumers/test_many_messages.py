@@ -3,12 +3,10 @@
 import asyncio
 
 import pytest
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aio_pika.abc import AbstractChannel
 
-from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id, uuid_of
 from service.outbox.lanes import RelayWaker
-from service.postgres.pool import Connection
 from tests.harness.in_process import running
 from tests.harness.queues import holds
 from tests.harness.tcp_proxy import TcpProxy
@@ -28,17 +26,16 @@ async def publish_results(channel: AbstractChannel, *bodies: bytes) -> None:
     await asyncio.gather(*(publish(channel, CALCULATION_RESULTS, body) for body in bodies))
 
 
-def result(uuid: str, calculation_id: str = "C-1") -> bytes:
+def result(uuid, calculation_id="C-1"):
     return f'{{"request_uuid": "{uuid}", "calculation_id": "{calculation_id}"}}'.encode()
 
 
-async def stored(database: Connection, number: int) -> list[CalculationRequest]:
+async def stored(database, number):
     async with database.transaction():
         return [await store(database) for _ in range(number)]
 
 
-async def has_recorded(database: Connection, number: int) -> bool:
-    """Whether so many requests have their calculation."""
+async def has_recorded(database, number):
     return bool(await database.fetchval("SELECT count(calculation_id) = $1 FROM calculation_request", number))
 
 
@@ -65,11 +62,11 @@ async def test_each_of_many_results_has_its_own_outcome(worker_settings, pool, c
     }
 
 
-async def nothing() -> None:
+async def nothing():
     """Deliver nothing: the test settles the messages itself."""
 
 
-async def receive(in_hand: InHand, channel: AbstractChannel, number: int) -> list[AbstractIncomingMessage]:
+async def receive(in_hand, channel, number):
     """Receive messages of the notifications on a channel."""
     queue = await channel.get_queue(NOTIFICATIONS.name, ensure=False)
     messages = [await queue.get() for _ in range(number)]

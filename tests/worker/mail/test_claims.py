@@ -13,7 +13,6 @@ import pytest
 from deploy.local.machine.folders import Place
 from deploy.local.servers.postgres_process import postgres_process
 from service.postgres import schema
-from service.postgres.pool import Connection
 from tests.harness.examples import CONVEYANCER
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store
@@ -48,14 +47,13 @@ async def with_expired_claim(server):
     return server
 
 
-async def connected(url: str) -> "Connection | None":
-    """Return a connection, if Postgres accepts it."""
+async def connected(url):
     with suppress(OSError, asyncpg.PostgresError):
         return await asyncpg.connect(url)
     return None
 
 
-async def claims(connection: Connection, *, seconds: float) -> int:
+async def claims(connection, *, seconds):
     """Claim what is due, for *seconds*. Returns the number of e-mails claimed."""
     return len(await ledger.claim(connection, uuid4(), under_way=[], limit=10, seconds=seconds))
 

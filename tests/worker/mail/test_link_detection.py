@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 from linkify_it import LinkifyIt
 from linkify_it.tlds import TLDS
 
-from tests.worker.mail.composing import (
-    URL,
-    WORDS,
-    address,
-    body,
-    compose,
-    compose_all_of,
-    received,
-)
+from tests.worker.mail.composing import URL, WORDS, address, body, compose, compose_all_of, received
 from worker.mail.link_detection import has_link
 
 LINKS = [
@@ -118,7 +110,7 @@ def test_linkifier_finds_no_other_link_in_the_email_than_the_customers(examples)
     @hypothesis.settings(
         max_examples=examples, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
-    def finds_no_other_link(words: dict[str, str]) -> None:
+    def finds_no_other_link(words) -> None:
         message = received(compose(**words))
 
         shown = [

@@ -6,12 +6,7 @@ from structlog.testing import capture_logs
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import open_postman, settings_with
-from tests.worker.mail.conftest import (
-    all_are,
-    announced,
-    attempts,
-    record_emails,
-)
+from tests.worker.mail.conftest import all_are, announced, attempts, record_emails
 
 RELEASED = """
     SELECT claimed_by IS NULL AND attempts = 0 AND created_at < next_attempt_at

@@ -4,16 +4,7 @@ import html
 
 import pytest
 
-from tests.worker.mail.composing import (
-    DATE,
-    URL,
-    address,
-    body,
-    compose,
-    compose_all_of,
-    received,
-    squeezed,
-)
+from tests.worker.mail.composing import DATE, URL, address, body, compose, compose_all_of, received, squeezed
 
 
 def test_email_has_the_headers_of_an_automatic_message():
@@ -60,7 +51,7 @@ def test_any_name_remains_one_mailbox(first_name, last_name):
     assert f"Dear {name}," in body(message, "plain")
 
 
-def letters(text: str) -> str:
+def letters(text):
     """Return the letters and digits of *text*: a header may only lose those at the end of a long name."""
     return "".join(character for character in text if character.isalnum())
 

@@ -13,14 +13,7 @@ from tests.harness.in_process import running
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
 from tests.worker.conftest import open_postman, settings_with
-from tests.worker.mail.conftest import (
-    all_are,
-    announced,
-    attempts,
-    is_claimed,
-    record_emails,
-    states,
-)
+from tests.worker.mail.conftest import all_are, announced, attempts, is_claimed, record_emails, states
 
 
 async def test_email_that_is_sent_again_has_the_same_message_id_date_and_text(

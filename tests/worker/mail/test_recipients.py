@@ -61,7 +61,7 @@ def test_accepted_address_is_the_only_recipient(examples):
         deadline=None,
         suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
     )
-    def is_the_only_recipient(customer: str, sender: str, name: str) -> None:
+    def is_the_only_recipient(customer, sender, name) -> None:
         names = {"customer_first_name": name, "sender_first_name": name}
         new = accepted(customer_email=customer, sender_email=sender, **names)
         assume(new is not None)
@@ -81,7 +81,7 @@ def test_accepted_address_is_the_only_recipient(examples):
     is_the_only_recipient()
 
 
-def in_ascii(address: str) -> str:
+def in_ascii(address):
     """Return an address as a mail server without SMTPUTF8 accepts it, names of RFC 2142 in lower case."""
     local_part, _, domain = address.rpartition("@")
     if local_part.lower() in CASE_INSENSITIVE_MAILBOX_NAMES:

@@ -10,12 +10,7 @@ from tests.harness.mail_server import ScriptedMailServer, Session
 from tests.harness.metrics import rises, value
 from tests.harness.waiting import eventually
 from tests.worker.conftest import KEYS, open_postman, settings_with
-from tests.worker.mail.conftest import (
-    all_are,
-    announced,
-    record_emails,
-    states,
-)
+from tests.worker.mail.conftest import all_are, announced, record_emails, states
 
 
 async def test_email_refused_for_now_is_postponed_and_sent_later(postman, mail_server, database, intended):

@@ -7,11 +7,7 @@ from tests.harness.in_process import running
 from tests.harness.processes import started, worker_process
 from tests.harness.waiting import eventually
 from tests.worker.conftest import open_postman, settings_with
-from tests.worker.mail.conftest import (
-    all_are,
-    attempts,
-    record_emails,
-)
+from tests.worker.mail.conftest import all_are, attempts, record_emails
 
 
 async def test_email_under_way_is_not_claimed_again_by_its_own_process(

@@ -52,7 +52,6 @@ async def rude_server(request):
 
 @contextmanager
 def mailer_for(url: str, **changes: Any) -> Iterator[Mailer]:
-    """Yield a mailer with these settings, and close it."""
     opened = Mailer(mail_settings(url, **changes))
     yield opened
     opened.close()
@@ -60,12 +59,11 @@ def mailer_for(url: str, **changes: Any) -> Iterator[Mailer]:
 
 @pytest.fixture
 def mailer(rude_server):
-    """A mailer connected to the rude mail server."""
     with mailer_for(rude_server.url) as opened:
         yield opened
 
 
-async def send(with_mailer: Mailer) -> EmailEnd | Postponement:
+async def send(with_mailer):
     """Send an e-mail. Returns the outcome, as the postman does."""
     try:
         reply = await with_mailer.send(
@@ -76,9 +74,7 @@ async def send(with_mailer: Mailer) -> EmailEnd | Postponement:
     return outcome_of(reply)
 
 
-def outcome_of(
-    reply: Reply, *, attempts: int = 0, age: timedelta = timedelta(), others_accepted: bool = True
-) -> EmailEnd | Postponement:
+def outcome_of(reply, *, attempts=0, age=timedelta(), others_accepted=True):
     """Return the outcome for an e-mail with so many attempts, and of this age."""
     email = Email(A_STORED_REQUEST, "Acme", "event-1", datetime.now(UTC) - age, attempts, None)
     settings = mail_settings("smtp://nowhere.invalid")

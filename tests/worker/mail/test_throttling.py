@@ -37,7 +37,6 @@ class LimitingMailServer(ScriptedMailServer):
 
 @pytest.fixture
 async def limiting_server():
-    """A mail server that limits the rate."""
     async with LimitingMailServer() as server:
         yield server
 

@@ -32,13 +32,11 @@ async def broker():
 
 @pytest.fixture
 def relay(worker_settings, broker, pool):
-    """A relay of this broker, with a short timeout."""
     settings = settings_with(worker_settings, amqp_url=broker.url, broker_timeout_seconds=_TIMEOUT_SECONDS)
     return Relay(settings, pool, asyncio.Event())
 
 
-async def is_blocked(relay: Relay) -> bool:
-    """Whether the relay reports that the broker blocks it."""
+async def is_blocked(relay):
     try:
         await relay.check()
     except NotReady as error:

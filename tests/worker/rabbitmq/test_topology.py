@@ -1,7 +1,6 @@
 """The exchanges, queues and bindings as declared; declaring them again changes nothing."""
 
 import asyncio
-from typing import Any
 
 import pytest
 from aio_pika import Message
@@ -11,7 +10,7 @@ from service.server.probes import NotReady
 from tests.harness.in_process import running
 from tests.harness.queues import count, declare_topology
 from tests.harness.waiting import eventually
-from tests.worker.conftest import Check, passes, publish, take
+from tests.worker.conftest import passes, publish, take
 from worker.consumers import calculations, notifications
 from worker.rabbitmq import connection, topology
 from worker.rabbitmq.connection import BrokerUnavailable, open_role
@@ -70,7 +69,7 @@ async def test_queue_with_other_properties_stops_only_its_own_role_which_reports
     assert "x-delivery-limit" in says
 
 
-async def reason_of(check: Check) -> str | None:
+async def reason_of(check):
     """Return the reason of a failed readiness check if it is a difference in the topology."""
     try:
         await check()
@@ -110,9 +109,9 @@ async def test_connection_that_closes_before_the_topology_is_declared_is_an_outa
 ):
     declare = topology.ensure
 
-    async def close_and_declare(opened: Any) -> dict[str, str]:
+    async def close_and_declare(opened) -> None:
         await opened.transport.connection.close()
-        return await declare(opened)
+        await declare(opened)
 
     monkeypatch.setattr(topology, "ensure", close_and_declare)
     with pytest.raises(BrokerUnavailable):

@@ -4,7 +4,6 @@ import asyncio
 from functools import partial
 
 from service.outbox import lanes
-from service.postgres.pool import Connection
 from tests.harness.databases import is_gone
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
@@ -22,8 +21,7 @@ LISTENERS = """
 """
 
 
-async def is_woken(database: Connection, woken: asyncio.Event) -> bool:
-    """Whether a NOTIFY wakes the relay."""
+async def is_woken(database, woken):
     await lanes.notify(database)
     await asyncio.sleep(0.01)
     return woken.is_set()
@@ -47,7 +45,7 @@ async def test_killed_connection_is_replaced_at_once_and_the_outbox_read_from_it
     assert marks.low_water == [0] * lanes.LANES
 
 
-async def other_listeners(database: Connection, killed: int) -> list[int]:
+async def other_listeners(database, killed):
     """Return the pids of the listeners' Postgres processes, without *killed*."""
     return [process for process in await database.fetchval(LISTENERS) or [] if process != killed]
 

@@ -6,18 +6,17 @@ from service.outbox.lanes import LANES
 from worker.relay.work import LaneMarks, Work
 
 
-def look(first_id: int | None, *, xmin: int, next_xid: int) -> Work:
+def look(first_id, *, xmin, next_xid):
     """Return a look at the outbox that saw these transactions, and this first event in every lane."""
     return Work(first_ids=[first_id] * LANES, due_lanes=[], last_id=9, xmin=xmin, next_xid=next_xid)
 
 
-def quiet(first_id: int | None, number: int) -> Work:
+def quiet(first_id, number):
     """Return a look at the outbox with no open transaction."""
     return look(first_id, xmin=number, next_xid=number)
 
 
 def low_water(*looks: Work) -> int:
-    """Return the mark of every lane after these looks."""
     marks = LaneMarks()
     for each in looks:
         marks.note(each)

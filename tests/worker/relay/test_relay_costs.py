@@ -1,6 +1,7 @@
 """What the relay costs Postgres, in counts that are the same on every machine."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,7 @@ _LOOKS_OF_A_WAKEUP = 6  # one that finds the event, one that finds nothing, four
 _MOST_STATEMENTS = 6  # look, begin with its settings, lock, read, delete, commit
 
 
-async def fill_lane(database: Connection, events: int) -> None:
-    """Put events into one lane, each of its own request."""
+async def fill_lane(database, events):
     await database.execute(
         """
         INSERT INTO outbox (lane, request_id, type, sequence, payload)
@@ -73,7 +73,7 @@ async def test_delivered_event_leaves_one_dead_tuple(database, worker_settings, 
     async with open_pool(worker_settings) as pool:  # Postgres counts when the connection ends.
         await Relay(worker_settings, pool, asyncio.Event()).relay_due(publisher)
 
-    async def written() -> tuple[int, int] | None:
+    async def written() -> Any:
         await database.execute("SELECT pg_stat_clear_snapshot()")
         row = await database.fetchrow(
             "SELECT n_tup_upd, n_tup_del FROM pg_stat_user_tables WHERE relname = 'outbox'"

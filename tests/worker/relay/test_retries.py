@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 from structlog.testing import capture_logs
 
-from service.postgres.pool import Connection
 from tests.worker.conftest import (
     TRACEPARENT,
     announce_next,
@@ -33,13 +32,11 @@ async def refusing(channel):
     return await bind_full_queue(channel, "request.created")
 
 
-async def make_due(database: Connection) -> None:
-    """Make every refused event due."""
+async def make_due(database):
     await database.execute("UPDATE outbox_held SET next_attempt_at = now() WHERE attempts > 0")
 
 
-async def relay_all(relay_once: RelayOnce) -> None:
-    """Make passes until one moves nothing."""
+async def relay_all(relay_once):
     while await relay_once():
         pass
 
