@@ -22,8 +22,7 @@ MESSAGES = DOCUMENT["components"]["messages"]
 
 
 def example_of(message):
-    example: dict[str, Any] = MESSAGES[message]["examples"][0]
-    return example
+    return MESSAGES[message]["examples"][0]
 
 
 def row_of(payload):

@@ -35,15 +35,12 @@ async def attempt(pool, batch):
 
 async def do(pool, batch):
     """Do a batch, again while another transaction has locked any of its rows."""
-    failures: Failures = []
 
-    async def is_done() -> bool:
-        nonlocal failures
+    async def failures_if_free() -> Failures | None:
         failures = await attempt(pool, batch)
-        return not any(isinstance(each, RowLocked) for each in failures)
+        return None if any(isinstance(each, RowLocked) for each in failures) else failures
 
-    await eventually(is_done)
-    return failures
+    return await eventually(failures_if_free)
 
 
 async def stored_requests(database, number):

@@ -32,13 +32,8 @@ class Work:
             raise PostgresUnavailable
         if 0 in numbers:
             raise ZeroDivisionError
-        return [self.outcome(number) for number in numbers]
-
-    def outcome(self, number: int) -> Exception | None:
-        """Return why this number is not done, if it is not."""
-        if number in self.locked:
-            return RowLocked()
-        return Refused() if number == 13 else None
+        failures = {13: Refused(), **{number: RowLocked() for number in self.locked}}
+        return [failures.get(number) for number in numbers]
 
 
 @pytest.fixture
@@ -51,24 +46,16 @@ def batches(work):
     return Batches(work.do)
 
 
-async def outcome(batches, number):
-    try:
-        await batches.done(number)
-    except (Refused, ZeroDivisionError) as error:
-        return error
-    return None
-
-
 async def all_at_once(batches, work, numbers):
     """Have numbers arrive while the number 1 is done. Returns the names of their outcomes."""
     work.going_on.clear()
     first = asyncio.create_task(batches.done(1))
     await eventually(lambda: work.batches)
-    others = [asyncio.create_task(outcome(batches, number)) for number in numbers]
+    others = [asyncio.create_task(batches.done(number)) for number in numbers]
     await asyncio.sleep(0)
     work.going_on.set()
     await first
-    return [type(each).__name__ for each in await asyncio.gather(*others)]
+    return [type(each).__name__ for each in await asyncio.gather(*others, return_exceptions=True)]
 
 
 async def test_batch_is_limited(batches, work):

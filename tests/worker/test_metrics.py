@@ -3,21 +3,17 @@
 import asyncio
 from functools import partial
 
-import pytest
-
 from service.postgres.pool import Connection, open_pool
-from tests.harness.examples import CONVEYANCER
-from tests.harness.in_process import running, worker_probes
+from tests.harness.in_process import running
 from tests.harness.metrics import is_unknown, rises, value
 from tests.harness.waiting import eventually
-from tests.worker.conftest import created_body, hold_events, passes, publish, settings_with, store, store_as
+from tests.worker.conftest import created_body, hold_events, publish, settings_with, store, store_as
 from worker import gauges
 from worker.consumers import notifications
 from worker.gauges import COUNT_LIMIT
 from worker.mail import ledger
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.relay import outbox_tables
-from worker.relay.loop import Relay
 from worker.relay.work import LaneMarks
 
 READ_OUTBOX = partial(outbox_tables.read_gauges, LaneMarks())
@@ -115,19 +111,6 @@ async def test_relay_counts_confirmed_events_by_type_and_no_returned_one(databas
         await relay.relay_due(publisher)
 
 
-async def test_relay_exports_its_connection(worker_settings, pool, broker_link):
-    settings = settings_with(worker_settings, amqp_url=broker_link.url)
-    relay = Relay(settings, pool, asyncio.Event())
-    async with running(relay.run):
-        await eventually(lambda: passes(relay.check))
-        assert value("broker_connected", connection="relay") == 1
-        await broker_link.refuse()
-        await eventually(lambda: value("broker_connected", connection="relay") == 0)
-        broker_link.admit()
-        await eventually(lambda: value("broker_connected", connection="relay") == 1)
-    assert value("broker_connected", connection="relay") == 0
-
-
 async def test_consumer_counts_messages_by_outcome(worker_settings, pool, channel, stored_request):
     consumer = notifications.consumer(worker_settings, pool, asyncio.Event())
     queue = {"queue": NOTIFICATIONS.name}
@@ -144,13 +127,3 @@ async def test_consumer_counts_messages_by_outcome(worker_settings, pool, channe
             await publish(channel, NOTIFICATIONS, b"not an event")
             await eventually(lambda: value("consumer_message_seconds_count", **queue) == settled + 2)
     assert value("consumer_reading", **queue) == 0
-
-
-@pytest.mark.usefixtures("stored_request")
-async def test_metrics_name_no_tenant_and_need_no_token(worker_settings):
-    async with worker_probes(worker_settings) as probes:
-        await eventually(lambda: value("relay_events_published_total", type="request.created"))
-        text = (await probes.get("/metrics")).text
-
-    assert "relay_events_published_total" in text
-    assert CONVEYANCER not in text
