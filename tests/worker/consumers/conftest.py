@@ -55,7 +55,6 @@ class Work:
 
 @pytest.fixture
 def work() -> Work:
-    """A handler that succeeds unless the test sets an error."""
     return Work()
 
 
@@ -64,8 +63,6 @@ MakeConsumer = Callable[..., Consumer[int]]
 
 @pytest.fixture
 def consumer_with(worker_settings: WorkerSettings, work: Work) -> MakeConsumer:
-    """Makes consumers with changed settings."""
-
     def make(queue: Queue = NOTIFICATIONS, **changes: Any) -> Consumer[int]:
         return Consumer(
             settings_with(worker_settings, **changes),
@@ -81,7 +78,6 @@ def consumer_with(worker_settings: WorkerSettings, work: Work) -> MakeConsumer:
 
 @pytest.fixture
 def consumer(consumer_with: MakeConsumer) -> Consumer[int]:
-    """A consumer of the notifications."""
     return consumer_with()
 
 
@@ -94,5 +90,4 @@ async def dead_letter(channel: AbstractChannel, queue: Queue = NOTIFICATIONS) ->
 
 
 async def has_no_messages(channel: AbstractChannel, queue: str) -> bool:
-    """Whether no message is ready in a queue."""
     return await count(channel, queue) == 0

@@ -7,6 +7,7 @@ from pamqp.common import FieldTable
 
 from service.postgres.outages import PostgresUnavailable
 from tests.harness.in_process import running
+from tests.harness.metrics import value
 from tests.harness.waiting import eventually
 from tests.worker.conftest import passes, publish, take
 from tests.worker.consumers.conftest import dead_letter, has_no_messages
@@ -50,11 +51,14 @@ async def test_message_whose_handler_keeps_failing_is_redelivered_up_to_the_deli
 
 async def test_lost_connection_is_replaced(consumer_with, work, channel, broker_link):
     consumer = consumer_with(amqp_url=broker_link.url)
+    connection = {"connection": NOTIFICATIONS.name}
 
     async with running(consumer.run):
         await eventually(lambda: passes(consumer.check))
+        assert value("broker_connected", **connection) == 1
         await broker_link.refuse()
         await eventually(lambda: fails(consumer))
+        await eventually(lambda: value("broker_connected", **connection) == 0)
         await publish(channel, NOTIFICATIONS, b"1")
         await eventually(lambda: broker_link.refused >= 2)
         broker_link.admit()

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from aio_pika.abc import AbstractChannel
 
 from service.identifiers import new_request_id, uuid_of
 from service.outbox.lanes import RelayWaker
@@ -22,35 +21,24 @@ GOOD = 250
 BASIC_ACK = b"\x00\x3c\x00\x50"  # class and method of the frame
 
 
-async def publish_results(channel: AbstractChannel, *bodies: bytes) -> None:
-    await asyncio.gather(*(publish(channel, CALCULATION_RESULTS, body) for body in bodies))
-
-
 def result(uuid, calculation_id="C-1"):
     return f'{{"request_uuid": "{uuid}", "calculation_id": "{calculation_id}"}}'.encode()
 
 
-async def stored(database, number):
-    async with database.transaction():
-        return [await store(database) for _ in range(number)]
-
-
-async def has_recorded(database, number):
-    return bool(await database.fetchval("SELECT count(calculation_id) = $1 FROM calculation_request", number))
-
-
 async def test_each_of_many_results_has_its_own_outcome(worker_settings, pool, channel, database):
-    requests = await stored(database, GOOD)
+    async with database.transaction():
+        requests = [await store(database) for _ in range(GOOD)]
     first, second, *_ = (request.uuid for request in requests)
     bodies = [result(request.uuid) for request in requests]
     bodies[100:100] = [b"{", result(uuid_of(new_request_id())), result(first, "C-2"), result(second)]
-    await publish_results(channel, *bodies)
+    await asyncio.gather(*(publish(channel, CALCULATION_RESULTS, body) for body in bodies))
     consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, seconds=5.0))
 
     async with running(consumer.run):
         await eventually(lambda: has_no_messages(channel, CALCULATION_RESULTS.name))
         await eventually(lambda: holds(channel, CALCULATION_RESULTS.dead_letters, 3))
-        await eventually(lambda: has_recorded(database, GOOD))
+        recorded = "SELECT count(calculation_id) = $1 FROM calculation_request"
+        await eventually(lambda: database.fetchval(recorded, GOOD))
 
     assert await database.fetchval("SELECT count(*) FROM outbox WHERE type = 'request.calculated'") == GOOD
     assert await has_no_messages(channel, CALCULATION_RESULTS.name)  # Nothing came back.

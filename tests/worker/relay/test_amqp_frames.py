@@ -37,9 +37,7 @@ def encoded_by_pamqp(event, pieces):
     """Return what aiormq would write."""
     frames: list[Any] = [
         spec.Basic.Publish(
-            exchange=topology.REQUESTS,
-            routing_key=event.type,
-            mandatory=event.type == "request.created",
+            exchange=topology.REQUESTS, routing_key=event.type, mandatory=event.type == "request.created"
         ),
         ContentHeader(properties=properties_of(event), body_size=len(event.payload)),
         *map(ContentBody, pieces),

@@ -25,10 +25,7 @@ async def test_refused_and_returned_events_fail_alone_and_the_publisher_can_stil
     afterwards = await publisher.publish([outbox_row(5), outbox_row(6, type="request.created")])
 
     assert with_failures.confirmed == {4}
-    assert with_failures.failed == {
-        2: "refused by the broker",
-        3: "returned: no queue is bound for it",
-    }
+    assert with_failures.failed == {2: "refused by the broker", 3: "returned: no queue is bound for it"}
     assert afterwards.confirmed == {6}
     assert afterwards.failed == {5: "refused by the broker"}
     assert with_failures.outage is afterwards.outage is None
