@@ -31,7 +31,6 @@ from worker.relay.outbox_tables import OutboxRow
 from worker.relay.publisher import Publisher
 from worker.settings import WorkerSettings
 
-ANY_EVENT = "request.*"
 KEYS = stored.KEYS
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -61,17 +60,14 @@ async def announce_next(connection: Connection, request_id: UUID, *, traceparent
 
 
 def created_event(request: CalculationRequest) -> RequestCreated:
-    """Return the request.created of a request, as its consumers get it."""
     return RequestCreated(**request.event_payload(sequence=1))
 
 
 def created_body(request: CalculationRequest) -> bytes:
-    """Return the body of the message that carries request.created."""
     return events.encode(created_event(request), time=request.created_at, traceparent=None)
 
 
 def outbox_row(number: int, **changes: Any) -> OutboxRow:
-    """Return an event of a request of its own."""
     row = OutboxRow(
         lane=0,
         id=number,
@@ -95,14 +91,12 @@ async def stored_request(database: Connection) -> CalculationRequest:
 
 @pytest.fixture
 async def publisher(worker_settings: WorkerSettings) -> AsyncIterator[Publisher]:
-    """A publisher on a channel of its own."""
     async with open_publisher(worker_settings) as opened:
         yield opened
 
 
 @asynccontextmanager
 async def open_publisher(settings: WorkerSettings) -> AsyncIterator[Publisher]:
-    """Yield a publisher on a new connection."""
     async with open_channel(settings, name="test") as channel:
         yield await Publisher.on(channel, timeout_seconds=settings.broker_timeout_seconds)
 
@@ -114,7 +108,6 @@ def pace() -> dict[str, Any]:
 
 
 def with_pace(**pace: float) -> pytest.MarkDecorator:
-    """Run a test with a relay of another pace."""
     return pytest.mark.parametrize("pace", [pace], ids=[""])
 
 
@@ -145,20 +138,19 @@ async def linked_pool(worker_settings: WorkerSettings, link: TcpProxy) -> AsyncI
 
 @pytest.fixture
 async def broker_link(worker_settings: WorkerSettings) -> AsyncIterator[TcpProxy]:
-    """A way to the broker that the test can cut; for those who use `settings_with`."""
+    """A way to the broker that the test can cut."""
     async with TcpProxy(worker_settings.amqp_url) as forwarder:
         yield forwarder
 
 
 @pytest.fixture
 async def postgres_link(worker_settings: WorkerSettings) -> AsyncIterator[TcpProxy]:
-    """A way to Postgres that the test can cut; for those who use `settings_with`."""
+    """A way to Postgres that the test can cut."""
     async with TcpProxy(worker_settings.database_url) as forwarder:
         yield forwarder
 
 
 def settings_with(settings: WorkerSettings, **changes: Any) -> WorkerSettings:
-    """Return the same settings but for *changes*."""
     return msgspec.structs.replace(settings, **changes)
 
 
@@ -171,7 +163,6 @@ async def open_postman(settings: WorkerSettings) -> AsyncIterator[Postman]:
 
 @pytest.fixture
 async def postman(worker_settings: WorkerSettings) -> AsyncIterator[Postman]:
-    """A postman that polls the ledger."""
     async with open_postman(worker_settings) as opened:
         yield opened
 
@@ -179,7 +170,7 @@ async def postman(worker_settings: WorkerSettings) -> AsyncIterator[Postman]:
 @pytest.fixture
 async def tap(channel: AbstractChannel) -> AbstractQueue:
     """A queue that gets a copy of every event of ours."""
-    return await bind_tap(channel, ANY_EVENT)
+    return await bind_tap(channel, "request.*")
 
 
 async def bind_tap(
@@ -192,7 +183,6 @@ async def bind_tap(
 
 
 async def take(queue: AbstractQueue) -> AbstractIncomingMessage | None:
-    """Take the next message out of a queue."""
     return await queue.get(no_ack=True, fail=False)
 
 
@@ -205,7 +195,6 @@ async def take_all(queue: AbstractQueue) -> list[AbstractIncomingMessage]:
 
 
 async def take_ids(queue: AbstractQueue) -> list[str | None]:
-    """Take every message that is in a queue now; return their ids."""
     return [message.message_id for message in await take_all(queue)]
 
 
@@ -218,13 +207,17 @@ async def publish(channel: AbstractChannel, queue: topology.Queue, body: bytes, 
 Check = Callable[[], Awaitable[None]]
 
 
-async def passes(check: Check) -> bool:
-    """Whether a readiness check passes."""
+async def obstacle(check: Check) -> str:
+    """Return why a readiness check fails, or nothing if it passes."""
     try:
         await check()
-    except NotReady:
-        return False
-    return True
+    except NotReady as error:
+        return str(error)
+    return ""
+
+
+async def passes(check: Check) -> bool:
+    return not await obstacle(check)
 
 
 async def hold_events(database: Connection, request_id: UUID) -> list[OutboxRow]:

@@ -9,7 +9,7 @@ from service.postgres.outages import PostgresUnavailable
 from tests.harness.in_process import running
 from tests.harness.metrics import value
 from tests.harness.waiting import eventually
-from tests.worker.conftest import passes, publish, take
+from tests.worker.conftest import obstacle, passes, publish, take
 from tests.worker.consumers.conftest import dead_letter, has_no_messages
 from worker.consumers.incoming import safe_id
 from worker.rabbitmq import topology
@@ -57,17 +57,13 @@ async def test_lost_connection_is_replaced(consumer_with, work, channel, broker_
         await eventually(lambda: passes(consumer.check))
         assert value("broker_connected", **connection) == 1
         await broker_link.refuse()
-        await eventually(lambda: fails(consumer))
+        await eventually(lambda: obstacle(consumer.check))
         await eventually(lambda: value("broker_connected", **connection) == 0)
         await publish(channel, NOTIFICATIONS, b"1")
         await eventually(lambda: broker_link.refused >= 2)
         broker_link.admit()
         await eventually(lambda: work.done)
         assert await passes(consumer.check)
-
-
-async def fails(consumer):
-    return not await passes(consumer.check)
 
 
 async def test_message_in_hand_when_the_connection_is_lost_is_redelivered(
@@ -105,7 +101,7 @@ async def test_deleted_queue_is_declared_and_read_again(consumer, work, channel)
         await eventually(lambda: passes(consumer.check))
 
         await channel.queue_delete(NOTIFICATIONS.name)
-        await eventually(lambda: fails(consumer))
+        await eventually(lambda: obstacle(consumer.check))
         await eventually(lambda: passes(consumer.check))
         await publish(channel, NOTIFICATIONS, b"1")
         await eventually(lambda: work.done)
@@ -122,7 +118,7 @@ async def test_stopping_finishes_the_message_in_hand_and_leaves_the_others_in_th
     await eventually(lambda: work.started)
 
     stop.set()
-    await eventually(lambda: fails(consumer))
+    await eventually(lambda: obstacle(consumer.check))
     work.going_on.set()
     await consuming
 
@@ -138,7 +134,7 @@ async def test_outage_of_postgres_leaves_the_message_in_the_queue_until_it_ends(
     work.error = work.dependency_error = PostgresUnavailable()
     async with running(consumer.run):
         await publish(channel, NOTIFICATIONS, b"1")
-        await eventually(lambda: fails(consumer))
+        await eventually(lambda: obstacle(consumer.check))
         assert await has_no_messages(channel, NOTIFICATIONS.dead_letters)
 
         work.error = work.dependency_error = None

@@ -17,28 +17,24 @@ from worker.rabbitmq import connection, message_properties, topology
 from worker.rabbitmq.topology import NOTIFICATIONS
 
 
-async def test_malformed_message_is_dead_lettered_unchanged_with_the_reason(consumer, channel):
-    await publish(
-        channel,
-        NOTIFICATIONS,
-        b"not JSON \xff",
-        message_id="their-id",
-        content_type="text/plain",
-        type="their.type",
-        headers={"theirs": "kept", "number": 7},
-    )
+async def test_malformed_message_is_dead_lettered_with_the_reason_to_its_own_dead_letters_alone(
+    consumer, channel
+):
+    theirs = await channel.declare_queue(exclusive=True)
+    await theirs.bind(topology.DEAD_LETTERS, theirs.name)
+    kept: FieldTable = {"theirs": "kept", "number": 7, "cc": "kept"}
+    left_out: FieldTable = {"CC": [theirs.name], "cannot be written": NotText("latin-1: \xe9")}
+    properties = {"message_id": "their-id", "content_type": "text/plain", "type": "their.type"}
+    await publish(channel, NOTIFICATIONS, b"not JSON \xff", headers=kept | left_out, **properties)
 
     async with running(consumer.run):
         dead = await dead_letter(channel)
 
     assert dead.body == b"not JSON \xff"
-    assert (dead.message_id, dead.content_type, dead.type) == ("their-id", "text/plain", "their.type")
-    assert {name: dead.headers[name] for name in ("theirs", "number", "x-reason", "x-reason-text")} == {
-        "theirs": "kept",
-        "number": 7,
-        "x-reason": "Malformed",
-        "x-reason-text": "not readable JSON: invalid character (byte 4)",
-    }
+    assert {name: getattr(dead, name) for name in properties} == properties
+    reason = {"x-reason": "Malformed", "x-reason-text": "not readable JSON: invalid character (byte 4)"}
+    assert dead.headers == kept | reason
+    assert await take(theirs) is None
     assert await has_no_messages(channel, NOTIFICATIONS.name)
 
 
@@ -108,37 +104,6 @@ async def test_no_copy_counts_as_published_when_copies_with_one_id_are_returned(
 
     assert all(isinstance(failure, PublishError) for failure in failures)
     assert len(failures) == len(copies)
-
-
-async def test_message_with_a_header_that_cannot_be_copied_is_dead_lettered_without_it(
-    consumer_with, work, channel
-):
-    exchange = await channel.get_exchange(NOTIFICATIONS.exchange)
-    consumer = consumer_with(consumer_prefetch=1)
-
-    async with running(consumer.run):
-        await exchange.publish(
-            Message(b"bad", headers={"theirs": NotText("latin-1: \xe9"), "kept": "yes"}),
-            NOTIFICATIONS.routing_key,
-        )
-        dead = await dead_letter(channel)
-
-        assert (dead.body, dead.headers["x-reason"], dead.headers["kept"]) == (b"bad", "Malformed", "yes")
-        await publish(channel, NOTIFICATIONS, b"1")
-        await eventually(lambda: work.done == [1])
-
-
-async def test_dead_letter_reaches_no_other_queue_than_the_dead_letters_of_its_own(consumer, channel):
-    theirs = await channel.declare_queue(exclusive=True)
-    await theirs.bind(topology.DEAD_LETTERS, theirs.name)
-    headers: FieldTable = {"CC": [theirs.name], "cc": "kept"}
-    await publish(channel, NOTIFICATIONS, b"bad", headers=headers)
-
-    async with running(consumer.run):
-        dead = await dead_letter(channel)
-
-    assert (dead.body, dead.headers["cc"]) == (b"bad", "kept")
-    assert await take(theirs) is None
 
 
 async def test_messages_with_undecodable_properties_are_dead_lettered_and_their_neighbours_are_handled(

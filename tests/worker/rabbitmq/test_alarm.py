@@ -5,11 +5,10 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from service.server.probes import NotReady
 from tests.harness.in_process import running
 from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
-from tests.worker.conftest import passes, settings_with, store
+from tests.worker.conftest import obstacle, passes, settings_with, store
 from worker.relay.loop import Relay
 
 _TIMEOUT_SECONDS = 0.5
@@ -37,11 +36,7 @@ def relay(worker_settings, broker, pool):
 
 
 async def is_blocked(relay):
-    try:
-        await relay.check()
-    except NotReady as error:
-        return str(error) == "RabbitMQ blocks publishers"
-    return False
+    return await obstacle(relay.check) == "RabbitMQ blocks publishers"
 
 
 async def test_relay_reads_nothing_during_an_alarm_and_goes_on_at_its_end(relay, broker, database):
@@ -88,11 +83,6 @@ async def test_relay_that_connects_during_an_alarm_keeps_its_connection_until_th
 
 async def test_relay_stops_during_an_alarm(relay, broker):
     broker.raise_alarm()
-    stop = asyncio.Event()
-    relaying = asyncio.create_task(relay.run(stop))
-    await eventually(lambda: is_blocked(relay))
 
-    stop.set()
-
-    async with asyncio.timeout(30):
-        await relaying
+    async with asyncio.timeout(30), running(relay.run):
+        await eventually(lambda: is_blocked(relay))

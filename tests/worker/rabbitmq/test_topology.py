@@ -6,11 +6,10 @@ import pytest
 from aio_pika import Message
 
 from service.outbox.lanes import RelayWaker
-from service.server.probes import NotReady
 from tests.harness.in_process import running
 from tests.harness.queues import count, declare_topology
 from tests.harness.waiting import eventually
-from tests.worker.conftest import passes, publish, take
+from tests.worker.conftest import obstacle, passes, publish, take
 from worker.consumers import calculations, notifications
 from worker.rabbitmq import connection, topology
 from worker.rabbitmq.connection import BrokerUnavailable, open_role
@@ -62,20 +61,17 @@ async def test_queue_with_other_properties_stops_only_its_own_role_which_reports
     async with running(relay.run, notified.run, calculated.run):
         await eventually(lambda: passes(relay.check))
         await eventually(lambda: passes(calculated.check))
-        says = await eventually(lambda: reason_of(notified.check))
+        says = await eventually(lambda: difference(notified.check))
         await channel.queue_delete(NOTIFICATIONS.name)
         await eventually(lambda: passes(notified.check))
 
     assert "x-delivery-limit" in says
 
 
-async def reason_of(check):
-    """Return the reason of a failed readiness check if it is a difference in the topology."""
-    try:
-        await check()
-    except NotReady as error:
-        return str(error) if "PRECONDITION_FAILED" in str(error) else None
-    return None
+async def difference(check):
+    """Return why a readiness check fails, if it is for a difference in the topology."""
+    reason = await obstacle(check)
+    return reason if "PRECONDITION_FAILED" in reason else ""
 
 
 async def test_exchange_with_other_properties_stops_the_relay_which_reports_it(channel, relay):
@@ -83,7 +79,7 @@ async def test_exchange_with_other_properties_stops_the_relay_which_reports_it(c
     await channel.declare_exchange(topology.REQUESTS, "fanout", durable=True)
 
     async with running(relay.run):
-        says = await eventually(lambda: reason_of(relay.check))
+        says = await eventually(lambda: difference(relay.check))
 
     assert "fanout" in says
 
