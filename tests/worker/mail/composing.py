@@ -38,19 +38,16 @@ def compose(firm: str = "Acme", **fields: Any) -> bytes:
 
 
 def compose_all_of(text: str) -> bytes:
-    """Return the e-mail of a request in which every text is *text*."""
     return compose(**dict.fromkeys(WORDS, text))
 
 
 def received(source: bytes) -> EmailMessage:
-    """Return an e-mail as a mail program parses it."""
     read = message_from_bytes(source, policy=default)
     assert isinstance(read, EmailMessage)
     return read
 
 
 def body(message: EmailMessage, kind: str) -> str:
-    """Return the text or the HTML of an e-mail."""
     part = message.get_body((kind,))
     assert part is not None
     content: str = part.get_content()

@@ -37,7 +37,6 @@ async def mail_link(mail_server: MailServer) -> AsyncIterator[TcpProxy]:
 
 
 async def record_emails(database: Connection, pool: Pool, number: int) -> list[CalculationRequest]:
-    """Store *number* requests and record that each is to get its e-mail."""
     requests = [await store(database) for _ in range(number)]
     for request in requests:
         await intend_email(created_event(request), pool=pool)
@@ -45,7 +44,6 @@ async def record_emails(database: Connection, pool: Pool, number: int) -> list[C
 
 
 async def states(database: Connection) -> dict[str, int]:
-    """Return the number of e-mails in each state."""
     return dict(await database.fetch("SELECT state, count(*) FROM email GROUP BY state"))
 
 
@@ -55,7 +53,6 @@ async def all_are(database: Connection, state: str) -> bool:
 
 
 async def attempts(database: Connection) -> int:
-    """Return the number of attempts counted, of all e-mails together."""
     total: int = await database.fetchval("SELECT sum(attempts) FROM email")
     return total
 

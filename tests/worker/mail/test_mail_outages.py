@@ -91,23 +91,3 @@ async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_a
     }
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
     assert [event_type for event_type, _, _ in await announced(database)] == ["request.email_sent"]
-
-
-async def test_failing_claim_does_not_lose_the_acceptance_of_an_email_under_way(
-    worker_settings, mail_server, mail_link, database, intended
-):
-    """As on a standby, which has no unlogged tables: that error is not treated as an outage of Postgres."""
-    mail_link.hold_before(b"Message-ID:")
-    settings = settings_with(worker_settings, smtp_url=mail_link.url)
-
-    async with open_postman(settings) as postman, running(postman.run):
-        await eventually(mail_link.marker_reached.is_set)
-        with capture_logs() as logs:
-            await database.execute("ALTER TABLE postgres_up RENAME TO elsewhere")
-            await eventually(lambda: "emails_not_claimed" in {entry["event"] for entry in logs})
-        mail_link.resume()
-        await eventually(lambda: mail_server.accepted)
-        await database.execute("ALTER TABLE elsewhere RENAME TO postgres_up")
-        await eventually(lambda: all_are(database, "sent"))
-
-    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]

@@ -81,19 +81,6 @@ def outcome_of(reply, *, attempts=0, age=timedelta(), others_accepted=True):
     return outcomes.outcome_of(reply, email, settings, others_accepted=others_accepted)
 
 
-async def test_connection_is_kept_for_the_next_email(rude_server, mailer):
-    for _ in range(3):
-        await send(mailer)
-
-    assert (rude_server.connections, len(rude_server.contents)) == (1, 3)
-
-
-async def test_emails_at_the_same_time_do_not_share_a_connection(rude_server, mailer):
-    await asyncio.gather(*(send(mailer) for _ in range(3)))
-
-    assert (rude_server.connections, len(rude_server.contents)) == (3, 3)
-
-
 REFUSED = [b"550 No such user", b"550 Empf\xe4nger unbekannt", b"554 5.7.1 Spam"]
 BUSY = [b"450 Busy", b"451 Greylisted", b"452 4.3.1 Full"]
 THROTTLED = [b"454 4.7.0 Throttling failure", b"432 Sender thread limit exceeded"]
@@ -205,15 +192,6 @@ async def test_email_takes_two_round_trips_if_the_mail_server_pipelines(ehlo, ro
             await send(mailer)
             assert len(written) == round_trips
     assert len(server.contents) == 2
-
-
-async def test_idle_connection_that_was_closed_is_replaced_without_a_failure(rude_server, mailer):
-    await send(mailer)
-    rude_server.hang_up()
-
-    await send(mailer)
-
-    assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
 
 
 async def test_connection_that_was_idle_for_as_long_as_a_reply_may_take_is_replaced(rude_server):

@@ -2,8 +2,6 @@
 
 import time
 
-import pytest
-
 from tests.harness.in_process import running
 from tests.harness.mail_server import ScriptedMailServer, Session
 from tests.harness.waiting import eventually
@@ -35,23 +33,16 @@ class LimitingMailServer(ScriptedMailServer):
         return b"250 OK"
 
 
-@pytest.fixture
-async def limiting_server():
-    async with LimitingMailServer() as server:
-        yield server
-
-
-async def test_throttled_postman_makes_few_attempts_in_vain_and_counts_none(
-    worker_settings, limiting_server, pool, database
-):
-    settings = settings_with(worker_settings, smtp_url=limiting_server.url, email_concurrency=IN_HAND // 2)
+async def test_throttled_postman_makes_few_attempts_in_vain_and_counts_none(worker_settings, pool, database):
     await record_emails(database, pool, EMAILS)
 
-    began = time.monotonic()
-    async with open_postman(settings) as postman, running(postman.run):
-        await eventually(lambda: all_are(database, "sent"))
-    seconds = time.monotonic() - began
+    async with LimitingMailServer() as server:
+        settings = settings_with(worker_settings, smtp_url=server.url, email_concurrency=IN_HAND // 2)
+        began = time.monotonic()
+        async with open_postman(settings) as postman, running(postman.run):
+            await eventually(lambda: all_are(database, "sent"))
+        seconds = time.monotonic() - began
 
-    assert limiting_server.accepted == EMAILS
-    assert 0 < len(limiting_server.contents) - EMAILS <= IN_HAND * (seconds + 1)
+    assert server.accepted == EMAILS
+    assert 0 < len(server.contents) - EMAILS <= IN_HAND * (seconds + 1)
     assert await attempts(database) == EMAILS

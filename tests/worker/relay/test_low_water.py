@@ -11,7 +11,7 @@ def look(first_id, *, xmin, next_xid, last_id=9):
     return Work(first_ids=[first_id] * LANES, due_lanes=[], last_id=last_id, xmin=xmin, next_xid=next_xid)
 
 
-def quiet(first_id, *numbers):
+def quiet(first_id, *numbers: int):
     """Return looks at the outbox with no open transaction."""
     return [look(first_id, xmin=number, next_xid=number) for number in numbers]
 

@@ -16,7 +16,6 @@ from tests.worker.conftest import (
     with_pace,
 )
 from tests.worker.relay.conftest import bind_full_queue, id_of, into_one_lane
-from worker.rabbitmq import topology
 from worker.relay import outbox_tables
 from worker.relay.outbox_tables import Kind
 
@@ -39,20 +38,6 @@ async def make_due(database):
 async def relay_all(relay_once):
     while await relay_once():
         pass
-
-
-async def test_returned_event_is_held_with_its_error_and_the_time_of_the_next_attempt(
-    relay_once, database, channel
-):
-    await channel.queue_delete(topology.NOTIFICATIONS.name)
-    request = await store(database)
-
-    await relay_once()
-
-    [held] = await database.fetch("SELECT *, next_attempt_at > now() AS waits FROM outbox_held")
-    assert (held["request_id"], held["attempts"], held["waits"]) == (request.id, 1, True)
-    assert held["last_error"] == "returned: no queue is bound for it"
-    assert await database.fetchval("SELECT count(*) FROM outbox") == 0
 
 
 async def test_wait_of_a_refused_event_doubles_up_to_the_longest(database):
