@@ -79,24 +79,16 @@ def test_example_of_a_calculation_is_what_its_consumer_reads(name):
 @pytest.mark.parametrize("name", DOCUMENT["channels"])
 async def test_exchanges_and_queues_are_what_the_document_says(channel, name):
     described = DOCUMENT["channels"][name]["bindings"]["amqp"]
+    part = described["queue" if described["is"] == "queue" else "exchange"]
+    lasting = {"durable": part["durable"], "auto_delete": part["autoDelete"]}
 
     # RabbitMQ refuses to declare again what has other properties.
     if described["is"] == "queue":
-        queue = next(queue for queue in topology.QUEUES if queue.name == described["queue"]["name"])
+        queue = next(queue for queue in topology.QUEUES if queue.name == part["name"])
         assert queue.arguments["x-queue-type"] == described["x-queue-type"]
         await channel.declare_queue(
-            queue.name,
-            durable=described["queue"]["durable"],
-            exclusive=described["queue"]["exclusive"],
-            auto_delete=described["queue"]["autoDelete"],
-            arguments=queue.arguments,
+            queue.name, exclusive=part["exclusive"], arguments=queue.arguments, **lasting
         )
     else:
-        exchange = described["exchange"]
-        await channel.get_exchange(exchange["name"])
-        await channel.declare_exchange(
-            exchange["name"],
-            ExchangeType(exchange["type"]),
-            durable=exchange["durable"],
-            auto_delete=exchange["autoDelete"],
-        )
+        await channel.get_exchange(part["name"])
+        await channel.declare_exchange(part["name"], ExchangeType(part["type"]), **lasting)

@@ -13,7 +13,7 @@ from tests.worker.conftest import settings_with, take
 from worker.batches import Failures, RowLocked
 from worker.consumers.consumer import Consumer
 from worker.consumers.incoming import Incoming
-from worker.rabbitmq.topology import NOTIFICATIONS, Queue
+from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.settings import WorkerSettings
 
 
@@ -63,10 +63,10 @@ MakeConsumer = Callable[..., Consumer[int]]
 
 @pytest.fixture
 def consumer_with(worker_settings: WorkerSettings, work: Work) -> MakeConsumer:
-    def make(queue: Queue = NOTIFICATIONS, **changes: Any) -> Consumer[int]:
+    def make(**changes: Any) -> Consumer[int]:
         return Consumer(
             settings_with(worker_settings, **changes),
-            queue,
+            NOTIFICATIONS,
             decode=work.decode,
             handle=work.handle,
             refusals=(Refused,),
@@ -81,9 +81,9 @@ def consumer(consumer_with: MakeConsumer) -> Consumer[int]:
     return consumer_with()
 
 
-async def dead_letter(channel: AbstractChannel, queue: Queue = NOTIFICATIONS) -> AbstractIncomingMessage:
+async def dead_letter(channel: AbstractChannel) -> AbstractIncomingMessage:
     """Return the next dead letter, once there is one."""
-    dead_letters = await channel.get_queue(queue.dead_letters)
+    dead_letters = await channel.get_queue(NOTIFICATIONS.dead_letters)
     message = await eventually(lambda: take(dead_letters))
     assert isinstance(message, AbstractIncomingMessage)
     return message

@@ -2,9 +2,6 @@
 
 import asyncio
 
-import pytest
-from pamqp.common import FieldTable
-
 from service.postgres.outages import PostgresUnavailable
 from tests.harness.in_process import running
 from tests.harness.metrics import value
@@ -12,39 +9,20 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import obstacle, passes, publish, take
 from tests.worker.consumers.conftest import dead_letter, has_no_messages
 from worker.consumers.incoming import safe_id
-from worker.rabbitmq import topology
-from worker.rabbitmq.topology import NOTIFICATIONS, Queue
+from worker.rabbitmq.topology import NOTIFICATIONS
 
 
-@pytest.fixture
-async def impatient_queue(channel):
-    """A queue that delivers each message twice at most."""
-    queue = Queue("impatient", topology.REQUESTS, "request.impatient")
-    arguments: FieldTable = {
-        "x-queue-type": "quorum",
-        "x-delivery-limit": 1,
-        "x-dead-letter-exchange": topology.DEAD_LETTERS,
-        "x-dead-letter-routing-key": queue.dead_letters,
-    }
-    await channel.queue_delete(queue.name)
-    declared = await channel.declare_queue(queue.name, durable=True, arguments=arguments)
-    await declared.bind(queue.exchange, queue.routing_key)
-    dead_letters = await channel.declare_queue(queue.dead_letters, exclusive=True)
-    await dead_letters.bind(topology.DEAD_LETTERS, queue.dead_letters)
-    yield queue
-    await channel.queue_delete(queue.name)
-
-
-async def test_message_whose_handler_keeps_failing_is_redelivered_up_to_the_delivery_limit(
-    consumer_with, work, channel, impatient_queue
+async def test_message_whose_handler_keeps_failing_is_a_dead_letter_after_21_deliveries(
+    consumer, work, channel, monkeypatch
 ):
+    monkeypatch.setattr("worker.consumers.consumer._RETRY_SECONDS", 0.0)
     work.error = ZeroDivisionError()
-    await publish(channel, impatient_queue, b"1")
+    await publish(channel, NOTIFICATIONS, b"1")
 
-    async with running(consumer_with(impatient_queue).run):
-        dead = await dead_letter(channel, impatient_queue)
+    async with running(consumer.run):
+        dead = await dead_letter(channel)
 
-    assert work.started == [1, 1]
+    assert work.started == [1] * 21
     assert dead.body == b"1"
     assert "'reason': 'delivery_limit'" in str(dead.headers["x-death"])
 

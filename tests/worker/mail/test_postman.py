@@ -16,7 +16,7 @@ from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import all_are, announced, attempts, is_claimed, record_emails, states
 
 
-async def test_email_that_is_sent_again_has_the_same_message_id_date_and_text(
+async def test_email_that_is_sent_again_is_the_same(
     worker_settings, postman, mail_server, database, intended
 ):
     async with running(postman.run):
@@ -24,18 +24,10 @@ async def test_email_that_is_sent_again_has_the_same_message_id_date_and_text(
         await database.execute("UPDATE email SET state = 'pending', next_attempt_at = now()")
         await eventually(lambda: len(mail_server.accepted) == 2)
 
-    first, second = (
-        [
-            mail.message["Message-ID"],
-            mail.message["Date"],
-            *(part.get_payload() for part in mail.message.walk()),
-        ]
-        for mail in mail_server.accepted
-    )
-    assert first[:2] == second[:2]
-    assert first[3:] == second[3:]
-    assert intended.uuid in str(first[0])
-    assert [mail.message["From"] for mail in mail_server.accepted] == [worker_settings.mail_from] * 2
+    first, second = (mail.message for mail in mail_server.accepted)
+    assert first.as_bytes() == second.as_bytes()
+    assert intended.uuid in first["Message-ID"]
+    assert first["From"] == worker_settings.mail_from
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from tests.harness.databases import has_waiting_statement
 from tests.harness.in_process import running
 from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
@@ -12,14 +13,6 @@ from tests.worker.conftest import obstacle, passes, settings_with, store
 from worker.relay.loop import Relay
 
 _TIMEOUT_SECONDS = 0.5
-
-WAITING_READERS = """
-    SELECT count(*)
-      FROM pg_locks
-     WHERE relation = 'outbox'::regclass
-       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-       AND NOT granted
-"""
 
 
 @pytest.fixture
@@ -51,13 +44,13 @@ async def test_relay_reads_nothing_during_an_alarm_and_goes_on_at_its_end(relay,
             async with database.transaction():
                 await database.execute("LOCK TABLE outbox")
                 await asyncio.sleep(1.2 * _TIMEOUT_SECONDS)
-                readers = await database.fetchval(WAITING_READERS)
+                reads = await has_waiting_statement(database)
             held = await database.fetchval("SELECT count(*) FROM outbox_held")
             broker.clear_alarm()
             await eventually(lambda: passes(relay.check))
             await eventually(lambda: len(set(broker.taken)) == 2)
 
-    assert (readers, held) == (0, 0)
+    assert (reads, held) == (False, 0)
     assert set(broker.taken) == {f"{request.uuid}.request.created.1" for request in (first, second)}
     assert broker.connections == 2
     alarms = [line["event"] for line in logs if line["event"].startswith("broker_")]

@@ -29,11 +29,6 @@ EVERY = Basic.Properties(
 )
 
 
-def flags_of(*names: str) -> int:
-    """Return the flags of a message with these properties."""
-    return sum(Basic.Properties.flags[name] for name in names)
-
-
 def test_decodable_properties_are_as_pamqp_decodes_them():
     written = EVERY.marshal()
     flags, data = struct.unpack(">H", written[:2])[0], written[2:]
@@ -52,7 +47,7 @@ def test_undecodable_property_is_left_out_and_named_and_the_others_are_read(what
     data = b"".join(parts[each] for each in Basic.Properties.attributes() if each in parts)
     properties = Basic.Properties()
 
-    properties.unmarshal(flags_of(*parts), data)
+    properties.unmarshal(sum(Basic.Properties.flags[each] for each in parts), data)
 
     assert properties.headers == {UNDECODABLE: name}
     assert properties.user_id == "me"
