@@ -1,5 +1,8 @@
 """The worker as a whole: its start, its roles and its end."""
 
+import subprocess
+import sys
+
 import msgspec
 from structlog.testing import capture_logs
 
@@ -11,6 +14,8 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import publish, settings_with, store
 from worker.process import ROLES
 from worker.rabbitmq.topology import CALCULATION_RESULTS
+
+WEB = {"cachetools", "httpx", "jwt", "litestar"}
 
 
 async def is_ready(probes, *roles: str):
@@ -92,3 +97,10 @@ async def test_failure_that_no_part_survives_is_logged_and_ends_the_process(
     assert status == 1
     assert (last["event"], last["level"]) == ("worker_failed", "critical")
     assert (last["error"], last["sqlstate"]) == ("DivisionByZeroError", "22012")
+
+
+def test_worker_loads_no_web_framework_http_client_or_jwt():
+    program = f"import sys, worker.__main__; print(sorted({WEB} & sys.modules.keys()))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert ended.stdout.strip() == "[]"

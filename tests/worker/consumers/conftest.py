@@ -17,10 +17,6 @@ from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.settings import WorkerSettings
 
 
-class Refused(Exception):
-    """No retry can fix this."""
-
-
 class Work:
     """A handler that records numbers, and waits or fails as the test sets it."""
 
@@ -69,7 +65,7 @@ def consumer_with(worker_settings: WorkerSettings, work: Work) -> MakeConsumer:
             NOTIFICATIONS,
             decode=work.decode,
             handle=work.handle,
-            refusals=(Refused,),
+            refusals=(),
             dependency=work.check,
         )
 

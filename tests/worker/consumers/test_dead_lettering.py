@@ -11,7 +11,7 @@ from tests.harness.queues import declare_topology, holds
 from tests.harness.raw_messages import UNDECODABLE, NotText, RawMessage
 from tests.harness.waiting import eventually
 from tests.worker.conftest import passes, publish, take, take_all
-from tests.worker.consumers.conftest import Refused, dead_letter, has_no_messages
+from tests.worker.consumers.conftest import dead_letter, has_no_messages
 from worker.consumers import dead_lettering
 from worker.rabbitmq import connection, message_properties, topology
 from worker.rabbitmq.topology import NOTIFICATIONS
@@ -36,18 +36,6 @@ async def test_malformed_message_is_dead_lettered_with_the_reason_to_its_own_dea
     assert dead.headers == kept | reason
     assert await take(theirs) is None
     assert await has_no_messages(channel, NOTIFICATIONS.name)
-
-
-async def test_refused_message_is_dead_lettered_at_once(consumer, work, channel):
-    work.error = Refused("No retry can fix this.")
-    await publish(channel, NOTIFICATIONS, b"1")
-
-    async with running(consumer.run):
-        dead = await dead_letter(channel)
-
-    assert dead.headers["x-reason"] == "Refused"
-    assert dead.headers["x-reason-text"] == "No retry can fix this."
-    assert work.started == [1]
 
 
 async def test_dead_letter_that_is_not_confirmed_in_time_is_tried_again_and_delays_no_other_message(

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from uuid import uuid4
 
@@ -105,15 +105,13 @@ async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer
     mail_link.hold_before(b"Message-ID:")
     await record_emails(database, pool, 3)
 
-    async with AsyncExitStack() as resources:
-        postmen = [await resources.enter_async_context(open_postman(settings)) for _ in range(2)]
-        async with running(*(postman.run for postman in postmen)):
-            await eventually(lambda: database.fetchval("SELECT every(claimed_by IS NOT NULL) FROM email"))
-            first_claim_ends = await database.fetchval("SELECT max(next_attempt_at) FROM email")
-            is_past = "SELECT clock_timestamp() > $1::timestamptz + interval '0.2 seconds'"
-            await eventually(lambda: database.fetchval(is_past, first_claim_ends))
-            mail_link.resume()
-            await eventually(lambda: all_are(database, "sent"))
+    async with open_postman(settings) as one, open_postman(settings) as other, running(one.run, other.run):
+        await eventually(lambda: database.fetchval("SELECT every(claimed_by IS NOT NULL) FROM email"))
+        first_claim_ends = await database.fetchval("SELECT max(next_attempt_at) FROM email")
+        is_past = "SELECT clock_timestamp() > $1::timestamptz + interval '0.2 seconds'"
+        await eventually(lambda: database.fetchval(is_past, first_claim_ends))
+        mail_link.resume()
+        await eventually(lambda: all_are(database, "sent"))
 
     assert len(mail_server.accepted) == 3
     assert await attempts(database) == 3

@@ -55,7 +55,7 @@ async def test_mail_server_that_takes_no_emails_is_tried_each_second_and_no_atte
         rude_server.replies[command] = usual
         await eventually(lambda: all_are(database, "sent"))
 
-    assert 2 * 3 * (seconds + 1) >= 12
+    assert seconds >= 1
     assert open_connections <= 4
     assert shown == [(0, refusal.decode())]
     assert await attempts(database) == 3

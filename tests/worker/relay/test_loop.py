@@ -1,7 +1,6 @@
 """The relay loses no event, keeps the order within a request, and counts no attempt during an outage."""
 
 import asyncio
-from contextlib import AsyncExitStack
 
 import msgspec
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from service.outbox.lanes import LANES, lane_of, try_lock
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import open_pool
 from tests.harness.databases import has_waiting_statement
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
@@ -24,7 +22,6 @@ from tests.worker.conftest import (
 )
 from tests.worker.relay.conftest import id_of, into_one_lane
 from worker.rabbitmq.connection import BrokerUnavailable
-from worker.relay import loop
 from worker.relay.loop import Relay
 from worker.relay.outbox_tables import LaneLost
 
@@ -105,18 +102,15 @@ async def test_lanes_that_another_relay_has_locked_are_left_alone_and_the_others
     assert (moved_meanwhile, moved_afterwards) == (1, 1)
 
 
-async def test_two_relays_deliver_every_event_once_and_in_order(worker_settings, database, tap, monkeypatch):
-    monkeypatch.setattr(loop, "_BATCH_SIZE", 7)
+@with_pace(_BATCH_SIZE=7)
+async def test_two_relays_deliver_every_event_once_and_in_order(worker_settings, pool, relay, database, tap):
     requests = [await store(database) for _ in range(10)]
-    async with AsyncExitStack() as resources:
-        pools = [await resources.enter_async_context(open_pool(worker_settings)) for _ in range(2)]
-        relays = [Relay(worker_settings, pool, asyncio.Event()) for pool in pools]
 
-        async with running(*(relay.run for relay in relays)):
-            for _ in range(20):
-                for request in requests:
-                    await announce_next(database, request.id)
-            await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM undelivered_event)"))
+    async with running(relay.run, Relay(worker_settings, pool, asyncio.Event()).run):
+        for _ in range(20):
+            for request in requests:
+                await announce_next(database, request.id)
+        await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM undelivered_event)"))
 
     sequences: dict[str, list[int]] = {request.uuid: [] for request in requests}
     for message in await take_all(tap):
