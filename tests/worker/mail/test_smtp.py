@@ -273,7 +273,7 @@ def test_pauses_between_attempts_double_up_to_half_an_hour():
     [
         (Reply("RCPT", 454, "Relay access denied"), True, "postponed", "failed"),
         (Reply("content", NO_REPLY), True, "postponed", "failed"),
-        (Reply("content", 454, "Throttling failure"), True, "postponed", "failed"),
+        (Reply("content", 454, "Throttling failure"), True, "given_back", "failed"),
         (Reply("content", 454, "Throttling failure"), False, "given_back", "given_back"),
         (Reply("MAIL", 454, "Throttling failure"), True, "given_back", "given_back"),
     ],
