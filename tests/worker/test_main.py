@@ -84,9 +84,7 @@ async def test_worker_waits_for_the_schema(worker_settings, database):
     assert answer["postgres"].startswith("The database schema is older")
 
 
-async def test_failure_that_no_part_survives_is_logged_and_ends_the_process(
-    worker_settings, database, tmp_path
-):
+async def test_fatal_failure_is_logged_and_ends_the_process(worker_settings, database, tmp_path):
     await database.execute("DROP TABLE schema_version; CREATE VIEW schema_version AS SELECT 1 / 0 AS version")
     process = worker_process(worker_settings, tmp_path, "relay")
 

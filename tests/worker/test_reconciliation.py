@@ -29,9 +29,7 @@ async def test_discrepancies_of_the_last_day_are_exported(database, pool, stored
     assert value("reconciliation_discrepancies", kind="request_without_email") == 0
 
 
-async def test_reconciliation_repeats_until_it_is_stopped_even_in_the_middle_of_a_look(
-    pool, database, monkeypatch
-):
+async def test_reconciliation_repeats_until_it_is_stopped_even_during_a_look(pool, database, monkeypatch):
     monkeypatch.setattr(reconciliation, "INTERVAL_SECONDS", 0.01)
     succeeded_at = {value("reconciliation_last_success_timestamp_seconds")}
 

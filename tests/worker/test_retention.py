@@ -53,9 +53,7 @@ async def test_two_workers_erase_each_older_request_once_and_no_other(database, 
     await assert_sound(database)
 
 
-async def test_lane_that_a_relay_holds_waits_for_the_next_round_and_holds_up_no_other(
-    database, retention, other_connection
-):
+async def test_lane_that_a_relay_holds_waits_and_holds_up_no_other(database, retention, other_connection):
     for place in range(210):  # more than one batch
         await store_old(database, days=DAYS + 2, number=3 + place * LANES)
     await store_old(database, days=DAYS + 1, number=4)
@@ -70,9 +68,7 @@ async def test_lane_that_a_relay_holds_waits_for_the_next_round_and_holds_up_no_
 
 
 @pytest.mark.parametrize(("table", "column"), [("calculation_request", "id"), ("email", "request_id")])
-async def test_row_that_is_locked_holds_up_no_request_of_another_lane(
-    database, retention, other_connection, table, column
-):
+async def test_locked_row_holds_up_no_other_lane(database, retention, other_connection, table, column):
     locked, _ = [await store_old(database, days=DAYS + 1, number=number) for number in (3, 4)]
     await intend(database, locked)
 

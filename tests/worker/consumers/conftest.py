@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from tests.harness.queues import count
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, take
 from worker.batches import Failures, RowLocked
@@ -83,7 +82,3 @@ async def dead_letter(channel: AbstractChannel) -> AbstractIncomingMessage:
     message = await eventually(lambda: take(dead_letters))
     assert isinstance(message, AbstractIncomingMessage)
     return message
-
-
-async def has_no_messages(channel: AbstractChannel, queue: str) -> bool:
-    return await count(channel, queue) == 0

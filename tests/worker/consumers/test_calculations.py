@@ -13,7 +13,6 @@ from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCalculated
 from service.outbox.lanes import RelayWaker
-from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import TRACEPARENT, publish, take
@@ -51,20 +50,8 @@ async def test_event_carries_the_calculation_and_the_next_sequence_number(pool, 
     (event,) = await database.fetch(CALCULATED)
     row = await database.fetchrow("SELECT sequence, updated_at, calculated_at FROM calculation_request")
     assert (event["request_id"], event["sequence"], row["sequence"]) == (stored_request.id, 2, 2)
-    assert event["payload"] == events.encode(
-        RequestCalculated(
-            uuid=stored_request.uuid,
-            tenant=CONVEYANCER,
-            request_type="SDLT_CALCULATION",
-            property_value=300_000,
-            calculation_fee_exempt=False,
-            external_id=None,
-            sequence=2,
-            calculation_id="calc-1",
-        ),
-        time=row["calculated_at"],
-        traceparent=None,
-    )
+    calculated = RequestCalculated(**stored_request.event_payload(sequence=2), calculation_id="calc-1")
+    assert event["payload"] == events.encode(calculated, time=row["calculated_at"], traceparent=None)
     assert row["updated_at"] == row["calculated_at"]
 
 
@@ -91,22 +78,6 @@ async def test_event_continues_the_trace_of_the_result_or_begins_one(
 
 
 @pytest.mark.parametrize(
-    "calculation_id",
-    [
-        *("", " ", "calc 1", "calc\n1", "calc\x00", "\x07", "x" * 256, 7, None),
-        *("calc-1\u202e", "\u200ecalc-1", "\u2066calc-1", "\u200b", "\u3164", "\u2800\u200d", "\u0301"),
-    ],
-    ids=ascii,
-)
-def test_calculation_id_that_is_blank_too_long_or_not_one_visible_word_is_malformed(calculation_id):
-    data = {"request_uuid": uuid_of(new_request_id()), "calculation_id": calculation_id}
-
-    for body in (msgspec.json.encode(data), cloud_event(data)):
-        with pytest.raises(Malformed):
-            decode(body)
-
-
-@pytest.mark.parametrize(
     ("body", "reason"),
     [
         (b"", "not readable JSON: it is empty"),
@@ -124,6 +95,7 @@ def test_calculation_id_that_is_blank_too_long_or_not_one_visible_word_is_malfor
             bare_data(calculation_id="zqmark\n"),
             "calculation_id: Control, line-separator and bidirectional characters are not allowed.",
         ),
+        (bare_data(calculation_id="zqmark 1"), "calculation_id: This value is not allowed"),
         (bare_data(calculation_id="\u2800"), "calculation_id: This field must not be blank."),
         (cloud_event({"request_uuid": ["zqmark"]}), "data.request_uuid: Expected a string, got an array"),
         (cloud_event({"request_uuid": "zqmark"}), "data: Object missing required field calculation_id"),

@@ -5,16 +5,15 @@ import asyncio
 from service.postgres.outages import PostgresUnavailable
 from tests.harness.in_process import running
 from tests.harness.metrics import value
+from tests.harness.queues import holds
 from tests.harness.waiting import eventually
 from tests.worker.conftest import obstacle, passes, publish, take
-from tests.worker.consumers.conftest import dead_letter, has_no_messages
+from tests.worker.consumers.conftest import dead_letter
 from worker.consumers.incoming import safe_id
 from worker.rabbitmq.topology import NOTIFICATIONS
 
 
-async def test_message_whose_handler_keeps_failing_is_a_dead_letter_after_21_deliveries(
-    consumer, work, channel, monkeypatch
-):
+async def test_message_that_fails_is_a_dead_letter_after_21_deliveries(consumer, work, channel, monkeypatch):
     monkeypatch.setattr("worker.consumers.consumer._RETRY_SECONDS", 0.0)
     work.error = ZeroDivisionError()
     await publish(channel, NOTIFICATIONS, b"1")
@@ -44,9 +43,7 @@ async def test_lost_connection_is_replaced(consumer_with, work, channel, broker_
         assert await passes(consumer.check)
 
 
-async def test_message_in_hand_when_the_connection_is_lost_is_redelivered(
-    consumer_with, work, channel, broker_link
-):
+async def test_message_in_hand_when_the_link_breaks_is_redelivered(consumer_with, work, channel, broker_link):
     work.going_on.clear()
     await publish(channel, NOTIFICATIONS, b"1")
 
@@ -55,14 +52,12 @@ async def test_message_in_hand_when_the_connection_is_lost_is_redelivered(
         await broker_link.cut()
         work.going_on.set()
         await eventually(lambda: len(work.started) == 2)
-        await eventually(lambda: has_no_messages(channel, NOTIFICATIONS.name))
+        await eventually(lambda: holds(channel, NOTIFICATIONS.name, 0))
 
-    assert await has_no_messages(channel, NOTIFICATIONS.dead_letters)
+    assert await holds(channel, NOTIFICATIONS.dead_letters, 0)
 
 
-async def test_message_that_waits_for_a_locked_row_does_not_delay_the_next_connection(
-    consumer_with, work, channel, broker_link
-):
+async def test_locked_row_does_not_delay_the_next_connection(consumer_with, work, channel, broker_link):
     work.locked = {1}
     await publish(channel, NOTIFICATIONS, b"1")
 
@@ -85,9 +80,7 @@ async def test_deleted_queue_is_declared_and_read_again(consumer, work, channel)
         await eventually(lambda: work.done)
 
 
-async def test_stopping_finishes_the_message_in_hand_and_leaves_the_others_in_the_queue(
-    consumer_with, work, channel
-):
+async def test_stopping_finishes_the_message_in_hand_and_leaves_others_queued(consumer_with, work, channel):
     work.going_on.clear()
     for body in (b"1", b"2", b"3"):
         await publish(channel, NOTIFICATIONS, body)
@@ -105,7 +98,7 @@ async def test_stopping_finishes_the_message_in_hand_and_leaves_the_others_in_th
     assert work.done == [1]
     assert [message.body for message in left] == [b"2", b"3"]
     assert not any(message.headers.get("x-delivery-count") for message in left)
-    assert await has_no_messages(channel, NOTIFICATIONS.dead_letters)
+    assert await holds(channel, NOTIFICATIONS.dead_letters, 0)
 
 
 async def test_outage_of_postgres_leaves_the_message_in_the_queue_until_it_ends(consumer, work, channel):
@@ -113,13 +106,13 @@ async def test_outage_of_postgres_leaves_the_message_in_the_queue_until_it_ends(
     async with running(consumer.run):
         await publish(channel, NOTIFICATIONS, b"1")
         await eventually(lambda: obstacle(consumer.check))
-        assert await has_no_messages(channel, NOTIFICATIONS.dead_letters)
+        assert await holds(channel, NOTIFICATIONS.dead_letters, 0)
 
         work.error = work.dependency_error = None
         await eventually(lambda: work.done)
 
     assert work.done == [1]
-    assert await has_no_messages(channel, NOTIFICATIONS.dead_letters)
+    assert await holds(channel, NOTIFICATIONS.dead_letters, 0)
 
 
 def test_message_ids_of_other_teams_are_logged_only_when_they_are_safe():

@@ -11,15 +11,13 @@ from tests.harness.queues import declare_topology, holds
 from tests.harness.raw_messages import UNDECODABLE, NotText, RawMessage
 from tests.harness.waiting import eventually
 from tests.worker.conftest import passes, publish, take, take_all
-from tests.worker.consumers.conftest import dead_letter, has_no_messages
+from tests.worker.consumers.conftest import dead_letter
 from worker.consumers import dead_lettering
 from worker.rabbitmq import connection, message_properties, topology
 from worker.rabbitmq.topology import NOTIFICATIONS
 
 
-async def test_malformed_message_is_dead_lettered_with_the_reason_to_its_own_dead_letters_alone(
-    consumer, channel
-):
+async def test_malformed_message_is_dead_lettered_with_the_reason_to_its_own_queue_alone(consumer, channel):
     theirs = await channel.declare_queue(exclusive=True)
     await theirs.bind(topology.DEAD_LETTERS, theirs.name)
     kept: FieldTable = {"theirs": "kept", "number": 7, "cc": "kept"}
@@ -36,7 +34,7 @@ async def test_malformed_message_is_dead_lettered_with_the_reason_to_its_own_dea
     dead.headers.pop("x-delivery-count", None)  # RabbitMQ's own
     assert dead.headers == kept | reason
     assert await take(theirs) is None
-    assert await has_no_messages(channel, NOTIFICATIONS.name)
+    assert await holds(channel, NOTIFICATIONS.name, 0)
 
 
 async def test_dead_letter_that_is_not_confirmed_in_time_is_tried_again_and_delays_no_other_message(
@@ -63,9 +61,7 @@ async def test_dead_letter_that_is_not_confirmed_in_time_is_tried_again_and_dela
     assert work.started == [1, 2, 3]
 
 
-async def test_message_whose_dead_letter_the_broker_refuses_goes_back_to_its_queue_alone(
-    consumer, work, channel
-):
+async def test_message_whose_dead_letter_the_broker_refuses_goes_back_alone(consumer, work, channel):
     work.going_on.clear()
     await publish(channel, NOTIFICATIONS, b"1")
 
@@ -114,7 +110,7 @@ async def test_messages_with_undecodable_properties_are_dead_lettered_and_their_
     assert sorted(str(letter.headers[message_properties.UNDECODABLE]) for letter in dead) == sorted(
         name for name, _ in UNDECODABLE.values()
     )
-    assert await has_no_messages(channel, NOTIFICATIONS.name)
+    assert await holds(channel, NOTIFICATIONS.name, 0)
 
 
 async def test_routing_key_that_is_not_utf8_ends_no_connection(consumer, work, channel):

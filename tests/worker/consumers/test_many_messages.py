@@ -11,7 +11,6 @@ from tests.harness.queues import holds
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import publish, settings_with, store, take, take_all
-from tests.worker.consumers.conftest import has_no_messages
 from worker.consumers import calculations
 from worker.consumers.consumer import InHand
 from worker.rabbitmq.connection import open_channel
@@ -35,13 +34,13 @@ async def test_each_of_many_results_has_its_own_outcome(worker_settings, pool, c
     consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, seconds=5.0))
 
     async with running(consumer.run):
-        await eventually(lambda: has_no_messages(channel, CALCULATION_RESULTS.name))
+        await eventually(lambda: holds(channel, CALCULATION_RESULTS.name, 0))
         await eventually(lambda: holds(channel, CALCULATION_RESULTS.dead_letters, 3))
         recorded = "SELECT count(calculation_id) = $1 FROM calculation_request"
         await eventually(lambda: database.fetchval(recorded, GOOD))
 
     assert await database.fetchval("SELECT count(*) FROM outbox WHERE type = 'request.calculated'") == GOOD
-    assert await has_no_messages(channel, CALCULATION_RESULTS.name)  # Nothing came back.
+    assert await holds(channel, CALCULATION_RESULTS.name, 0)  # Nothing came back.
     dead = await take_all(await channel.get_queue(CALCULATION_RESULTS.dead_letters))
     assert {letter.headers["x-reason"]: letter.headers["x-reason-text"] for letter in dead} == {
         "Malformed": "not readable JSON: it ends too early (byte 1)",
@@ -84,7 +83,7 @@ async def test_messages_before_which_none_is_open_are_acknowledged_with_one_fram
     left = [] if still_open is None else [str(still_open).encode()]
     queue = await channel.get_queue(NOTIFICATIONS.name)
     assert [(await eventually(lambda: take(queue))).body for _ in left] == left
-    assert await has_no_messages(channel, NOTIFICATIONS.name)
+    assert await holds(channel, NOTIFICATIONS.name, 0)
 
 
 async def test_acknowledgement_that_fails_gives_the_channel_up(worker_settings, channel):

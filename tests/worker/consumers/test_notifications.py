@@ -24,11 +24,8 @@ async def test_event_becomes_an_email_in_the_ledger(worker_settings, pool, chann
         await publish(channel, NOTIFICATIONS, created_body(stored_request))
         await eventually(due.is_set)
 
-    email = await database.fetchrow("SELECT * FROM email")
-    assert email is not None
-    assert email["email_key"] == f"{stored_request.uuid}.request.created.1"
-    assert email["request_id"] == stored_request.id
-    assert (email["state"], email["attempts"]) == ("pending", 0)
+    email = await database.fetchrow("SELECT email_key, request_id, state, attempts FROM email")
+    assert email == (f"{stored_request.uuid}.request.created.1", stored_request.id, "pending", 0)
 
 
 BODY = created_body(new_request())

@@ -55,9 +55,7 @@ async def claims(connection, *, seconds):
     return len(await ledger.claim(connection, uuid4(), under_way=[], limit=10, seconds=seconds))
 
 
-async def test_expired_claims_are_left_alone_for_as_long_again_after_crash_recovery_and_after_a_restart(
-    server,
-):
+async def test_expired_claims_are_left_alone_for_as_long_again_after_crash_recovery_and_a_restart(server):
     url, process = server.url, server.process
     victim, witness = await asyncpg.connect(url), await asyncpg.connect(url)
     os.kill(victim.get_server_pid(), signal.SIGKILL)

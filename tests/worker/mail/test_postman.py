@@ -16,9 +16,7 @@ from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import all_are, announced, attempts, is_claimed, record_emails, states
 
 
-async def test_email_that_is_sent_again_is_the_same(
-    worker_settings, postman, mail_server, database, intended
-):
+async def test_email_that_is_sent_again_is_equal(worker_settings, postman, mail_server, database, intended):
     async with running(postman.run):
         await eventually(lambda: all_are(database, "sent"))
         await database.execute("UPDATE email SET state = 'pending', next_attempt_at = now()")
@@ -77,9 +75,7 @@ async def test_acceptance_in_any_encoding_is_recorded_and_the_email_sent_once(
     assert intended.uuid.encode() in rude_server.contents[0]
 
 
-async def test_postman_sends_no_more_emails_at_once_than_its_setting_allows(
-    worker_settings, pool, mail_link, database
-):
+async def test_postman_sends_no_more_emails_at_once_than_allowed(worker_settings, pool, mail_link, database):
     settings = settings_with(worker_settings, smtp_url=mail_link.url, email_concurrency=2)
     mail_link.hold_before(b"Message-ID:")
     await record_emails(database, pool, 5)

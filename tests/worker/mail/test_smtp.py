@@ -106,9 +106,7 @@ OUTCOMES = [
 
 
 @pytest.mark.parametrize(("command", "answer", "label", "connections"), OUTCOMES)
-async def test_reply_decides_on_the_email_and_the_next_one_is_sent(
-    rude_server, *, command, answer, label, connections
-):
+async def test_reply_decides_on_this_email_alone(rude_server, *, command, answer, label, connections):
     usual, rude_server.replies[command] = rude_server.replies[command], answer
 
     seconds = 0.2 if answer in {UNFINISHED, IMPOSSIBLE} else 20.0
@@ -149,9 +147,7 @@ async def test_connection_on_which_no_email_is_taken_is_closed(rude_server, mail
 
 @pytest.mark.parametrize("command", ["MAIL", "RCPT", "DATA"])
 @pytest.mark.parametrize("answer", [None, b"421 Enough of this connection", b"nonsense"])
-async def test_session_that_ends_once_is_repeated_on_a_new_connection(
-    rude_server, mailer, *, command, answer
-):
+async def test_session_that_ends_is_repeated_on_a_new_connection(rude_server, mailer, *, command, answer):
     await send(mailer)
     rude_server.replies_once[command] = answer
 

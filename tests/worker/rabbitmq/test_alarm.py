@@ -57,9 +57,7 @@ async def test_relay_reads_nothing_during_an_alarm_and_goes_on_at_its_end(relay,
     assert alarms == ["broker_blocked"] * 2 + ["broker_unblocked"]  # one connection after the other
 
 
-async def test_relay_that_connects_during_an_alarm_keeps_its_connection_until_the_end(
-    relay, broker, database
-):
+async def test_relay_that_connects_during_an_alarm_keeps_its_connection_to_the_end(relay, broker, database):
     await store(database)
     broker.raise_alarm()
 

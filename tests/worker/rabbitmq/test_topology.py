@@ -100,9 +100,7 @@ async def test_lost_binding_is_restored(channel, worker_settings, monkeypatch):
         await eventually(is_notified)
 
 
-async def test_connection_that_closes_before_the_topology_is_declared_is_an_outage(
-    worker_settings, monkeypatch
-):
+async def test_connection_lost_before_the_topology_is_declared_is_an_outage(worker_settings, monkeypatch):
     declare = topology.ensure
 
     async def close_and_declare(opened) -> None:

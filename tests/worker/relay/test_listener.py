@@ -27,9 +27,7 @@ async def is_woken(database, woken):
     return woken.is_set()
 
 
-async def test_killed_connection_is_replaced_at_once_and_the_outbox_read_from_its_start(
-    worker_settings, database
-):
+async def test_killed_connection_is_replaced_at_once_and_the_outbox_read_again(worker_settings, database):
     """Postgres may have crashed, which may undo its last commits."""
     woken, marks = asyncio.Event(), LaneMarks()
 
@@ -50,9 +48,7 @@ async def other_listeners(database, killed):
     return [process for process in await database.fetchval(LISTENERS) or [] if process != killed]
 
 
-async def test_connection_that_has_gone_silent_is_replaced(
-    worker_settings, postgres_link, database, monkeypatch
-):
+async def test_connection_that_goes_silent_is_replaced(worker_settings, postgres_link, database, monkeypatch):
     monkeypatch.setattr(listener, "_CHECK_SECONDS", 0.1)
     settings = settings_with(worker_settings, database_url=postgres_link.url, database_timeout_seconds=0.5)
     woken = asyncio.Event()

@@ -38,9 +38,7 @@ async def test_window_is_no_larger_than_the_batch_size(relay_once, database, tap
 
 
 @pytest.mark.parametrize("others", [0, 1], ids=["idle", "busy"])
-async def test_event_that_is_committed_late_is_not_passed_over(
-    relay_once, database, other_connection, tap, others
-):
+async def test_event_committed_late_is_not_passed_over(relay_once, database, other_connection, tap, others):
     async with other_connection.transaction():
         late = await store(other_connection)
         early = [await store(database) for _ in range(others)]
@@ -52,7 +50,7 @@ async def test_event_that_is_committed_late_is_not_passed_over(
     assert await take_ids(tap) == [id_of(request) for request in (*early, late)]
 
 
-async def test_event_whose_id_was_given_out_before_the_first_write_is_not_passed_over(
+async def test_event_with_an_id_from_before_the_first_write_is_not_passed_over(
     relay_once, database, other_connection, stored_request
 ):
     """A transaction gets an id at its first write. Without one, relays cannot know that it is open."""
@@ -87,9 +85,7 @@ async def test_idle_lane_is_read_from_behind_the_deleted_events(relay, relay_onc
     assert relay.marks.low_water == [4] * LANES
 
 
-async def test_lanes_that_another_relay_has_locked_are_left_alone_and_the_others_relayed(
-    relay_once, database, stored_request
-):
+async def test_only_lanes_that_no_other_relay_has_locked_are_relayed(relay_once, database, stored_request):
     lane = lane_of(stored_request.id)
     while lane_of((other := await store(database)).id) == lane:
         await database.execute("DELETE FROM outbox WHERE request_id = $1", other.id)
@@ -149,9 +145,7 @@ async def test_row_deleted_by_another_process_is_a_lost_lane_and_nothing_is_sett
     assert await database.fetchval("SELECT request_id FROM outbox") == kept.id
 
 
-async def test_events_confirmed_before_an_outage_are_settled_and_the_rest_stay(
-    worker_settings, relay, broker_link, database
-):
+async def test_outage_settles_the_confirmed_events_alone(worker_settings, relay, broker_link, database):
     confirmed, unconfirmed = await store(database), await store(database)
     await into_one_lane(database)
     settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=1.0)

@@ -53,9 +53,7 @@ async def test_wait_of_a_refused_event_doubles_up_to_the_longest(database):
 
 
 @AT_ONCE
-async def test_refused_event_is_logged_with_the_uuid_and_the_trace_of_its_request(
-    relay_once, database, refusing
-):
+async def test_refused_event_is_logged_with_the_uuid_and_trace_of_its_request(relay_once, database, refusing):
     request = await store(database, traceparent=TRACEPARENT)
 
     with capture_logs() as logs:
@@ -94,9 +92,7 @@ async def test_later_events_of_a_request_wait_behind_the_refused_one_and_are_due
 
 
 @AT_ONCE
-async def test_event_held_in_the_pass_that_delivers_the_one_before_it_does_not_wait_for_ever(
-    relay_once, database, refusing
-):
+async def test_event_held_in_the_pass_that_delivers_the_one_before_is_due(relay_once, database, refusing):
     request = await store(database)
     await relay_once()
     await refusing.delete(if_empty=False)
@@ -110,9 +106,7 @@ async def test_event_held_in_the_pass_that_delivers_the_one_before_it_does_not_w
 
 @NEVER_AGAIN
 @pytest.mark.usefixtures("refusing")
-async def test_while_refusals_go_on_one_refused_event_is_retried_at_a_time_and_new_ones_at_once(
-    relay_once, database, tap
-):
+async def test_one_refused_event_is_retried_at_a_time_and_new_ones_go_out_at_once(relay_once, database, tap):
     """Each attempt puts one more copy into every queue that takes the event."""
     requests = [await store(database) for _ in range(5)]
     await relay_all(relay_once)
@@ -144,9 +138,7 @@ async def test_refused_events_are_retried_in_turn(relay_once, database, tap):
 
 
 @NEVER_AGAIN
-async def test_first_confirmed_retry_lifts_the_limit_and_makes_all_refused_events_due(
-    relay_once, database, refusing
-):
+async def test_first_confirmed_retry_lifts_the_limit_and_makes_the_others_due(relay_once, database, refusing):
     """Otherwise a queue that has recovered would get the last of them minutes later."""
     for _ in range(30):
         await store(database)
@@ -199,9 +191,7 @@ async def test_confirm_of_a_new_event_does_not_end_the_wait_of_a_refused_one(rel
 
 
 @AT_ONCE
-async def test_queue_that_refuses_other_types_does_not_delay_request_created(
-    relay_once, database, channel, tap
-):
+async def test_queue_refusing_other_types_does_not_delay_request_created(relay_once, database, channel, tap):
     await bind_full_queue(channel, "request.email_sent")
     for _ in range(40):
         await store_as(database, "request.email_sent")
@@ -222,9 +212,7 @@ async def test_queue_that_refuses_other_types_does_not_delay_request_created(
 
 
 @NEVER_AGAIN
-async def test_event_that_cannot_be_encoded_is_retried_like_a_refused_one_and_limits_no_retries(
-    relay_once, database, tap
-):
+async def test_unencodable_event_is_retried_like_a_refused_one_and_limits_no_other(relay_once, database, tap):
     """It says nothing about a queue, nor does a confirmed retry of another event about it."""
     for _ in range(2):
         await store_as(database, "x" * 300)
