@@ -101,22 +101,20 @@ async def open_publisher(settings: WorkerSettings) -> AsyncIterator[Publisher]:
         yield await Publisher.on(channel, timeout_seconds=settings.broker_timeout_seconds)
 
 
-@pytest.fixture
-def pace() -> dict[str, Any]:
-    """The constants of the relay that `with_pace` changes."""
-    return {}
-
-
 def with_pace(**pace: float) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("pace", [pace], ids=[""])
+    """Run a test with a relay whose constants have other values."""
+    return pytest.mark.parametrize("relay", [pace], ids=[""], indirect=True)
 
 
 @pytest.fixture
 def relay(
-    worker_settings: WorkerSettings, pool: Pool, pace: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    worker_settings: WorkerSettings,
+    pool: Pool,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> Relay:
     """A relay that nobody wakes."""
-    for name, value in pace.items():
+    for name, value in getattr(request, "param", {}).items():
         monkeypatch.setattr(loop, name, value)
     return Relay(worker_settings, pool, asyncio.Event())
 
@@ -130,9 +128,8 @@ def relay_once(relay: Relay, publisher: Publisher) -> Callable[[], Awaitable[int
 @pytest.fixture
 async def linked_pool(worker_settings: WorkerSettings, link: TcpProxy) -> AsyncIterator[Pool]:
     """A pool with one connection, on which `statements` are recorded."""
-    async with open_pool(
-        settings_with(worker_settings, database_url=link.url, database_pool_size=1)
-    ) as opened:
+    settings = settings_with(worker_settings, database_url=link.url, database_pool_size=1)
+    async with open_pool(settings) as opened:
         yield opened
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from types import NoneType
 from uuid import uuid4
 
@@ -10,7 +9,6 @@ import pytest
 
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store
 from worker.batches import LARGEST_BATCH, Failures, RowLocked
@@ -18,8 +16,6 @@ from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.mail import ledger
 from worker.mail.ledger import EmailToSend
-
-Batch = Callable[[Connection], Awaitable[Failures]]
 
 # Of each transaction, in order.
 STATEMENTS = {
@@ -75,9 +71,7 @@ async def announced(database):
 
 @pytest.mark.parametrize("items", [1, LARGEST_BATCH])
 @pytest.mark.parametrize("kind", STATEMENTS)
-async def test_batch_takes_the_same_few_statements_for_any_number_of_items(
-    database, linked_pool, statements, *, kind, items
-):
+async def test_number_of_statements_is_the_same_for_any_batch(database, linked_pool, statements, kind, items):
     await do(linked_pool, await batch_of(kind, database, await stored_requests(database, 1)))
     batch = await batch_of(kind, database, await stored_requests(database, items))
     statements.clear()

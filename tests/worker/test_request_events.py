@@ -31,9 +31,7 @@ async def events_of(client, uuid):
     return events
 
 
-async def test_events_are_those_that_consumers_get_but_for_the_trace(
-    client, database, worker_settings, channel, tap, mail_server
-):
+async def test_events_are_what_consumers_get(client, database, worker_settings, channel, tap, mail_server):
     mail_server.rcpt_reply = "550 5.1.1 no such user"
     body = A_REQUEST | {"external_id": "case-7", "property_value": 300_000}
     created = await client.post("/v1/request", json=body, headers={"traceparent": TRACEPARENT})

@@ -25,12 +25,6 @@ def test_required_settings_are_sufficient():
     assert settings.finish_seconds == settings.shutdown_seconds / 2 == 10.0
 
 
-@pytest.mark.parametrize("name", ENVIRONMENT)
-def test_missing_setting_is_named(name):
-    with pytest.raises(InvalidSetting, match=f"missing environment variable `{name}`"):
-        load(WorkerSettings, {key: value for key, value in ENVIRONMENT.items() if key != name})
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -91,9 +91,7 @@ async def test_no_copy_counts_as_published_when_copies_with_one_id_are_returned(
     assert len(failures) == len(copies)
 
 
-async def test_messages_with_undecodable_properties_are_dead_lettered_and_their_neighbours_are_handled(
-    consumer, work, channel
-):
+async def test_undecodable_properties_dead_letter_their_message_alone(consumer, work, channel):
     exchange = await channel.get_exchange(NOTIFICATIONS.exchange)
     for name, written in UNDECODABLE.values():
         await exchange.publish(RawMessage(b"1", name, written), NOTIFICATIONS.routing_key)

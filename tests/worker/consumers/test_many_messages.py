@@ -63,9 +63,7 @@ async def receive(in_hand, channel, number):
 
 
 @pytest.mark.parametrize(("still_open", "frames"), [(None, 1), (0, 19), (10, 10), (19, 1)])
-async def test_messages_before_which_none_is_open_are_acknowledged_with_one_frame(
-    worker_settings, channel, *, still_open, frames
-):
+async def test_messages_before_an_open_one_share_an_ack(worker_settings, channel, still_open, frames):
     for number in range(20):
         await publish(channel, NOTIFICATIONS, str(number).encode())
     written: list[bytes] = []

@@ -57,9 +57,7 @@ async def test_event_of_a_request_that_does_not_exist_is_refused(pool):
         await intend_email(created_event(new_request()), pool=pool)
 
 
-async def test_customer_is_emailed_once_however_often_the_event_is_delivered(
-    pool, postman, mail_server, database, stored_request
-):
+async def test_repeated_event_leads_to_one_email(pool, postman, mail_server, database, stored_request):
     event = created_event(stored_request)
 
     async with running(postman.run):

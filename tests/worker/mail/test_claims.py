@@ -76,9 +76,7 @@ async def test_expired_claims_are_left_alone_for_as_long_again_after_crash_recov
     await connection.close()
 
 
-async def test_email_under_way_is_not_claimed_again_by_its_own_process(
-    worker_settings, mail_server, mail_link, database, intended
-):
+async def test_email_under_way_is_claimed_once(worker_settings, mail_server, mail_link, database, intended):
     mail_link.hold_before(b"Message-ID:")
     stop = asyncio.Event()
     stop.set()

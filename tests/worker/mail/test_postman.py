@@ -62,9 +62,7 @@ async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_
 
 
 @pytest.mark.parametrize("reply", [b"250 OK \xe9", b"250 OK \x00 done"], ids=["Latin-1", "NUL"])
-async def test_acceptance_in_any_encoding_is_recorded_and_the_email_sent_once(
-    worker_settings, rude_server, database, intended, *, reply
-):
+async def test_acceptance_in_any_encoding_is_final(worker_settings, rude_server, database, intended, reply):
     rude_server.replies["content"] = reply
     settings = settings_with(worker_settings, smtp_url=rude_server.url, email_claim_seconds=1.0)
 
@@ -122,9 +120,7 @@ async def test_stopping_postman_sends_no_further_content(worker_settings, mail_s
     assert await attempts(database) == 0
 
 
-async def test_stopping_postman_keeps_the_claim_on_an_email_that_may_have_been_accepted(
-    worker_settings, mail_link, database, intended
-):
+async def test_stopping_postman_keeps_claims_on_content_sent(worker_settings, mail_link, database, intended):
     mail_link.hold_before(b"Message-ID:")
     settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=0.4)
 

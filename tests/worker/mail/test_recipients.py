@@ -1,12 +1,10 @@
 """An e-mail to any address that the API accepts has that address as its only recipient."""
 
-from typing import Any
-
 import idna
 import msgspec
 import pytest
 from email_validator.rfc_constants import CASE_INSENSITIVE_MAILBOX_NAMES
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import HealthCheck, example, given, reject, settings
 from hypothesis import strategies as st
 
 from service.api import request_body
@@ -40,14 +38,6 @@ _NAMES = st.text(min_size=1, max_size=255) | st.sampled_from(
 )
 
 
-def accepted(**fields: str) -> dict[str, Any] | None:
-    """Return the columns that create makes of a request with these fields, None when it refuses it."""
-    try:
-        return request_body.parse(msgspec.json.encode(A_REQUEST | fields)).validated(waiver_applies=False)
-    except InvalidSubmission:
-        return None
-
-
 @pytest.mark.parametrize("examples", [50, pytest.param(500, marks=pytest.mark.long)])
 def test_accepted_address_is_the_only_recipient(examples):
     @given(_ADDRESSES, _ADDRESSES, _NAMES)
@@ -65,9 +55,11 @@ def test_accepted_address_is_the_only_recipient(examples):
     )
     def is_the_only_recipient(customer, sender, name) -> None:
         names = {"customer_first_name": name, "sender_first_name": name}
-        new = accepted(customer_email=customer, sender_email=sender, **names)
-        assume(new is not None)
-        assert new is not None
+        body = A_REQUEST | names | {"customer_email": customer, "sender_email": sender}
+        try:
+            new = request_body.parse(msgspec.json.encode(body)).validated(waiver_applies=False)
+        except InvalidSubmission:
+            reject()
 
         message = received(
             compose(**{field: new[field] for field in ("customer_email", "sender_email", *names)})

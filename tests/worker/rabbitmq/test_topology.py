@@ -47,9 +47,7 @@ async def test_events_of_other_types_do_not_reach_the_notifications(channel):
     assert await count(channel, NOTIFICATIONS.name) == 0
 
 
-async def test_queue_with_other_properties_stops_only_its_own_role_which_reports_the_difference(
-    worker_settings, channel, pool, relay
-):
+async def test_queue_with_other_properties_stops_its_own_role_alone(worker_settings, channel, pool, relay):
     notified = notifications.consumer(worker_settings, pool, asyncio.Event())
     calculated = calculations.consumer(worker_settings, pool, RelayWaker(pool, seconds=5.0))
     await channel.queue_delete(NOTIFICATIONS.name)

@@ -1,7 +1,5 @@
 """Refused events are held, and retried until they are delivered, without delaying the others."""
 
-from collections.abc import Awaitable, Callable
-
 import pytest
 from structlog.testing import capture_logs
 
@@ -18,8 +16,6 @@ from tests.worker.conftest import (
 from tests.worker.relay.conftest import bind_full_queue, id_of, into_one_lane
 from worker.relay import outbox_tables
 from worker.relay.outbox_tables import Kind
-
-RelayOnce = Callable[[], Awaitable[int]]
 
 AT_ONCE = with_pace(_RETRY_SECONDS=0.0001)
 NEVER_AGAIN = with_pace(_RETRY_SECONDS=3600.0)
