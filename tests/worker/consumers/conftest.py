@@ -53,11 +53,8 @@ def work() -> Work:
     return Work()
 
 
-MakeConsumer = Callable[..., Consumer[int]]
-
-
 @pytest.fixture
-def consumer_with(worker_settings: WorkerSettings, work: Work) -> MakeConsumer:
+def consumer_with(worker_settings: WorkerSettings, work: Work) -> Callable[..., Consumer[int]]:
     def make(**changes: Any) -> Consumer[int]:
         return Consumer(
             settings_with(worker_settings, **changes),
@@ -72,7 +69,7 @@ def consumer_with(worker_settings: WorkerSettings, work: Work) -> MakeConsumer:
 
 
 @pytest.fixture
-def consumer(consumer_with: MakeConsumer) -> Consumer[int]:
+def consumer(consumer_with: Callable[..., Consumer[int]]) -> Consumer[int]:
     return consumer_with()
 
 
