@@ -184,7 +184,6 @@ async def take(queue: AbstractQueue) -> AbstractIncomingMessage | None:
 
 
 async def take_all(queue: AbstractQueue) -> list[AbstractIncomingMessage]:
-    """Take every message that is in a queue now."""
     messages = []
     while (message := await take(queue)) is not None:
         messages.append(message)

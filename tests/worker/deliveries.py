@@ -33,7 +33,6 @@ async def record_result(result: CalculationCreated, *, pool: Pool) -> None:
 
 
 async def calculate(connection: Connection, uuid: str, calculation_id: str) -> None:
-    """Record a calculation over this connection."""
     async with connection.transaction():
         _check(await _record(connection, CalculationCreated(uuid, calculation_id)))
 

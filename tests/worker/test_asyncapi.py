@@ -16,16 +16,17 @@ from tests.worker.conftest import outbox_row, take
 from worker.consumers import calculations, incoming, notifications
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import CALCULATION_RESULTS
+from worker.relay.outbox_tables import OutboxRow
 
 DOCUMENT: dict[str, Any] = msgspec.to_builtins(asyncapi.document())
 MESSAGES = DOCUMENT["components"]["messages"]
 
 
-def example_of(message):
+def example_of(message: str) -> Any:
     return MESSAGES[message]["examples"][0]
 
 
-def row_of(payload):
+def row_of(payload: dict[str, Any]) -> OutboxRow:
     """Return the row of the outbox that an event would have."""
     event = next(example for example in asyncapi.SENT_EXAMPLES if example.type == payload["type"])
     time, traceparent = datetime.fromisoformat(payload["time"]), payload["traceparent"]

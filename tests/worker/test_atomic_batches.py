@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from types import NoneType
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -11,7 +12,7 @@ from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store
-from worker.batches import LARGEST_BATCH, Failures, RowLocked
+from worker.batches import LARGEST_BATCH, RowLocked
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.mail import ledger
@@ -24,22 +25,22 @@ STATEMENTS = {
 }
 
 
-async def attempt(pool, batch):
+async def attempt(pool, batch) -> Any:
     async with connections.transaction(pool, seconds=10.0) as connection:
         return await batch(connection)
 
 
-async def do(pool, batch):
+async def do(pool, batch) -> Any:
     """Do a batch, again while another transaction has locked any of its rows."""
 
-    async def failures_if_free() -> Failures | None:
+    async def failures_if_free() -> Any:
         failures = await attempt(pool, batch)
         return None if any(isinstance(each, RowLocked) for each in failures) else failures
 
     return await eventually(failures_if_free)
 
 
-async def stored_requests(database, number):
+async def stored_requests(database, number: int) -> list[Any]:
     """Store requests, and return them in another order than that of their ids."""
     async with database.transaction():
         requests = [await store(database) for _ in range(number)]
@@ -47,7 +48,7 @@ async def stored_requests(database, number):
     return requests[::-1]
 
 
-async def batch_of(kind, database, requests):
+async def batch_of(kind: str, database, requests) -> Any:
     """Return a batch that records a result, or that an e-mail was sent, for each request."""
     if kind == "results":
         delivered = [Result(request.id, "C-1") for request in requests]
@@ -59,7 +60,7 @@ async def batch_of(kind, database, requests):
     return lambda connection: ledger.record_ends(connection, [email.ended("OK") for email in emails])
 
 
-async def announced(database):
+async def announced(database) -> Counter[int]:
     """Return how many requests have how many events. Checks that their sequences add up."""
     rows = await database.fetch(
         "SELECT sequence - 1, (SELECT count(*) FROM outbox WHERE request_id = request.id)"

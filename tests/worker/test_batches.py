@@ -46,7 +46,7 @@ def batches(work):
     return Batches(work.do)
 
 
-async def all_at_once(batches, work, numbers):
+async def all_at_once(batches: Batches[int], work: Work, numbers: Sequence[int]) -> list[str]:
     """Have numbers arrive while the number 1 is done. Returns the names of their outcomes."""
     work.going_on.clear()
     first = asyncio.create_task(batches.done(1))

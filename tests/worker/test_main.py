@@ -23,8 +23,8 @@ async def is_ready(probes, *roles: str):
     return (await probes.get("/readyz")).json() == dict.fromkeys(("postgres", *roles), "ok")
 
 
-async def is_relayed(database):
-    return await database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)")
+async def is_relayed(database) -> bool:
+    return bool(await database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
 
 
 async def test_unexpected_failure_ends_no_role(worker_settings, channel, database):

@@ -23,7 +23,7 @@ FITS = jsonschema_rs.Draft202012Validator(
 )
 
 
-async def events_of(client, uuid):
+async def events_of(client, uuid: str) -> list[dict[str, Any]]:
     response = await client.get(f"/v1/request/{uuid}/events")
     assert response.status_code == 200
     FITS.validate(response.json())
@@ -63,5 +63,5 @@ async def test_events_are_what_consumers_get(client, database, worker_settings, 
     assert [list(event) for event in shown] == [list(event) for event in received]
 
 
-async def happened(client, uuid, events):
+async def happened(client, uuid: str, events: int) -> bool:
     return len(await events_of(client, uuid)) == events

@@ -7,6 +7,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from service.calculation_requests.model import CalculationRequest
 from service.identifiers import first_id_at
 from service.outbox.lanes import LANES, RelayWaker, try_lock
 from tests.harness import stored
@@ -22,11 +23,10 @@ DAYS = 100
 
 @pytest.fixture
 def retention(worker_settings, pool):
-    """Its rounds are made by the tests."""
     return Retention(worker_settings, pool, RelayWaker(pool, seconds=5.0), days=DAYS)
 
 
-async def store_old(database, *, days, number):
+async def store_old(database, *, days: int, number: int) -> CalculationRequest:
     """Store a request as one that was made days ago; the number makes its id unique."""
     at = datetime.now(UTC) - timedelta(days=days)
     old_id = UUID(int=first_id_at(at).int + number)
@@ -35,7 +35,7 @@ async def store_old(database, *, days, number):
     return request
 
 
-async def kept(database):
+async def kept(database) -> set[UUID]:
     return {row["id"] for row in await database.fetch("SELECT id FROM calculation_request")}
 
 

@@ -26,7 +26,7 @@ CALCULATED = "SELECT * FROM outbox WHERE type = 'request.calculated'"
 GOOD = {"request_uuid": "req_" + "0" * 22, "calculation_id": "calc-1"}
 
 
-def decode(body):
+def decode(body: bytes) -> Result:
     return calculations.decode(incoming.read(body), None)
 
 

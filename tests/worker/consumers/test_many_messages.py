@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from aio_pika.abc import AbstractIncomingMessage
 
 from service.identifiers import new_request_id, uuid_of
 from service.outbox.lanes import RelayWaker
@@ -20,7 +21,7 @@ GOOD = 250
 BASIC_ACK = b"\x00\x3c\x00\x50"  # class and method of the frame
 
 
-def result(uuid, calculation_id="C-1"):
+def result(uuid: str, calculation_id: str = "C-1") -> bytes:
     return f'{{"request_uuid": "{uuid}", "calculation_id": "{calculation_id}"}}'.encode()
 
 
@@ -49,11 +50,11 @@ async def test_each_of_many_results_has_its_own_outcome(worker_settings, pool, c
     }
 
 
-async def nothing():
+async def nothing() -> None:
     """Deliver nothing: the test settles the messages itself."""
 
 
-async def receive(in_hand, channel, number):
+async def receive(in_hand: InHand, channel, number: int) -> list[AbstractIncomingMessage]:
     """Receive messages of the notifications on a channel."""
     queue = await channel.get_queue(NOTIFICATIONS.name, ensure=False)
     messages = [await queue.get() for _ in range(number)]

@@ -64,5 +64,4 @@ async def announced(database: Connection) -> list[tuple[str, int, bytes]]:
 
 
 async def is_claimed(database: Connection) -> bool:
-    """Whether a process is sending an e-mail."""
     return bool(await database.fetchval("SELECT count(*) FROM email WHERE claimed_by IS NOT NULL"))

@@ -50,7 +50,7 @@ async def connected(url):
     return None
 
 
-async def claims(connection, *, seconds):
+async def claims(connection, *, seconds: float) -> int:
     """Claim what is due, for *seconds*. Returns the number of e-mails claimed."""
     return len(await ledger.claim(connection, uuid4(), under_way=[], limit=10, seconds=seconds))
 

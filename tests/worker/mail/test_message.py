@@ -51,7 +51,7 @@ def test_any_name_remains_one_mailbox(first_name, last_name):
     assert f"Dear {name}," in body(message, "plain")
 
 
-def letters(text):
+def letters(text: str) -> str:
     """Return the letters and digits of *text*: a header may only lose those at the end of a long name."""
     return "".join(character for character in text if character.isalnum())
 

@@ -22,7 +22,7 @@ _CONTENTS = st.lists(st.text(_CHARACTERS, max_size=1200) | st.just("."), min_siz
 _LONG = ("x" * 64, "é" * 64, "\N{GRINNING FACE}" * 64)
 
 
-def reference(name, mailbox, subject, text, html):
+def reference(name: str, mailbox: str, subject: str, text: str, html: str) -> EmailMessage:
     """Return the e-mail as email.message makes it."""
     message = EmailMessage(policy=SMTP)
     message["To"] = Address(name, addr_spec=mailbox)

@@ -75,7 +75,7 @@ def test_accepted_address_is_the_only_recipient(examples):
     is_the_only_recipient()
 
 
-def in_ascii(address):
+def in_ascii(address: str) -> str:
     """Return an address as a mail server without SMTPUTF8 accepts it, names of RFC 2142 in lower case."""
     local_part, _, domain = address.rpartition("@")
     if local_part.lower() in CASE_INSENSITIVE_MAILBOX_NAMES:

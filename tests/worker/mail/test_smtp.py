@@ -63,7 +63,7 @@ def mailer(rude_server):
         yield opened
 
 
-async def send(with_mailer):
+async def send(with_mailer: Mailer) -> EmailEnd | Postponement:
     """Send an e-mail. Returns the outcome, as the postman does."""
     try:
         reply = await with_mailer.send(
@@ -74,7 +74,7 @@ async def send(with_mailer):
     return outcome_of(reply)
 
 
-def outcome_of(reply, *, attempts=0, age=timedelta(), others_accepted=True):
+def outcome_of(reply: Reply, *, attempts=0, age=timedelta(), others_accepted=True) -> EmailEnd | Postponement:
     """Return the outcome for an e-mail with so many attempts, and of this age."""
     email = Email(A_STORED_REQUEST, "Acme", "event-1", datetime.now(UTC) - age, attempts, None)
     settings = mail_settings("smtp://nowhere.invalid")

@@ -17,7 +17,6 @@ _TIMEOUT_SECONDS = 0.5
 
 @pytest.fixture
 async def broker():
-    """A broker that raises an alarm when the test asks for it."""
     async with ScriptedBroker() as scripted:
         yield scripted
 
@@ -28,7 +27,7 @@ def relay(worker_settings, broker, pool):
     return Relay(settings, pool, asyncio.Event())
 
 
-async def is_blocked(relay):
+async def is_blocked(relay: Relay) -> bool:
     return await obstacle(relay.check) == "RabbitMQ blocks publishers"
 
 

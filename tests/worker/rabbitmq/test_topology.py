@@ -9,7 +9,7 @@ from service.outbox.lanes import RelayWaker
 from tests.harness.in_process import running
 from tests.harness.queues import count, declare_topology
 from tests.harness.waiting import eventually
-from tests.worker.conftest import obstacle, passes, publish, take
+from tests.worker.conftest import Check, obstacle, passes, publish, take
 from worker.consumers import calculations, notifications
 from worker.rabbitmq import connection, topology
 from worker.rabbitmq.connection import BrokerUnavailable, open_role
@@ -66,7 +66,7 @@ async def test_queue_with_other_properties_stops_its_own_role_alone(worker_setti
     assert "x-delivery-limit" in says
 
 
-async def difference(check):
+async def difference(check: Check) -> str:
     """Return why a readiness check fails, if it is for a difference in the topology."""
     reason = await obstacle(check)
     return reason if "PRECONDITION_FAILED" in reason else ""

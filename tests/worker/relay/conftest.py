@@ -38,5 +38,4 @@ async def into_one_lane(database: Connection) -> None:
 
 
 def id_of(request: CalculationRequest, event_type: str = "request.created", sequence: int = 1) -> str:
-    """Return the expected id of an event."""
     return f"{request.uuid}.{event_type}.{sequence}"

@@ -12,9 +12,10 @@ from service.identifiers import uuid_of
 from tests.worker.conftest import TRACEPARENT, outbox_row
 from worker.rabbitmq import topology
 from worker.relay.amqp_frames import encode_event
+from worker.relay.outbox_tables import OutboxRow
 
 
-def properties_of(event):
+def properties_of(event: OutboxRow) -> spec.Basic.Properties:
     headers: dict[str, Any] = {
         "cloudEvents:specversion": "1.0",
         "cloudEvents:id": event.event_id,
@@ -33,7 +34,7 @@ def properties_of(event):
     )
 
 
-def encoded_by_pamqp(event, pieces):
+def encoded_by_pamqp(event: OutboxRow, pieces: list[bytes]) -> bytes:
     """Return what aiormq would write."""
     frames: list[Any] = [
         spec.Basic.Publish(

@@ -21,7 +21,7 @@ LISTENERS = """
 """
 
 
-async def is_woken(database, woken):
+async def is_woken(database, woken: asyncio.Event) -> bool:
     await lanes.notify(database)
     await asyncio.sleep(0.01)
     return woken.is_set()
@@ -43,7 +43,7 @@ async def test_killed_connection_is_replaced_at_once_and_the_outbox_read_again(w
     assert marks.low_water == [0] * lanes.LANES
 
 
-async def other_listeners(database, killed):
+async def other_listeners(database, killed: int) -> list[int]:
     """Return the pids of the listeners' Postgres processes, without *killed*."""
     return [process for process in await database.fetchval(LISTENERS) or [] if process != killed]
 

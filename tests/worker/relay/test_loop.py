@@ -102,7 +102,7 @@ async def test_two_relays_deliver_every_event_once_and_in_order(worker_settings,
     ids = await take_ids(tap)
     for request in requests:
         later = [id_of(request, "request.email_sent", sequence) for sequence in range(2, 22)]
-        assert [each for each in ids if each.startswith(request.uuid)] == [id_of(request), *later]
+        assert [each for each in ids if str(each).startswith(request.uuid)] == [id_of(request), *later]
 
 
 async def test_lane_is_kept_while_a_publish_takes_longer_than_other_transactions_may_be_silent(

@@ -6,12 +6,12 @@ from service.outbox.lanes import LANES
 from worker.relay.work import LaneMarks, Work
 
 
-def look(first_id, *, xmin, next_xid, last_id=9):
+def look(first_id: int | None, *, xmin: int, next_xid: int, last_id: int = 9) -> Work:
     """Return a look at the outbox that saw these transactions, and this first event in every lane."""
     return Work(first_ids=[first_id] * LANES, due_lanes=[], last_id=last_id, xmin=xmin, next_xid=next_xid)
 
 
-def quiet(first_id, *numbers: int):
+def quiet(first_id: int | None, *numbers: int) -> list[Work]:
     """Return looks at the outbox with no open transaction."""
     return [look(first_id, xmin=number, next_xid=number) for number in numbers]
 

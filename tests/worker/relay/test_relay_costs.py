@@ -19,7 +19,7 @@ _LOOKS_OF_A_WAKEUP = 6  # one that finds the event, one that finds nothing, four
 _MOST_STATEMENTS = 6  # look, begin with its settings, lock, read, delete, commit
 
 
-async def fill_lane(database, events):
+async def fill_lane(database: Connection, events: int) -> None:
     await database.execute(
         """
         INSERT INTO outbox (lane, request_id, type, sequence, payload)

@@ -27,11 +27,11 @@ async def refusing(channel):
     return await bind_full_queue(channel, "request.created")
 
 
-async def make_due(database):
+async def make_due(database) -> None:
     await database.execute("UPDATE outbox_held SET next_attempt_at = now() WHERE attempts > 0")
 
 
-async def relay_all(relay_once):
+async def relay_all(relay_once) -> None:
     while await relay_once():
         pass
 
