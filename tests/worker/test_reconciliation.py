@@ -37,7 +37,7 @@ async def test_reconciliation_repeats_until_it_is_stopped_even_during_a_look(poo
         succeeded_at.add(value("reconciliation_last_success_timestamp_seconds"))
         return len(succeeded_at) == 4
 
-    async with asyncio.timeout(10), database.transaction(), running(partial(reconciliation.run, pool)):
+    async with asyncio.timeout(30), database.transaction(), running(partial(reconciliation.run, pool)):
         await eventually(has_succeeded_three_times)
         await database.execute("LOCK TABLE calculation_request")
         await eventually(lambda: has_waiting_statement(database))
