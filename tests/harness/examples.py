@@ -6,6 +6,8 @@ SECRET_KEYS = "current:" + "A" * 43 + ",older:" + "B" * 43
 CONVEYANCER = "acme-conveyancing"  # charges a calculation fee
 FREE_CONVEYANCER = "free-conveyancing"  # does not
 
+STRUCTURE = "/v1/questionnaire/structure"
+
 A_REQUEST: dict[str, Any] = {
     "customer_email": "ada@customer.example.com",
     "customer_first_name": "Ada",

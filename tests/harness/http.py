@@ -3,5 +3,17 @@
 import ssl
 from typing import Final
 
+import httpx
+
 # For plain HTTP. By default every client loads the authorities that the machine trusts, which takes 20 ms.
 NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def bearer(token: str) -> dict[str, str]:
+    """Return the header with a token."""
+    return {"Authorization": f"Bearer {token}"}
+
+
+def lasting_headers(response: httpx.Response) -> list[tuple[str, str]]:
+    """Return the headers, in order, without those that differ each time."""
+    return [(name, value) for name, value in response.headers.items() if name not in {"date", "x-request-id"}]

@@ -24,11 +24,12 @@ _A_DAY = 86_400.0
 
 
 @asynccontextmanager
-async def serve(app: ASGIApp) -> AsyncIterator[str]:
+async def serve(app: ASGIApp, *, shutdown_seconds: float = 5.0) -> AsyncIterator[str]:
     """Serve *app* on a free port of the loopback; yields its base URL."""
     stop = asyncio.Event()
     with listen("127.0.0.1", 0) as listening:
-        serving = asyncio.create_task(http_server.serve(app, listening, stop, shutdown_seconds=5.0))
+        served = http_server.serve(app, listening, stop, shutdown_seconds=shutdown_seconds)
+        serving = asyncio.create_task(served)
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         stop.set()
         await serving

@@ -27,6 +27,12 @@ class RawConnection:
         """Send these bytes."""
         self._writer.write(data)
 
+    async def send_in_pieces(self, data: bytes, size: int) -> None:
+        """Send these bytes in pieces of this size, each in a turn of the event loop."""
+        for start in range(0, len(data), size):
+            self.send(data[start : start + size])
+            await asyncio.sleep(0)
+
     def hang_up(self) -> None:
         """Drop the connection without closing it properly."""
         self._writer.transport.abort()
@@ -74,9 +80,10 @@ class RawConnection:
         return b""
 
 
-async def connect_to(client: httpx.AsyncClient) -> RawConnection:
-    """Open a connection to the API of *client*."""
-    return RawConnection(*await asyncio.open_connection(client.base_url.host, client.base_url.port))
+async def connect_to(api: httpx.AsyncClient | str) -> RawConnection:
+    """Open a connection to the API of a client, or to the one at a URL."""
+    url = httpx.URL(api) if isinstance(api, str) else api.base_url
+    return RawConnection(*await asyncio.open_connection(url.host, url.port))
 
 
 def head(client: httpx.AsyncClient, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
