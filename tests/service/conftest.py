@@ -1,12 +1,13 @@
 """One API and one database for the tests of a module whose calls store nothing."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
-import asyncpg
 import httpx
 import msgspec
 import pytest
 
+from service.contracts.endpoints import FULL_REQUEST
 from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
 from tests.harness import databases
@@ -16,27 +17,21 @@ from tests.harness.tcp_proxy import TcpProxy
 
 
 @pytest.fixture(scope="module")
-async def shared_database_url(
-    postgres_server: str, template: str, administrator: Connection
-) -> AsyncIterator[str]:
-    """URL of the module's database, in which no request is stored."""
-    async with databases.copied(administrator, postgres_server, template) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-async def shared_database(shared_database_url: str) -> AsyncIterator[Connection]:
-    """A connection to the module's database."""
-    connection = await asyncpg.connect(shared_database_url)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture(scope="module")
-async def shared_client(shared_database_url: str, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
+async def shared_client(
+    postgres_server: str, template: str, administrator: Connection, issuer: Issuer
+) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the module's API with a token of CONVEYANCER."""
-    async with api_client(api_settings(shared_database_url, issuer), issuer.token()) as connected:
+    async with (
+        databases.copied(administrator, postgres_server, template) as url,
+        api_client(api_settings(url, issuer), issuer.token()) as connected,
+    ):
         yield connected
+
+
+@pytest.fixture
+async def created(client: httpx.AsyncClient) -> Any:
+    """A request that has everything, as CONVEYANCER sees it."""
+    return (await client.post("/v1/request", json=FULL_REQUEST)).json()["data"]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import hmac
 import time
+from collections.abc import Callable
 
 import httpx
 import jwt
@@ -17,30 +18,20 @@ from service.authentication.authenticator import READ, Authenticator, InvalidCre
 from service.authentication.signing_keys import SigningKeys
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import open_pool
-from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
+from tests.harness.examples import A_REQUEST, CONVEYANCER, STRUCTURE
+from tests.harness.http import bearer
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer, api_settings
+from tests.harness.issuer import Issuer
 from tests.harness.waiting import eventually
 
-STRUCTURE = "/v1/questionnaire/structure"
 A_UUID = uuid_of(new_request_id())
 
 
-def bearer(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"}
-
-
-def _with_header(token: str, **changes: str) -> str:
-    """Return the header and payload of *token*, with changes to the header, ready to be signed."""
-    header = msgspec.json.encode(jwt.get_unverified_header(token) | changes)
-    return f"{base64url_encode(header).decode()}.{token.split('.')[1]}"
-
-
-@pytest.fixture(scope="module")
-async def caller(shared_database_url, issuer):
-    """A client of the module's API that sends no token unless the test does."""
-    async with api_client(api_settings(shared_database_url, issuer), None) as connected:
-        yield connected
+def forged(token: str, algorithm: str, sign: Callable[[bytes], bytes]) -> str:
+    """Return a token whose header names another algorithm, with a signature of its own."""
+    header = msgspec.json.encode(jwt.get_unverified_header(token) | {"alg": algorithm})
+    signed = f"{base64url_encode(header).decode()}.{token.split('.')[1]}"
+    return f"{signed}.{base64url_encode(sign(signed.encode())).decode()}"
 
 
 async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.Response]:
@@ -52,9 +43,9 @@ async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.
     ]
 
 
-@pytest.mark.parametrize("header", [None, "", "Basic YTpi", "Bearer", "Token abc"])
-async def test_missing_credentials_are_challenged(caller, header):
-    for response in await ask(caller, {} if header is None else {"Authorization": header}):
+@pytest.mark.parametrize("header", ["", "Basic YTpi", "Bearer", "Token abc"])
+async def test_missing_credentials_are_challenged(shared_client, header):
+    for response in await ask(shared_client, {"Authorization": header}):
         assert response.status_code == 401
         assert response.headers["WWW-Authenticate"] == 'Bearer realm="calculation-requests"'
         assert response.json()["errors"][0]["code"] == "unauthenticated"
@@ -84,37 +75,34 @@ async def test_missing_credentials_are_challenged(caller, header):
         ({"padding": "x" * 9000}, "at most 8192"),
     ],
 )
-async def test_bad_access_token_is_refused_with_the_reason(caller, issuer, shared_database, change, reason):
-    for response in await ask(caller, bearer(issuer.token(**change))):
+async def test_bad_access_token_is_refused_with_the_reason(shared_client, issuer, change, reason):
+    for response in await ask(shared_client, bearer(issuer.token(**change))):
         assert response.status_code == 401
         challenge = response.headers["WWW-Authenticate"]
         assert 'error="invalid_token"' in challenge
         assert reason in challenge
         assert " scope=" not in challenge
-    assert await shared_database.fetchval("SELECT count(*) FROM calculation_request") == 0
 
 
-@pytest.mark.parametrize("algorithm", ["none", "HS256"])
-async def test_algorithms_that_anyone_could_sign_with_are_refused(caller, issuer, algorithm):
+async def test_algorithms_that_anyone_could_sign_with_are_refused(shared_client, issuer):
     """Algorithm confusion: the public key, which everybody knows, used as the secret of an HMAC."""
     public = issuer.key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    signed = _with_header(issuer.token(), alg=algorithm)
-    signature = b"" if algorithm == "none" else hmac.digest(public, signed.encode(), "sha256")
-    forged = f"{signed}.{base64url_encode(signature).decode()}"
+    unsigned = forged(issuer.token(), "none", lambda _: b"")
+    with_hmac = forged(issuer.token(), "HS256", lambda signed: hmac.digest(public, signed, "sha256"))
 
-    for response in await ask(caller, bearer(forged)):
-        assert response.status_code == 401
-        assert "algorithm" in response.headers["WWW-Authenticate"]
+    for token in (unsigned, with_hmac):
+        for response in await ask(shared_client, bearer(token)):
+            assert response.status_code == 401
+            assert "algorithm" in response.headers["WWW-Authenticate"]
 
 
-async def test_key_verifies_only_its_own_algorithm_and_no_other_keys_tokens(caller, issuer, tmp_path):
+async def test_key_verifies_only_its_own_algorithm_and_no_other_keys_tokens(shared_client, issuer, tmp_path):
     """The header names another accepted algorithm. The signature is valid, made with the issuer's key."""
-    signed = _with_header(issuer.token(), alg="EdDSA")
-    signature = ECAlgorithm(ECAlgorithm.SHA256).sign(signed.encode(), issuer.key)
-    forged = f"{signed}.{base64url_encode(signature).decode()}"
+    ours = ECAlgorithm(ECAlgorithm.SHA256)
+    misnamed = forged(issuer.token(), "EdDSA", lambda signed: ours.sign(signed, issuer.key))
 
-    for token in (forged, Issuer(tmp_path).token()):
-        for response in await ask(caller, bearer(token)):
+    for token in (misnamed, Issuer(tmp_path).token()):
+        for response in await ask(shared_client, bearer(token)):
             assert response.status_code == 401
 
 
@@ -144,45 +132,43 @@ async def test_key_verifies_the_algorithm_it_is_published_for_or_any_of_its_type
     monkeypatch.setattr(signing_keys, "_INTERVAL_SECONDS", 0.0)
     form, generate = kind
     private = generate()
-    public = form.to_jwk(private.public_key(), as_dict=True) | {"kid": "the key"}
+    key = form.to_jwk(private.public_key(), as_dict=True) | {"kid": "the key"}
+    key |= {"alg": published} if published else {}
     other = msgspec.json.decode(own_issuer.jwks.read_bytes())["keys"]
-    key = public | ({"alg": published} if published else {})
     own_issuer.jwks.write_bytes(msgspec.json.encode({"keys": [key, *other]}))
     claims = jwt.decode(own_issuer.token(), options={"verify_signature": False})
     headers = {"typ": "at+jwt", "kid": "the key"}
 
     async with api_client(service_settings, None, auth_jwks_url=own_issuer.jwks.as_uri()) as client:
-        statuses = {}
         for algorithm in signing:
             token = jwt.encode(claims, private, algorithm=algorithm, headers=headers)
-            statuses[algorithm] = (await client.get(STRUCTURE, headers=bearer(token))).status_code
-
-    assert {algorithm for algorithm, status in statuses.items() if status == 200} == accepted
-    assert set(statuses.values()) <= {200, 401}
+            answer = await client.get(STRUCTURE, headers=bearer(token))
+            assert answer.status_code == (200 if algorithm in accepted else 401), algorithm
 
 
-DETACHED = base64url_encode(b'{"alg": "ES256", "typ": "at+jwt", "kid": "local", "b64": false}').decode()
+def encoded(header: bytes) -> str:
+    return base64url_encode(header).decode()
 
 
 @pytest.mark.parametrize(
     "token",
     [
-        base64url_encode(b'{"alg":' + b"[" * 5_000).decode() + ".e30.AAAA",
-        base64url_encode(b'["alg"]').decode() + ".e30.AAAA",
-        base64url_encode(b'{"alg": ["ES256"], "typ": "at+jwt", "kid": "local"}').decode() + ".e30.AAAA",
-        base64url_encode(b'{"alg": "ES256", "typ": 7, "kid": "local"}').decode() + ".e30.AAAA",
-        base64url_encode(b'{"alg": "ES256", "typ": "at+jwt", "kid": {}}').decode() + ".e30.AAAA",
-        DETACHED + "..AAAA",
+        encoded(b'{"alg":' + b"[" * 5_000) + ".e30.AAAA",
+        encoded(b'["alg"]') + ".e30.AAAA",
+        encoded(b'{"alg": ["ES256"], "typ": "at+jwt", "kid": "local"}') + ".e30.AAAA",
+        encoded(b'{"alg": "ES256", "typ": 7, "kid": "local"}') + ".e30.AAAA",
+        encoded(b'{"alg": "ES256", "typ": "at+jwt", "kid": {}}') + ".e30.AAAA",
+        encoded(b'{"alg": "ES256", "typ": "at+jwt", "kid": "local", "b64": false}') + "..AAAA",
         "nonsense",
         "a.b.c",
         "ey.ey.ey",
         "é",
     ],
 )
-async def test_malformed_token_is_refused(caller, token):
-    headers = [(b"Authorization", f"Bearer {token}".encode("latin-1"))]
+async def test_malformed_token_is_refused(shared_client, token):
+    header = {"Authorization": f"Bearer {token}".encode("latin-1")}
 
-    response = await caller.get(STRUCTURE, headers=headers)
+    response = await shared_client.get(STRUCTURE, headers=header)
 
     assert response.status_code == 401
     assert 'error="invalid_token"' in response.headers["WWW-Authenticate"]
@@ -193,6 +179,7 @@ async def test_malformed_token_is_refused(caller, token):
     [
         ("request:read", [403, 404, 200]),
         ("request:write", [200, 403, 200]),
+        ("request:read-all", [403, 403, 200]),  # By default no client is an internal reader.
         ("", [403, 403, 200]),
         (None, [403, 403, 200]),
     ],
@@ -249,22 +236,8 @@ async def is_refused(client: httpx.AsyncClient) -> bool:
     return (await client.get(STRUCTURE)).status_code == 401
 
 
-async def test_claim_that_names_the_conveyancer_can_be_chosen(service_settings, issuer, database):
-    async with api_client(
-        service_settings, issuer.token(CONVEYANCER, firm=FREE_CONVEYANCER), auth_tenant_claim="firm"
-    ) as client:
-        named = await client.post("/v1/request", json=A_REQUEST)
-        unnamed = await client.post("/v1/request", json=A_REQUEST, headers=bearer(issuer.token(CONVEYANCER)))
-
-    assert (named.status_code, unnamed.status_code) == (200, 401)
-    assert "names no client" in unnamed.headers["WWW-Authenticate"]
-    stored = await database.fetch("SELECT conveyancer_id FROM calculation_request")
-    assert [row["conveyancer_id"] for row in stored] == [FREE_CONVEYANCER]
-
-
-async def test_api_key_opens_the_questionnaire_and_nothing_else_until_it_is_revoked(client, database):
+async def test_api_key_opens_the_questionnaire_and_nothing_else(client, database):
     key = await api_keys.create(database, CONVEYANCER)
-    _, prefix, secret = key.split("_", 2)
     stored = await database.fetchval("SELECT string_agg(k::text, '') FROM api_key AS k")
 
     create, retrieve, questionnaire = await ask(client, bearer(key))
@@ -273,8 +246,6 @@ async def test_api_key_opens_the_questionnaire_and_nothing_else_until_it_is_revo
     for response in (create, retrieve):
         assert response.status_code == 401
         assert "API key" in response.headers["WWW-Authenticate"]
-    assert secret not in stored
-    assert await api_keys.revoke(database, prefix)
-    assert not await api_keys.revoke(database, prefix)
-    for refused in (key, "cr_0123456789ab_" + "x" * 43):
-        assert (await client.get(STRUCTURE, headers=bearer(refused))).status_code == 401
+    assert key.split("_", 2)[2] not in stored
+    made_up = bearer("cr_0123456789ab_" + "x" * 43)
+    assert (await client.get(STRUCTURE, headers=made_up)).status_code == 401

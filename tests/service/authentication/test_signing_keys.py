@@ -17,14 +17,6 @@ from tests.harness.waiting import eventually
 
 
 @pytest.fixture
-def impatient(monkeypatch):
-    """Fetch whenever there is a reason."""
-    for pause in ("_COOLDOWN_SECONDS", "_INTERVAL_SECONDS"):
-        monkeypatch.setattr(signing_keys, pause, 0.0)
-    return monkeypatch
-
-
-@pytest.fixture
 async def server(authority, own_issuer):
     """The issuer's key server, up, and trusted through SSL_CERT_FILE as in production."""
     https = HttpsIssuer(authority)
@@ -126,11 +118,12 @@ WRONG: dict[str, Answer] = {
 
 
 @pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
-async def test_wrong_answer_keeps_the_cached_keys_and_the_fetch_ends_in_time(server, answer, impatient):
-    impatient.setattr(signing_keys, "_CALLER_WAIT_SECONDS", 20.0)
+async def test_wrong_answer_keeps_the_cached_keys_and_the_fetch_ends_in_time(server, answer, monkeypatch):
+    for name, seconds in {"_COOLDOWN": 0.0, "_INTERVAL": 0.0, "_CALLER_WAIT": 20.0}.items():
+        monkeypatch.setattr(signing_keys, f"{name}_SECONDS", seconds)
     keys = SigningKeys(server.url)
     await eventually(lambda: is_found(keys, "local"))
-    impatient.setattr(signing_keys, "_FETCH_SECONDS", 0.2)
+    monkeypatch.setattr(signing_keys, "_FETCH_SECONDS", 0.2)
     server.answer = answer
 
     with capture_logs() as logs, pytest.raises(SigningKeysUnavailable):
@@ -184,5 +177,4 @@ async def test_odd_key_is_not_used_and_does_not_affect_the_others(own_issuer, li
 
 
 def failures(logs: list[Any]) -> list[Any]:
-    """Return the lines about fetches that failed."""
     return [line for line in logs if line["event"] == "signing_keys_not_fetched"]
