@@ -1,13 +1,15 @@
-"""Errors of the server itself: each has the envelope and X-Request-Id, and one line in the log."""
+"""Every route: its paths and methods, and errors with the envelope, X-Request-Id and one line in the log."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import httpx
 import pytest
+from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from service.api import json_body
@@ -17,29 +19,22 @@ from service.identifiers import new_request_id, uuid_of
 from service.server import probes
 from service.server.asgi import Receive, Response, Scope, Send
 from service.server.limits import LARGEST_BODY, LONGEST_PATH
-from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
+from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER, STRUCTURE
+from tests.harness.http import bearer, lasting_headers
 from tests.harness.in_process import api_client, serve, served
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
 
 REQUEST_ID = "case-17.a_B"
-STRUCTURE = "/v1/questionnaire/structure"
+READER = "calculations-team"
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 JSON = {"Content-Type": "application/json"}
-NO_BODY = {204, 304}
-
-
-@pytest.fixture
-async def hurried(service_settings, issuer):
-    """A client of an API that gives Postgres little time."""
-    async with api_client(service_settings, issuer.token(), database_timeout_seconds=0.2) as connected:
-        yield connected
 
 
 async def test_every_answer_carries_the_request_id_and_so_does_its_one_log_line(
-    client, hurried, issuer, database
+    client, service_settings, issuer, database
 ):
     etag = (await client.get(STRUCTURE)).headers["ETag"]
-    unscoped = {"Authorization": f"Bearer {issuer.token(scope='')}"}
     a_path = f"/v1/request/{uuid_of(new_request_id())}"
     await database.execute(
         "ALTER TABLE calculation_request ADD CHECK (case_ref <> 'impossible'), "
@@ -51,7 +46,7 @@ async def test_every_answer_carries_the_request_id_and_so_does_its_one_log_line(
         304: ("GET", STRUCTURE, {"headers": {"If-None-Match": etag}}),
         400: ("POST", "/v1/request", {"content": b"{", "headers": JSON}),
         401: ("GET", a_path, {"headers": {"Authorization": "Basic YTpi"}}),
-        403: ("GET", a_path, {"headers": unscoped}),
+        403: ("GET", a_path, {"headers": bearer(issuer.token(scope=""))}),
         404: ("GET", "/nonsense", {}),
         405: ("DELETE", a_path, {}),
         413: ("POST", "/v1/request", {"json": {"notes": "x" * LARGEST_BODY}}),
@@ -61,24 +56,58 @@ async def test_every_answer_carries_the_request_id_and_so_does_its_one_log_line(
         503: ("POST", "/v1/request", {"json": A_REQUEST | {"case_ref": "away"}}),
     }
 
+    hurried = api_client(service_settings, issuer.token(), database_timeout_seconds=0.2)
     for expected, (method, path, options) in calls.items():
-        with capture_logs() as logs:
-            response = await (hurried if expected == 503 else client).request(
-                method,
-                path,
-                **options | {"headers": {**options.get("headers", {}), "X-Request-Id": REQUEST_ID}},
-            )
-            await eventually(partial(served, logs))
+        headers = {**options.pop("headers", {}), "X-Request-Id": REQUEST_ID}
+        async with hurried if expected == 503 else nullcontext(client) as asked:
+            with capture_logs() as logs:
+                response = await asked.request(method, path, headers=headers, **options)
+                await eventually(partial(served, logs))
 
         assert response.status_code == expected
         assert response.headers.get_list("X-Request-Id") == [REQUEST_ID], expected
         assert [line["status"] for line in served(logs)] == [expected]
         assert ("Retry-After" in response.headers) == (expected == 503)
-        if expected in NO_BODY:
+        if expected in {204, 304}:
             assert response.content == b""
         else:
             assert response.json()["status"]["code"] == expected
             assert (response.json()["errors"] is None) == (expected == 200)
+
+
+async def test_every_line_about_a_request_has_its_uuid_and_the_trace_of_the_call(
+    service_settings, issuer, database
+):
+    async with api_client(
+        service_settings, issuer.token(), auth_internal_clients=READER, database_timeout_seconds=0.5
+    ) as client:
+        record = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
+        path = f"/v1/request/{record['uuid']}"
+        client.headers["traceparent"] = f"00-{TRACE_ID}-b7ad6b7169203331-01"
+        with capture_logs([merge_contextvars]) as logs:
+            await client.get(path, headers=bearer(issuer.token(READER, scope="request:read-all")))
+            for fault in (
+                "UPDATE calculation_request SET secret_key_id = 'lost'",
+                "ALTER TABLE calculation_request RENAME notes TO remarks",
+                "BEGIN; LOCK TABLE calculation_request",
+            ):
+                await database.execute(fault)
+                await client.get(path)
+
+    events = {f"request_{what}" for what in ("read_internally", "failed", "turned_away", "served")}
+    assert {line["event"] for line in logs} == events
+    assert {line["trace_id"] for line in logs} == {TRACE_ID}
+    assert {line.get("uuid") for line in logs if line.get("route") != "/v1/request"} == {record["uuid"]}
+
+
+async def test_line_of_a_401_has_the_reason(shared_client, issuer):
+    with capture_logs() as logs:
+        answer = await shared_client.get("/v1/request", headers=bearer(issuer.token(exp=1)))
+        await eventually(lambda: served(logs))
+
+    (reason,) = [line["reason"] for line in served(logs)]
+    assert reason == answer.json()["errors"][0]["message"]
+    assert "expired" in reason
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", STRUCTURE, "/nonsense", "/v1/request/nonsense"])
@@ -90,10 +119,7 @@ async def test_head_is_get_without_its_body(shared_client, path):
 
     assert response.content == b""
     assert response.status_code == expected.status_code
-    varying = {"x-request-id", "date"}
-    assert {name: value for name, value in response.headers.items() if name not in varying} == {
-        name: value for name, value in expected.headers.items() if name not in varying
-    }
+    assert lasting_headers(response) == lasting_headers(expected)
     assert served(logs)[0]["method"] == "HEAD"
 
 
@@ -106,6 +132,42 @@ async def test_options_and_405_list_the_methods(shared_client):
         assert (refused.status_code, refused.json()["errors"][0]["code"]) == (405, "method_not_allowed")
         for response in (asked, refused):
             assert set(response.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
+
+
+@pytest.mark.parametrize(
+    "alias",
+    [
+        *("//metrics", "/%2fmetrics", "/metrics/", "/%6detrics", "/metrics%2f", "/livez/", "/schema/"),
+        *("/v1%2frequest", "/v1//request", "/v1/request/", "/v1/questionnaire/structure/"),
+        *("/schema//openapi.json", "/v1/%2e%2e/metrics"),
+    ],
+)
+async def test_path_has_one_spelling(shared_client, alias):
+    with capture_logs() as logs:
+        response = await shared_client.get(shared_client.base_url.copy_with(raw_path=alias.encode()))
+        lines = await eventually(lambda: served(logs))
+
+    assert response.status_code == 404
+    assert response.json()["errors"][0]["code"] == "not_found"
+    assert response.headers["X-Request-Id"]
+    assert [line["route"] for line in lines] == ["unmatched"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_kept"),
+    [
+        ("x" * 128, True),
+        *((f"{character}a.b_c-D", character.isalnum()) for character in "9Zz._-"),
+        *((other, False) for other in ("", "ada@example.com", "x" * 129, "a b")),
+    ],
+)
+async def test_request_id_is_kept_if_it_is_short_plain_and_begins_with_a_letter_or_digit(
+    shared_client, sent, is_kept
+):
+    response = await shared_client.get("/livez", headers={"X-Request-Id": sent})
+
+    assert (response.headers["X-Request-Id"] == sent) == is_kept
+    assert response.headers["X-Request-Id"]
 
 
 async def test_router_gets_no_long_path(shared_client):
@@ -125,18 +187,14 @@ async def test_router_gets_no_long_path(shared_client):
     assert (await shared_client.get("/" + "x" * 60_000)).json()["errors"][0]["code"] == "not_found"
 
 
-async def test_too_large_body_is_refused_with_its_size_if_it_is_known(shared_client):
+async def test_too_large_body_of_unknown_size_is_refused(shared_client):
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(257):
             yield b" " * 1024
 
-    announced = await shared_client.post("/v1/request", content=b" " * 262_145, headers=JSON)
     streamed = await shared_client.post("/v1/request", content=chunks(), headers=JSON)
 
-    assert [response.json()["errors"][0]["message"] for response in (announced, streamed)] == [
-        "The body has 262145 bytes: at most 262144 (256 KiB) are accepted.",
-        "The body is larger than 256 KiB: send less.",
-    ]
+    assert streamed.json()["errors"][0]["message"] == "The body is larger than 256 KiB: send less."
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP", "identity, gzip"])
@@ -146,42 +204,39 @@ def test_compressed_body_is_refused_by_its_header(encoding):
     json_body.check_declared("application/json", "Identity")
 
 
-async def fill_half(client: httpx.AsyncClient) -> list[asyncio.Task[httpx.Response]]:
-    """Read from a process with one connection until one call is refused, as 16 others of the firm wait."""
-    calls = [asyncio.create_task(client.get("/v1/request")) for _ in range(18)]
-    await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-    return calls
-
-
-async def test_busy_process_sheds_the_load_of_one_firm_at_once_serves_others_and_stays_ready(
-    service_settings, issuer, database
+@pytest.mark.parametrize(
+    ("token", "path", "status"),
+    [(None, "", 200), ("A" * 43, "/req_0000000000000000000000", 401)],
+    ids=["one firm", "made-up secrets"],
+)
+async def test_busy_process_sheds_the_load_of_one_firm_or_of_made_up_secrets_at_once_and_serves_others(
+    service_settings, issuer, database, token, path, status
 ):
-    """One firm takes half of the queue."""
-    other_firm = {"Authorization": f"Bearer {issuer.token(FREE_CONVEYANCER)}"}
+    """One firm takes half of the queue, and so do all callers with secrets together."""
+    other_firm = bearer(issuer.token(FREE_CONVEYANCER))
     async with api_client(
-        service_settings, issuer.token(), database_pool_size=1, database_timeout_seconds=20.0
+        service_settings, token or issuer.token(), database_pool_size=1, database_timeout_seconds=20.0
     ) as client:
         await client.get("/readyz")
         await database.execute("BEGIN; LOCK TABLE calculation_request")
-        waiting = await fill_half(client)
-        with (
-            rises("postgres_unavailable_total"),
-            rises("http_request_duration_seconds_count", method="GET", route="/v1/request", status="503"),
-        ):
-            refused = await client.get("/v1/request", headers={"X-Request-Id": REQUEST_ID})
+        waiting = [asyncio.create_task(client.get(f"/v1/request{path}")) for _ in range(18)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)  # One is refused, as 16 others wait.
+        with rises("postgres_unavailable_total"):
+            refused = await client.get(f"/v1/request{path}", headers={"X-Request-Id": REQUEST_ID})
         ready = await client.get("/readyz")
-        create = partial(client.post, "/v1/request", json=A_REQUEST)
-        refused_create = await create()
-        others = [asyncio.create_task(create(headers=other_firm)) for _ in range(8)]
-        others += [asyncio.create_task(client.get("/v1/request", headers=other_firm)) for _ in range(8)]
+        refused_create = await client.post("/v1/request", json=A_REQUEST)
+        others = [
+            asyncio.create_task(client.request(method, "/v1/request", json=A_REQUEST, headers=other_firm))
+            for method in ["GET", "POST"] * 8
+        ]
         await asyncio.wait(others, timeout=0.1)
 
-        assert {refused.status_code, refused_create.status_code} == {503}
+        assert (refused.status_code, refused_create.status_code) == (503, 401 if token else 503)
         assert refused.headers["Retry-After"] == "1"
         assert refused.headers["X-Request-Id"] == REQUEST_ID
         assert refused.json()["errors"][0]["code"] == "unavailable"
         assert refused.elapsed.total_seconds() < 5  # 10 if it waits for the connection
         assert ready.status_code == 200
         await database.execute("COMMIT")
-        assert {response.status_code for response in await asyncio.gather(*waiting)} == {200, 503}
+        assert {response.status_code for response in await asyncio.gather(*waiting)} == {status, 503}
         assert {response.status_code for response in await asyncio.gather(*others)} == {200}

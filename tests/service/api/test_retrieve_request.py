@@ -2,7 +2,6 @@
 
 import json
 
-import httpx
 import pytest
 
 from service.api import errors
@@ -10,8 +9,9 @@ from service.calculation_requests.model import RequestErased, RequestNotFound
 from service.calculation_requests.request_secrets import WrongSecret
 from service.contracts.endpoints import FULL_REQUEST
 from service.every_firm import erasing
-from service.identifiers import new_request_id, parse_uuid, uuid_of
+from service.identifiers import new_request_id, uuid_of
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
+from tests.harness.http import bearer, lasting_headers
 from tests.harness.in_process import api_client
 
 MALFORMED = [
@@ -38,11 +38,10 @@ async def test_token_opens_its_requests_and_hides_whether_there_are_others(
     service_settings, issuer, database, what
 ):
     async with api_client(service_settings, issuer.token(), auth_internal_clients="reader") as client:
-        there, gone = [(await client.post("/v1/request", json=A_REQUEST)).json()["data"] for _ in range(2)]
-        gone_id = parse_uuid(gone["uuid"])
-        assert gone_id is not None
+        gone = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
         async with database.transaction():
-            await erasing.erase(database, [gone_id])
+            await erasing.erase(database, [await database.fetchval("SELECT id FROM calculation_request")])
+        there = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
         # By token: the errors for a request that is there, an erased one, and none.
         answers: dict[str, tuple[type[Exception] | None, ...]] = {
             issuer.token(): (None, RequestErased, RequestNotFound),
@@ -57,25 +56,36 @@ async def test_token_opens_its_requests_and_hides_whether_there_are_others(
             expected |= dict.fromkeys(MALFORMED, of_none)
             headers_of_refusals = set()
             for uuid, error in expected.items():
-                response = await client.get(
-                    f"/v1/request/{uuid}{what}", headers={"Authorization": f"Bearer {token}"}
-                )
+                response = await client.get(f"/v1/request/{uuid}{what}", headers=bearer(token))
                 if error is None:
                     assert response.status_code == 200
-                else:
-                    assert_answered(response, error())
-                    headers_of_refusals.add((error, comparable_headers(response)))
+                    continue
+                documented = errors.translate(error()).answer()
+                assert response.status_code == documented.status
+                assert response.json() | {"meta": None} == json.loads(documented.body) | {"meta": None}
+                headers_of_refusals.add((error, *lasting_headers(response)))
             assert len(headers_of_refusals) == len({*expected.values()} - {None})
 
 
-def assert_answered(response: httpx.Response, error: Exception) -> None:
-    """Check that a response is the documented one for this error."""
-    documented = errors.translate(error).answer()
-    assert response.status_code == documented.status
-    assert response.json() | {"meta": None} == json.loads(documented.body) | {"meta": None}
+async def test_repeat_of_an_erased_request_is_refused_its_key_is_free_for_another_firm_and_no_list_has_it(
+    client, issuer, database
+):
+    key, body = {"Idempotency-Key": "the-key"}, A_REQUEST | {"external_id": "crm-17"}
+    await client.post("/v1/request", json=body, headers=key)
+    async with database.transaction():
+        await erasing.erase(database, [await database.fetchval("SELECT id FROM calculation_request")])
+    left = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
 
+    repeat = await client.post("/v1/request", json=body, headers=key)
+    of_another = await client.post(
+        "/v1/request", json=body, headers=key | bearer(issuer.token(FREE_CONVEYANCER))
+    )
+    lists = [
+        (await client.get("/v1/request", params=query)).json()["data"]["requests"]
+        for query in ({}, {"external_id": "crm-17"})
+    ]
 
-def comparable_headers(response: httpx.Response) -> tuple[tuple[str, str], ...]:
-    """Return the headers, in order, without those that differ each time."""
-    differ = {"date", "x-request-id"}
-    return tuple((name, value) for name, value in response.headers.items() if name not in differ)
+    assert (repeat.status_code, repeat.json()["errors"][0]["code"]) == (410, "erased")
+    assert of_another.status_code == 200
+    assert lists == [[left], []]
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 2

@@ -2,9 +2,7 @@
 
 import asyncio
 import time
-from typing import Any
 
-import msgspec
 import pytest
 
 from service.calculation_requests.model import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
@@ -22,19 +20,19 @@ BODY, OTHER_BODY = b"a" * 32, b"b" * 32  # the SHA-256 of each
 
 @pytest.fixture
 async def storage(pool, statements):
-    """A storage whose statement is already prepared, on its only connection."""
+    """A storage whose statements are already prepared, on its only connection."""
     opened = Storage(pool, RelayWaker(pool, seconds=SECONDS), seconds=SECONDS)
-    await store(opened, "the first")
+    for _ in range(2):
+        await store(opened, "the first")
     statements.clear()
     return opened
 
 
 async def store(
-    storage: Storage, key: str | None, *, sha256: bytes = BODY, seconds: float = SECONDS, **columns: Any
+    storage: Storage, key: str | None, *, sha256: bytes = BODY, seconds: float = SECONDS
 ) -> Stored:
-    """Store a request as the API does."""
     return await storage.store(
-        stored.new_request(**columns),
+        stored.new_request(),
         idempotency=None if key is None else Idempotency(key, sha256),
         traceparent=None,
         until=time.monotonic() + seconds,
@@ -46,41 +44,34 @@ async def store_all(storage: Storage, *keys: str | None) -> list[Stored]:
     return await asyncio.gather(*(store(storage, key) for key in keys))
 
 
-async def count_stored(database: Connection, *keys: str) -> int:
-    """Return how many requests are stored with these keys, each with one event."""
-    counted: int = await database.fetchval(
-        """
-        SELECT count(*)
+async def stored_keys(database: Connection) -> list[str]:
+    """Return the keys with which requests are stored, once for each event."""
+    keyed = """
+        SELECT idempotency_key
           FROM calculation_request
           JOIN outbox ON request_id = calculation_request.id
-         WHERE idempotency_key = ANY($1)
-        """,
-        keys,
-    )
-    return counted
+         WHERE idempotency_key <> 'the first'
+        """
+    return sorted(row["idempotency_key"] for row in await database.fetch(keyed))
 
 
 async def test_repeats_and_a_reused_key_in_one_group_get_the_answers_that_they_would_get_alone(
-    storage, database
+    storage, database, statements
 ):
     before, _ = await store(storage, "old")
+    statements.clear()
 
-    old, first, again, reused, other, unkeyed = await asyncio.gather(
-        *(store(storage, key) for key in ("old", "k", "k")),
-        store(storage, "k", sha256=OTHER_BODY),
-        *(store(storage, key) for key in ("other", None)),
-        return_exceptions=True,
-    )
+    of_one_group = asyncio.gather(*(store(storage, key) for key in ("old", "k", "k", "other", None)))
+    reused = asyncio.create_task(store(storage, "k", sha256=OTHER_BODY))
+    old, first, again, *others = await of_one_group
 
+    with pytest.raises(IdempotencyKeyReused):
+        await reused
+    assert statements.round_trips == 1 + 3, "one for the group, and one for each that looks for its key"
     assert old == (before, True)
-    assert isinstance(first, tuple)
-    assert not first[1]
-    assert again == (first[0], True)
-    assert isinstance(reused, IdempotencyKeyReused)
-    for new in (other, unkeyed):
-        assert isinstance(new, tuple)
-        assert not new[1]
-    assert await count_stored(database, "old", "k", "other") == 3
+    assert again == (first.request, True)
+    assert [each.is_repeat for each in (first, *others)] == [False] * 3
+    assert await stored_keys(database) == ["k", "old", "other"]
 
 
 async def test_twenty_creates_whose_key_is_in_use_elsewhere_delay_no_other_create(
@@ -113,7 +104,7 @@ async def test_create_whose_key_is_in_use_elsewhere_is_stored_when_that_fails(
         outcomes = await waiting
 
     assert sorted(is_repeat for _, is_repeat in outcomes) == [False, True]
-    assert await count_stored(database, "held") == 1
+    assert await stored_keys(database) == ["held"]
 
 
 async def test_create_waits_for_its_key_for_two_fifths_of_the_time_of_a_statement(pool, database_url):
@@ -141,7 +132,9 @@ async def test_request_that_is_being_updated_delays_neither_its_repeat_nor_other
     assert [is_repeat for _, is_repeat in outcomes] == [True, False, False]
 
 
-async def test_groups_with_the_same_keys_in_opposite_orders_do_not_deadlock(service_settings, database):
+async def test_groups_with_the_same_keys_in_opposite_orders_do_not_deadlock(
+    storage, service_settings, database
+):
     await database.execute(
         """
         CREATE SEQUENCE stored_with_key;
@@ -154,18 +147,14 @@ async def test_groups_with_the_same_keys_in_opposite_orders_do_not_deadlock(serv
             FOR EACH ROW WHEN (NEW.idempotency_key IS NOT NULL) EXECUTE FUNCTION take_long();
         """
     )
-    settings = msgspec.structs.replace(service_settings, database_pool_size=1)
-    async with open_pool(settings) as one, open_pool(settings) as another:
-        storages = [
-            Storage(pool, RelayWaker(pool, seconds=SECONDS), seconds=SECONDS) for pool in (one, another)
-        ]
-        for storage in storages:
-            await store(storage, None)  # connects
-        groups = await asyncio.gather(store_all(storages[0], "a", "b"), store_all(storages[1], "b", "a"))
+    async with open_pool(service_settings) as pool:
+        another = Storage(pool, RelayWaker(pool, seconds=SECONDS), seconds=SECONDS)
+        await store(another, None)  # connects
+        a_b, b_a = await asyncio.gather(store_all(storage, "a", "b"), store_all(another, "b", "a"))
 
-    assert [request.id for request, _ in groups[0]] == [request.id for request, _ in reversed(groups[1])]
-    assert sorted(is_repeat for group in groups for _, is_repeat in group) == [False, False, True, True]
-    assert await count_stored(database, "a", "b") == 2
+    assert [request.id for request, _ in a_b] == [request.id for request, _ in reversed(b_a)]
+    assert sorted(is_repeat for _, is_repeat in a_b + b_a) == [False, False, True, True]
+    assert await stored_keys(database) == ["a", "b"]
     # After a deadlock, a group that was rolled back would have stored its first key again.
     assert await database.fetchval("SELECT last_value FROM stored_with_key") == 2
 
@@ -176,7 +165,7 @@ async def test_group_whose_answer_is_lost_is_stored_once_however_often_it_is_sen
     await link.swallow_answers_and_cut(0.3)
 
     assert [type(outcome) for outcome in await creates] == [PostgresUnavailable] * len(keys)
-    assert await count_stored(database, *keys) == len(keys)
+    assert await stored_keys(database) == [*keys]
     again = await store_all(storage, *keys, *keys)
     assert {is_repeat for _, is_repeat in again} == {True}
 

@@ -13,8 +13,6 @@ from service.postgres.group_commit import LARGEST_GROUP, GroupCommit
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
 from tests.harness.databases import has_waiting_statement
-from tests.harness.statement_log import StatementLog
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
 SECONDS = 5.0
@@ -35,31 +33,22 @@ class Callers:
         self._group_commit = GroupCommit(pool, INSERT, seconds=seconds)
         self._seconds = seconds
 
-    async def execute(self, arguments: tuple[int, str]) -> bool:
+    async def execute(self, row_id: int, note: str) -> bool:
         """Store a row; return whether it was stored."""
         until = time.monotonic() + self._seconds
-        return await self._group_commit.execute(arguments[0], arguments, until=until)
+        return await self._group_commit.execute(row_id, (row_id, note), until=until)
 
 
-@pytest.fixture
-async def link(service_settings, database, statements):
-    """The network between the pool and Postgres, whose database has a table for the test."""
-    await database.execute(
-        """
-        CREATE TABLE stored (
-            id int PRIMARY KEY,
-            note text CHECK (note <> 'refused')
-        )
-        """
-    )
-    async with TcpProxy(service_settings.database_url, statements.watch) as forwarder:
-        yield forwarder
+@pytest.fixture(autouse=True)
+async def table(database):
+    """A table for the test."""
+    await database.execute("CREATE TABLE stored (id int PRIMARY KEY, note text CHECK (note <> 'refused'))")
 
 
 @pytest.fixture
 async def group_commit(pool, statements):
     """A group commit whose statement is already prepared."""
-    await Callers(pool, seconds=SECONDS).execute((0, ""))
+    await Callers(pool, seconds=SECONDS).execute(0, "")
     statements.clear()
     return Callers(pool, seconds=SECONDS)
 
@@ -67,22 +56,19 @@ async def group_commit(pool, statements):
 @pytest.fixture
 async def impatient(pool):
     """The same with a short deadline."""
-    await Callers(pool, seconds=SECONDS).execute((0, ""))
+    await Callers(pool, seconds=SECONDS).execute(0, "")
     return Callers(pool, seconds=FEW_SECONDS)
 
 
 async def store(group_commit: Callers, notes: Iterable[str]) -> list[bool | BaseException]:
     """Store all *notes* concurrently, under the ids 1, 2 and so on."""
-    storing = (group_commit.execute((number, note)) for number, note in enumerate(notes, 1))
+    storing = (group_commit.execute(number, note) for number, note in enumerate(notes, 1))
     return await asyncio.gather(*storing, return_exceptions=True)
 
 
-def leader_and_follower(group_commit: Callers) -> tuple[asyncio.Task[bool], asyncio.Task[bool]]:
-    """Start two callers, which store the ids 1 and 2 from the next turn of the event loop on."""
-    return (
-        asyncio.create_task(group_commit.execute((1, "a"))),
-        asyncio.create_task(group_commit.execute((2, "a"))),
-    )
+def started(group_commit: Callers, *ids: int) -> list[asyncio.Task[bool]]:
+    """Start callers, which store these ids from the next turn of the event loop on. The first one leads."""
+    return [asyncio.create_task(group_commit.execute(each, "a")) for each in ids]
 
 
 async def stored(database: Connection) -> list[int]:
@@ -106,12 +92,12 @@ async def test_concurrent_callers_share_a_round_trip_and_a_transaction(group_com
 async def test_callers_that_arrive_while_a_group_executes_form_the_next(group_commit, database, statements):
     async with database.transaction():
         await database.execute("LOCK TABLE stored")
-        first = asyncio.create_task(group_commit.execute((1, "a")))
+        first = started(group_commit, 1)
         await eventually(lambda: statements.round_trips == 1)
-        others = [asyncio.create_task(group_commit.execute((number, "a"))) for number in (2, 3)]
+        others = started(group_commit, 2, 3)
         await asyncio.sleep(0)  # One of them leads the next group.
 
-    assert await asyncio.gather(first, *others) == [True] * 3
+    assert await asyncio.gather(*first, *others) == [True] * 3
     assert statements.round_trips == 2
 
 
@@ -134,7 +120,6 @@ async def test_rejected_arguments_fail_for_their_own_caller_alone(
 
 
 @pytest.mark.parametrize("notes", [["\ud800"], ["a", "\ud800"]])
-@pytest.mark.usefixtures("link")
 async def test_unencodable_arguments_leave_no_transaction_open(service_settings, database, notes):
     """Without a statement cache asyncpg has begun a transaction by then, and does not end it."""
     settings = msgspec.structs.replace(service_settings, database_statement_cache_size=0)
@@ -172,13 +157,12 @@ async def test_whole_group_fails_in_time_and_the_next_is_served(impatient, link,
 
 async def test_followers_count_in_the_queue_and_are_refused_when_it_is_full(group_commit, pool, database):
     async with connections.Acquired(pool, seconds=SECONDS):
-        ids = range(1, QUEUE_SIZE + 1)
-        waiting = [asyncio.create_task(group_commit.execute((each, "a"))) for each in ids]
+        waiting = started(group_commit, *range(1, QUEUE_SIZE + 1))
         await asyncio.sleep(0)
         with pytest.raises(PostgresUnavailable):
             pool.check_available()
         with pytest.raises(PostgresUnavailable):
-            await group_commit.execute((QUEUE_SIZE + 1, "a"))
+            await group_commit.execute(QUEUE_SIZE + 1, "a")
     await asyncio.gather(*waiting)
 
     pool.check_available()
@@ -187,7 +171,7 @@ async def test_followers_count_in_the_queue_and_are_refused_when_it_is_full(grou
 
 async def test_cancelled_follower_stores_nothing(group_commit, pool, database):
     async with connections.Acquired(pool, seconds=SECONDS):
-        leader, follower = leader_and_follower(group_commit)
+        leader, follower = started(group_commit, 1, 2)
         await asyncio.sleep(0)
         follower.cancel()
 
@@ -204,7 +188,7 @@ async def test_leader_cancelled_during_the_statement_fails_its_followers_and_kee
 
     async with database.transaction():
         await database.execute("LOCK TABLE stored")
-        leader, follower = leader_and_follower(group_commit)
+        leader, follower = started(group_commit, 1, 2)
         await eventually(lambda: statements.round_trips == 1)
         leader.cancel()
         with pytest.raises(PostgresUnavailable):
@@ -212,36 +196,32 @@ async def test_leader_cancelled_during_the_statement_fails_its_followers_and_kee
         await eventually(has_ended)
 
     assert leader.cancelled()
-    assert await group_commit.execute((3, "a"))
+    assert await group_commit.execute(3, "a")
     assert await stored(database) == [3]
     assert (pool.open_size, pool.idle_size) == (1, 1)
 
 
-async def test_groups_are_smaller_after_a_slow_one_and_grow_again(
-    impatient, database, statements: StatementLog
-):
-    async def round_trips(first_id: int) -> int:
-        statements.clear()
-        await asyncio.gather(*(impatient.execute((first_id + each, "a")) for each in range(4)))
-        return statements.round_trips
-
+async def test_groups_are_smaller_after_a_slow_one_and_grow_again(impatient, database, statements):
     async with database.transaction():
         await database.execute("LOCK TABLE stored")
         outcomes = await store(impatient, ["a"] * 4)
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 4
-    await impatient.execute((99, "nothing"))  # connects again, and prepares the statement
+    await impatient.execute(99, "nothing")  # connects again, and prepares the statement
 
-    assert [await round_trips(100 * number) for number in range(1, 4)] == [2, 1, 1]
+    for first_id, round_trips in ((100, 2), (200, 1), (300, 1)):
+        statements.clear()
+        await asyncio.gather(*(impatient.execute(first_id + each, "a") for each in range(4)))
+        assert statements.round_trips == round_trips
 
 
 async def test_late_callers_do_not_join_a_leader_that_has_waited_long(pool, database):
     group_commit = Callers(pool, seconds=2.0)
     async with connections.Acquired(pool, seconds=SECONDS):
-        leader, follower = leader_and_follower(group_commit)
+        first = started(group_commit, 1, 2)
         await asyncio.sleep(0.6)  # of the two seconds; the leader waits for one
-        late = [asyncio.create_task(group_commit.execute((number, "a"))) for number in (3, 4)]
+        late = started(group_commit, 3, 4)
         await asyncio.sleep(0)
 
-    assert await asyncio.gather(leader, follower, *late) == [True] * 4
+    assert await asyncio.gather(*first, *late) == [True] * 4
     transactions = "SELECT array_agg(id) FROM stored GROUP BY xmin::text ORDER BY min(id)"
     assert [sorted(ids) for (ids,) in await database.fetch(transactions)] == [[1, 2], [3, 4]]

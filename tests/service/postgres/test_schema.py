@@ -1,11 +1,9 @@
 """The schema: laid into an empty database, and carried forward by versions while the database is in use."""
 
 import asyncio
-import contextlib
 import shutil
 import sys
 import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
@@ -19,7 +17,7 @@ from service.postgres.schema import SchemaOutdated, read_versions
 from tests.harness.command_line import run
 from tests.harness.databases import has_waiting_statement
 from tests.harness.metrics import rises
-from tests.harness.processes import bare_environment
+from tests.harness.processes import Ended, bare_environment
 from tests.harness.stored import count_rows
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store
@@ -30,42 +28,16 @@ NEWEST = 1 + len(SAMPLE)
 
 
 async def empty(database: Connection) -> None:
-    """Drop the schema."""
     await database.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
 
 
 async def has_sample(database: Connection) -> bool:
     """Whether the sample versions were applied completely."""
     await database.fetch(
-        "SELECT request.reference, outbox.reference FROM calculation_request AS request, outbox"
+        "SELECT request.reference, outbox.reference FROM calculation_request request, outbox"
     )
-    return bool(
-        await database.fetchval(
-            "SELECT indisvalid FROM pg_index WHERE indexrelid = 'calculation_request_case_ref'::regclass"
-        )
-    )
-
-
-@contextlib.asynccontextmanager
-async def requests_coming_in(database_url: str) -> AsyncIterator[list[uuid.UUID]]:
-    """Store requests one after the other, as the earlier release does; yields the ids of those stored."""
-    stored: list[uuid.UUID] = []
-    enough = asyncio.Event()
-    connection = await asyncpg.connect(database_url)
-    await connection.execute("SET lock_timeout = '1s'")  # the default deadline of a caller's statements
-
-    async def store_all() -> None:
-        while not enough.is_set():
-            stored.append((await store(connection)).id)
-
-    storing = asyncio.create_task(store_all())
-    await eventually(lambda: stored or storing.done())
-    yield stored
-    seen = len(stored)
-    await eventually(lambda: len(stored) > seen or storing.done())
-    enough.set()
-    await storing  # A rejected request fails the test here.
-    await connection.close()
+    index = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'calculation_request_case_ref'::regclass"
+    return bool(await database.fetchval(index))
 
 
 async def test_schema_is_laid_by_a_copy_that_has_what_the_image_has(database, database_url, tmp_path):
@@ -84,24 +56,42 @@ async def test_schema_is_laid_by_a_copy_that_has_what_the_image_has(database, da
 
     assert await applying.wait() == 0
     assert await schema.read_version(database) == schema.VERSION
+    again = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=database_url))
+    assert again == Ended(0, f"schema version {schema.VERSION} is there already\n", "")
 
 
 async def test_versions_are_applied_while_requests_are_stored_even_while_they_wait_for_a_backup(
     database, database_url, other_connection
 ):
-    backup = await asyncpg.connect(database_url)
-    async with requests_coming_in(database_url) as stored:
-        async with backup.transaction():
-            await backup.execute("LOCK TABLE calculation_request IN ACCESS SHARE MODE")
-            applying = asyncio.create_task(schema.apply(other_connection, SAMPLE))
-            await eventually(lambda: has_waiting_statement(database))
-            seen = len(stored)
-            await eventually(lambda: len(stored) > seen)
-            assert not applying.done()
-        assert await applying == NEWEST
+    earlier_release = await asyncpg.connect(database_url)
+    stored: list[object] = []
+    enough = asyncio.Event()
+
+    async def store_all() -> None:
+        await earlier_release.execute("SET lock_timeout = '1s'")  # the default deadline of a statement
+        while not enough.is_set():
+            stored.append(await store(earlier_release))
+        await earlier_release.close()
+
+    async def one_more_is_stored() -> None:
+        seen = len(stored)
+        await eventually(lambda: len(stored) > seen or storing.done())
+
+    storing = asyncio.create_task(store_all())
+    await one_more_is_stored()
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request IN ACCESS SHARE MODE")  # as a backup does
+        applying = asyncio.create_task(schema.apply(other_connection, SAMPLE))
+        await eventually(lambda: has_waiting_statement(database))
+        await one_more_is_stored()
+        assert not applying.done()
+    assert await applying == NEWEST
+    await one_more_is_stored()
+    enough.set()
+    await storing  # A rejected request fails the test here.
+
     assert await has_sample(database)
     assert await count_rows(database) == (len(stored), len(stored))
-    await backup.close()
 
 
 async def test_interrupted_version_is_finished_by_the_next_run(database, database_url, other_connection):
@@ -175,18 +165,15 @@ async def test_read_only_server_counts_as_unavailable(database):
 
 
 async def test_trigger_of_held_events_finds_its_table_whatever_the_search_path(database):
-    request_id = uuid.uuid4()
     await database.execute("SET search_path = ''")  # as pg_restore has it
-    for number in (1, 2):
-        await database.execute(
-            """
-            INSERT INTO public.outbox_held (lane, id, request_id, type, sequence, payload, created_at,
-                                            attempts, next_attempt_at)
-            VALUES (0, $1, $2, 'request.calculated', 1, '', now(), 1, now())
-            """,
-            number,
-            request_id,
-        )
+    await database.execute(
+        """
+        INSERT INTO public.outbox_held (lane, id, request_id, type, sequence, payload, created_at,
+                                        attempts, next_attempt_at)
+        SELECT 0, id, $1, 'request.calculated', 1, '', now(), 1, now() FROM generate_series(1, 2) AS id
+        """,
+        uuid.uuid4(),
+    )
     due = "SELECT id FROM public.outbox_held WHERE next_attempt_at <= clock_timestamp()"
     before = await database.fetch(due)
 
