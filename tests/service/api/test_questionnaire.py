@@ -1,24 +1,15 @@
 """The questionnaire: its file against the table of the interface, its loader, its ETag."""
 
-import msgspec
 import pytest
 
 from service.api.questionnaire import load
+from tests.harness.examples import STRUCTURE
+from tests.harness.http import bearer, lasting_headers
 
-STRUCTURE = "/v1/questionnaire/structure"
 YES_NO = ["YES", "NO"]
 OWNS_OTHER = {"owns_other": "YES"}
 USES = ["RESIDENTIAL", "MIXED", "COMMERCIAL", "DEVELOPMENT"]
-BUYER_TYPES = [
-    "INDIVIDUAL",
-    "COUPLE",
-    "LIMITED_COMPANY",
-    "CHARITY",
-    "PENSION",
-    "TRUST",
-    "COUNCIL",
-    "PARTNERSHIP",
-]
+BUYERS = ["INDIVIDUAL", "COUPLE", "LIMITED_COMPANY", "CHARITY", "PENSION", "TRUST", "COUNCIL", "PARTNERSHIP"]
 
 # interface.md, "The questions, in the order returned": ref, responseType, option values, conditions.
 INTERFACE = [
@@ -33,7 +24,7 @@ INTERFACE = [
     ("property_value", "currency", None, {"is_leasehold": "NO"}),
     ("completion_date", "date", None, None),
     ("is_refinance", "radio_button", YES_NO, {"is_leasehold": "NO"}),
-    ("buyer_type", "select", BUYER_TYPES, None),
+    ("buyer_type", "select", BUYERS, None),
     ("ftb_relief", "radio_button", YES_NO, None),
     ("owns_other", "radio_button", YES_NO, None),
     ("selling_main_residence", "radio_button", YES_NO, OWNS_OTHER),
@@ -75,31 +66,18 @@ def test_no_text_is_empty_or_has_surrounding_space():
     assert [text for text in texts if not text or text != text.strip()] == []
 
 
-def test_encoded_questions_have_the_fields_of_the_interface():
-    encoded = msgspec.json.decode(msgspec.json.encode(load()))
-
-    assert list(encoded) == ["questionnaire"]
-    for question in encoded["questionnaire"]:
-        assert list(question) == ["ref", "question", "info", "responseType", "responseOptions", "conditions"]
-    assert encoded["questionnaire"][2]["responseOptions"] == [
-        {"name": "Yes", "value": "YES"},
-        {"name": "No", "value": "NO"},
-    ]
-
-
 async def test_questions_that_the_caller_already_has_are_not_sent_again(shared_client):
     first = await shared_client.get(STRUCTURE)
     tag = {"If-None-Match": first.headers["ETag"]}
     again = await shared_client.get(STRUCTURE, headers=tag)
-    without_token = await shared_client.get(STRUCTURE, headers=tag | {"Authorization": "Bearer nonsense"})
+    without_token = await shared_client.get(STRUCTURE, headers=tag | bearer("nonsense"))
 
     assert first.headers["ETag"].startswith('W/"')
-    assert again.status_code == 304
-    assert again.content == b""
-    assert again.headers["X-Request-Id"]
-    assert "Content-Type" not in again.headers
-    for name in ("ETag", "Cache-Control"):
-        assert again.headers[name] == first.headers[name]
+    assert (again.status_code, again.content) == (304, b"")
+    assert dict(lasting_headers(again)) == {
+        "etag": first.headers["ETag"],
+        "cache-control": "private, no-cache",
+    }
     assert first.headers["Cache-Control"] == "private, no-cache"
     assert without_token.status_code == 401
 
@@ -111,12 +89,10 @@ async def test_questions_that_the_caller_already_has_are_not_sent_again(shared_c
         ("*", 304),
         ("{tag}", 304),
         ("W/{tag}", 304),
-        ('"other", W/{tag}', 304),
         ('"a, b" ,W/"other",{tag}', 304),
         ('"other"', 200),
         ('W/"other", "another"', 200),
         ("", 200),
-        ("nonsense", 200),
         ('"*"', 200),
         ('"x{bare}"', 200),
         ("{bare}", 200),
