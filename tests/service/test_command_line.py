@@ -18,36 +18,28 @@ from tests.harness.command_line import restored_logging
 UUID = "req_0000000000000000000000"
 
 
-@pytest.fixture(autouse=True)
-def restored():
-    with restored_logging():
-        yield
-
-
 def run(function: Any, *words: str, options: tuple[click.Parameter, ...] = ()) -> int:
     """Run *function* as the only command of a program, outside the event loop of the tests."""
     program = click.Group("program")
     command = program.command("go")(answering(function))
     command.params.extend(options)
-    return command_line.run(program, ["go", *words])
+    with restored_logging():
+        return command_line.run(program, ["go", *words])
 
 
 def raising(error: BaseException) -> Any:
     async def go() -> Answer:
-        """Raise."""
         raise error
 
     return go
 
 
-async def list_two(**values: object) -> Answer:
-    """List two things."""
-    return Answer({"values": [*map(str, values.values())]}, "two things", status=1 if values else 0)
+async def show(value: object) -> Answer:
+    return Answer({"value": str(value)}, "a value", status=1)
 
 
 def test_answer_is_text_or_json_which_cannot_manipulate_the_terminal(capsys):
     async def go() -> Answer:
-        """Answer."""
         with command_line.progress("going", 2) as advance:  # silent without a terminal
             advance(2)
         return Answer({"said": "\x1b\x9b\u202eé"}, "a text")
@@ -80,9 +72,8 @@ def test_time_may_be_a_span_before_now(ago, minutes):
 def test_expected_error_is_one_line(error, line, capsys):
     assert run(raising(error)) == 1
     output, errors = capsys.readouterr()
-    assert output == ""
+    assert (output, errors.count("\n")) == ("", 1)
     assert errors.startswith(line)
-    assert errors.count("\n") == 1
 
 
 def test_unexpected_error_is_not_hidden():
@@ -102,8 +93,8 @@ def test_unexpected_error_is_not_hidden():
     ],
 )
 def test_argument_is_read(kind, word, value, capsys):
-    assert run(list_two, word, "--json", options=(click.Argument(["value"], type=kind),)) == 1
-    assert json.loads(capsys.readouterr().out) == {"values": [str(value)]}
+    assert run(show, word, "--json", options=(click.Argument(["value"], type=kind),)) == 1
+    assert json.loads(capsys.readouterr().out) == {"value": str(value)}
 
 
 @pytest.mark.parametrize(
@@ -111,15 +102,14 @@ def test_argument_is_read(kind, word, value, capsys):
     [
         (command_line.uuid, "req_short\x1b[2J", "'req_short\\x1b[2J' is not the uuid of a request"),
         (command_line.time, "yesterday", "'yesterday' is not a time like 2026-"),
-        *((command_line.time, day, "is not a time like") for day in ("0001-01-01", "9999-12-31T23:59Z")),
         *(
-            (command_line.time, span, "is not a time like")
-            for span in ("2w", "1.5h", "9" * 9 + "d", "\u0662h")
+            (command_line.time, text, "is not a time like")
+            for text in ("0001-01-01", "9999-12-31T23:59Z", "2w", "1.5h", "9" * 9 + "d", "\u0662h")
         ),
-        *((command_line.line, text, "must not be blank") for text in ("", " ", "\u200b", "\u3164")),
+        *((command_line.line, text, "must not be blank") for text in ("", " ", "\u200b")),
         *(
-            (command_line.line, text, "characters")
-            for text in ("a\u202e", "a\nb", "a\0b", "a\udcff", "x" * 256)
+            (command_line.line, f"a{bad}", "characters")
+            for bad in ("\u202e", "\nb", "\0", "\udcff", "x" * 255)
         ),
         (command_line.COUNT, "0", "0 is not in the range 1<=x<=10000"),
         (command_line.SMTP_REFUSAL, "250", "not in the range 400<=x<=599"),
@@ -128,7 +118,7 @@ def test_argument_is_read(kind, word, value, capsys):
     ],
 )
 def test_invalid_argument_is_bad_usage(kind, word, part, capsys):
-    assert run(list_two, word, options=(click.Argument(["value"], type=kind),)) == 2
+    assert run(show, word, options=(click.Argument(["value"], type=kind),)) == 2
 
     errors = capsys.readouterr().err
     assert part in errors
@@ -137,7 +127,6 @@ def test_invalid_argument_is_bad_usage(kind, word, part, capsys):
 
 async def test_operator_and_note_are_handed_on(capsys):
     async def change(by: Operator) -> Answer:
-        """Change."""
         return Answer(by, by.name)
 
     assert await asyncio.to_thread(run, on_record(change), "--by", "Ada", "--note", "a test", "--json") == 0
@@ -145,17 +134,6 @@ async def test_operator_and_note_are_handed_on(capsys):
     for words in (("--by", " "), ("--note", "not UTF-8: \udcff")):
         assert await asyncio.to_thread(run, on_record(change), *words) == 2
         assert f"Invalid value for '{words[0]}'" in capsys.readouterr().err
-
-
-def test_progress_is_silent_without_a_terminal(capsys):
-    async def go() -> Answer:
-        """Progress."""
-        with command_line.progress("going", 2) as advance:
-            advance(2)
-        return Answer(None, "gone")
-
-    assert run(go) == 0
-    assert capsys.readouterr() == ("gone\n", "")
 
 
 def test_cells_cannot_manipulate_the_terminal():

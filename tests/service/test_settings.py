@@ -1,5 +1,7 @@
 """Settings and the key ring: an error names the variable and never shows its value."""
 
+from itertools import product
+
 import pytest
 
 from service.calculation_requests.request_secrets import SecretKeyRing
@@ -65,12 +67,11 @@ def test_examination_names_every_invalid_variable_and_reads_the_others():
     assert (settings.port, settings.auth_leeway_seconds) == (8000, 1.5)
 
 
+KEY = "A" * 43
+
+
 @pytest.mark.parametrize(
-    "text",
-    [
-        *("", "id", "id:", "id:c2hvcnQ", "id:A,", f":{'A' * 43}", f"id:{'!' * 43}"),
-        f"id:{'A' * 43},id:{'B' * 43}",
-    ],
+    "text", ["", "id", "id:", "id:c2hvcnQ", "id:A,", f":{KEY}", f"id:{'!' * 43}", f"id:{KEY},id:{KEY}"]
 )
 def test_invalid_key_ring_is_rejected_without_showing_a_key(text):
     with pytest.raises(InvalidSetting, match="REQUEST_SECRET_KEYS") as failure:
@@ -81,13 +82,8 @@ def test_invalid_key_ring_is_rejected_without_showing_a_key(text):
 
 def test_secrets_differ_by_request_salt_and_key():
     ring = SecretKeyRing.parse(SECRET_KEYS)
-    first, second = new_request_id(), new_request_id()
-    secrets = {
-        ring.secret(first, salt=b"a" * 16, key_id="current"),
-        ring.secret(second, salt=b"a" * 16, key_id="current"),
-        ring.secret(first, salt=b"b" * 16, key_id="current"),
-        ring.secret(first, salt=b"a" * 16, key_id="older"),
-    }
+    ids, salts, keys = [new_request_id(), new_request_id()], [b"a" * 16, b"b" * 16], ["current", "older"]
+    secrets = {ring.secret(id_, salt=salt, key_id=key) for id_, salt, key in product(ids, salts, keys)}
 
-    assert len(secrets) == 4
-    assert all(len(secret) == 43 for secret in secrets)
+    assert len(secrets) == 8
+    assert {len(secret) for secret in secrets} == {43}
