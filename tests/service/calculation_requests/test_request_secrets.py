@@ -3,6 +3,7 @@
 import pytest
 
 from tests.harness.examples import A_REQUEST
+from tests.harness.http import bearer
 from tests.harness.in_process import api_client
 from tests.harness.metrics import rises
 
@@ -32,8 +33,7 @@ async def test_request_without_its_key_is_answered_with_503_until_the_key_is_res
         restored = await restarted.get(f"/v1/request/{without_key}")
 
     for answer in answers:
-        assert answer.status_code == 503
-        assert answer.headers["Retry-After"] == "60"
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "60")
         assert [error["code"] for error in answer.json()["errors"]] == ["secret_unavailable"]
         assert "lost" not in answer.text
     assert restored.json()["data"]["secret"] in restored.json()["data"]["request_url"]
@@ -41,7 +41,7 @@ async def test_request_without_its_key_is_answered_with_503_until_the_key_is_res
 
 async def test_what_shows_no_secret_needs_no_key(service_settings, issuer, without_key):
     async with api_client(service_settings, issuer.token(), auth_internal_clients="reader") as client:
-        reader = {"Authorization": f"Bearer {issuer.token('reader', scope='request:read-all')}"}
+        reader = bearer(issuer.token("reader", scope="request:read-all"))
         events = await client.get(f"/v1/request/{without_key}/events")
         record = await client.get(f"/v1/request/{without_key}", headers=reader)
 

@@ -20,7 +20,6 @@ from tests.harness.servers import KillableServer
 
 @pytest.fixture
 def waker(pool):
-    """A waker that has noted no commit."""
     return RelayWaker(pool, seconds=5.0)
 
 

@@ -12,40 +12,25 @@ from structlog.testing import capture_logs
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from service.app import create_app
-from service.server import http_server, limits
+from service.server import limits
 from service.server.asgi import Receive, Response, Scope, Send
-from service.server.http_server import listen
 from service.server.limits import LARGEST_BODY, LARGEST_HEAD, MOST_HEADERS
 from tests.harness.databases import has_waiting_statement
 from tests.harness.documented_errors import is_documented
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client, serve, served
 from tests.harness.metrics import rises, value
-from tests.harness.raw_connection import RawConnection, connect_to, head, head_with
+from tests.harness.raw_connection import connect_to, head, head_with
 from tests.harness.waiting import eventually
 
 REQUEST_ID = "case-17.a_B"
 BODY = json.dumps(A_REQUEST).encode()
+CHUNK = b"%x\r\n%s\r\n" % (len(BODY), BODY)
+LENGTH, CHUNKED = f"Content-Length: {len(BODY)}", "Transfer-Encoding: chunked"
 
 
 def create(client: httpx.AsyncClient, body: bytes = BODY) -> bytes:
-    """Return a whole create."""
     return head(client, f"Content-Length: {len(body)}") + body
-
-
-@pytest.fixture
-async def connect(client):
-    """Opens connections to the API."""
-    writers = []
-
-    async def open_connection() -> RawConnection:
-        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
-        writers.append(writer)
-        return RawConnection(reader, writer)
-
-    yield open_connection
-    for writer in writers:
-        writer.transport.abort()
 
 
 @pytest.mark.parametrize(
@@ -65,8 +50,8 @@ async def connect(client):
         ("POST /v1/request HTTP/1.1", ["Host: api", "Transfer-Encoding: gzip, chunked"], 501),
     ],
 )
-async def test_input_that_is_not_http_is_refused_in_plain_text(connect, line, headers, status):
-    connection = await connect()
+async def test_input_that_is_not_http_is_refused_in_plain_text(shared_client, line, headers, status):
+    connection = await connect_to(shared_client)
     connection.send("\r\n".join([line, *headers, "", ""]).encode("latin-1"))
     answer = await connection.answer()
 
@@ -76,8 +61,8 @@ async def test_input_that_is_not_http_is_refused_in_plain_text(connect, line, he
     assert await connection.is_closed()
 
 
-async def test_trailer_without_an_end_is_cut_off(connect):
-    connection = await connect()
+async def test_trailer_without_an_end_is_cut_off(shared_client):
+    connection = await connect_to(shared_client)
     connection.send(head_with("invalid", "Transfer-Encoding: chunked") + b"1\r\n{\r\n0\r\nX: ")
     assert (await connection.answer()).status == 401
 
@@ -86,16 +71,12 @@ async def test_trailer_without_an_end_is_cut_off(connect):
 
 
 @pytest.mark.parametrize(("value", "count"), [("x" * 1000, LARGEST_HEAD // 1000), ("y", MOST_HEADERS)])
-async def test_large_head_is_refused_in_one_piece_and_in_many(connect, value, count):
+async def test_large_head_is_refused_in_one_piece_and_in_many(shared_client, value, count):
     lines = ["GET /livez HTTP/1.1", "Host: api", *[f"X-Long: {value}"] * count, "", ""]
     large = "\r\n".join(lines).encode()
-    at_once, in_pieces = await connect(), await connect()
-    at_once.send(large)
-    for start in range(0, len(large), 5_000):
-        in_pieces.send(large[start : start + 5_000])
-        await asyncio.sleep(0)
-
-    for connection in (at_once, in_pieces):
+    for size in (len(large), 5_000):
+        connection = await connect_to(shared_client)
+        await connection.send_in_pieces(large, size)
         assert (await connection.answer()).status == 431
         assert await connection.is_closed()
 
@@ -137,7 +118,7 @@ async def test_trickled_input_does_not_keep_a_connection_open(impatient, first, 
     assert answered[9:12] in statuses | {b""}  # The last piece may reset the connection before it is read.
 
 
-@pytest.mark.parametrize("framing", ["Content-Length: 500", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("framing", [LENGTH, CHUNKED])
 async def test_missing_body_is_answered_408(impatient, database, framing):
     connection = await connect_to(impatient)
     with capture_logs() as logs:
@@ -185,8 +166,8 @@ async def test_slow_service_does_not_count_against_the_caller_whose_next_error_i
     assert await connection.is_closed()
 
 
-async def test_pipelined_requests_wait_unparsed_and_are_answered_in_order(client, connect, database):
-    connection = await connect()
+async def test_pipelined_requests_wait_unparsed_and_are_answered_in_order(client, database):
+    connection = await connect_to(client)
     async with database.transaction():
         await database.execute("LOCK TABLE calculation_request")
         connection.send(create(client))
@@ -214,7 +195,7 @@ async def test_pipelined_request_has_a_context_of_its_own():
             await Response.of(HTTPStatus.OK, b"text/plain", b"")(scope, receive, send)
 
     async with serve(app) as base_url:
-        connection = RawConnection(*await asyncio.open_connection(*base_url[7:].split(":")))
+        connection = await connect_to(base_url)
         connection.send(b"GET /first HTTP/1.1\r\nHost: api\r\n\r\n" * 3)
         for _ in range(3):
             await connection.answer()
@@ -232,16 +213,13 @@ async def test_caller_that_does_not_read_its_answers_is_disconnected(impatient):
 
     await eventually(connection.is_cut_off)
     await eventually(lambda: value("http_requests_in_progress") == 0)
-    connection.hang_up()
 
 
-async def test_large_body_does_not_count_as_a_large_head(client, connect):
+async def test_large_body_does_not_count_as_a_large_head(client):
     large = create(client, BODY.ljust(LARGEST_BODY))
-    connection = await connect()
-    for _ in range(3):  # on one connection, in small pieces
-        for start in range(0, len(large), 10_000):
-            connection.send(large[start : start + 10_000])
-            await asyncio.sleep(0)
+    connection = await connect_to(client)
+    for _ in range(3):
+        await connection.send_in_pieces(large, 10_000)
         assert (await connection.answer()).status == 200
 
     # On a pipelined connection one read can contain the end of a body and the start of a head.
@@ -251,21 +229,14 @@ async def test_large_body_does_not_count_as_a_large_head(client, connect):
     assert (await connection.answer()).status == 200
 
 
-@pytest.mark.parametrize("framing", ["Content-Length", "Transfer-Encoding"])
+@pytest.mark.parametrize(("framing", "body"), [(LENGTH, BODY), (CHUNKED, CHUNK + b"0\r\n\r\n")])
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-async def test_caller_that_offers_another_protocol_is_served_over_http_1_1(client, connect, framing, size):
+async def test_caller_that_offers_another_protocol_is_served_over_http_1_1(client, framing, body, size):
     """Java's HttpClient offers HTTP/2 with each request."""
     offer = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ"]
-    if framing == "Content-Length":
-        sent = head(client, f"Content-Length: {len(BODY)}", *offer) + BODY
-    else:
-        chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
-        sent = head(client, "Transfer-Encoding: chunked", *offer) + chunks
-    sent = 2 * (sent + head(client, *offer, line="GET /v1/request HTTP/1.1"))
-    connection = await connect()
-    for start in range(0, len(sent), size):
-        connection.send(sent[start : start + size])
-        await asyncio.sleep(0)
+    sent = head(client, framing, *offer) + body + head(client, *offer, line="GET /v1/request HTTP/1.1")
+    connection = await connect_to(client)
+    await connection.send_in_pieces(2 * sent, size)
 
     answers = [await connection.answer() for _ in range(4)]
 
@@ -273,13 +244,15 @@ async def test_caller_that_offers_another_protocol_is_served_over_http_1_1(clien
     assert [len(json.loads(answers[at].body)["data"]["requests"]) for at in (1, 3)] == [1, 2]
 
 
-async def test_body_after_an_offer_of_another_protocol_is_not_read_as_a_request(client, connect):
+async def test_body_after_an_offer_of_another_protocol_is_not_read_as_a_request(shared_client):
     """Otherwise a gateway would send the extra answer to the next caller."""
-    body = head(client, line="GET /v1/questionnaire/structure HTTP/1.1")
-    connection = await connect()
-    connection.send(head(client, f"Content-Length: {len(body)}", "Connection: Upgrade", "Upgrade: h2c"))
+    body = head(shared_client, line="GET /v1/questionnaire/structure HTTP/1.1")
+    connection = await connect_to(shared_client)
+    connection.send(
+        head(shared_client, f"Content-Length: {len(body)}", "Connection: Upgrade", "Upgrade: h2c")
+    )
     await eventually(lambda: value("http_requests_in_progress") == 1)
-    connection.send(body + head(client, "Connection: close", line="GET /livez HTTP/1.1"))
+    connection.send(body + head(shared_client, "Connection: close", line="GET /livez HTTP/1.1"))
 
     answers = [await connection.answer() for _ in range(2)]
 
@@ -291,26 +264,17 @@ async def test_body_after_an_offer_of_another_protocol_is_not_read_as_a_request(
     ("framing", "sent", "status", "closes"),
     [
         # Trailers are no headers: a gateway may have checked the headers only.
-        (
-            "chunked",
-            b"%x\r\n%s\r\n0\r\nAuthorization: Bearer other\r\nIdempotency-Key: a b\r\n\r\n",
-            200,
-            False,
-        ),
-        ("chunked", b"%x\r\n%s\r\nnonsense\r\n", 400, True),
-        ("length", b'{"more": "of it"}', 200, True),  # The body is longer than its Content-Length.
+        (CHUNKED, CHUNK + b"0\r\nAuthorization: Bearer other\r\nIdempotency-Key: a b\r\n\r\n", 200, False),
+        (CHUNKED, CHUNK + b"nonsense\r\n", 400, True),
+        (LENGTH, BODY + b'{"more": "of it"}', 200, True),
     ],
     ids=["trailers", "nonsense within", "nonsense after"],
 )
-async def test_what_follows_a_body(client, connect, framing, sent, status, closes):
-    connection = await connect()
-    if framing == "length":
-        connection.send(create(client) + sent)
-    else:
-        chunks = sent % (len(BODY), BODY)
-        connection.send(head(client, "Transfer-Encoding: chunked") + chunks[:20])
-        await eventually(lambda: value("http_requests_in_progress") == 1)
-        connection.send(chunks[20:])
+async def test_what_follows_a_body(client, framing, sent, status, closes):
+    connection = await connect_to(client)
+    connection.send(head(client, framing) + sent[:20])
+    await eventually(lambda: value("http_requests_in_progress") == 1)
+    connection.send(sent[20:])
 
     answer = await connection.answer()
     assert answer.status == status
@@ -318,11 +282,11 @@ async def test_what_follows_a_body(client, connect, framing, sent, status, close
     assert not closes or await connection.is_closed()
 
 
-@pytest.mark.parametrize("framing", ["Content-Length: 500", "Transfer-Encoding: chunked"])
-async def test_caller_that_hangs_up_is_one_log_line(client, connect, database, framing):
-    connection = await connect()
+@pytest.mark.parametrize(("framing", "sent"), [(LENGTH, BODY[:10]), (CHUNKED, b"")])
+async def test_caller_that_hangs_up_is_one_log_line(client, database, framing, sent):
+    connection = await connect_to(client)
     with capture_logs() as logs:
-        connection.send(head(client, framing) + (b"" if "chunked" in framing else b'{"notes": "'))
+        connection.send(head(client, framing) + sent)
         await eventually(lambda: value("http_requests_in_progress") == 1)
         connection.hang_up()
         await eventually(lambda: served(logs))
@@ -332,22 +296,16 @@ async def test_caller_that_hangs_up_is_one_log_line(client, connect, database, f
 
 
 async def test_request_interrupted_by_shutdown_is_answered_and_counted_as_503(service_settings, issuer):
-    stop = asyncio.Event()
-    api = create_app(service_settings)
-    with listen("127.0.0.1", 0) as listening:
-        serving = asyncio.create_task(http_server.serve(api, listening, stop, shutdown_seconds=1.0))
-        connection = RawConnection(*await asyncio.open_connection(*listening.getsockname()))
-        with (
-            capture_logs() as logs,
-            rises("http_request_duration_seconds_count", method="POST", route="/v1/request", status="503"),
-        ):
-            connection.send(head_with(issuer.token(), "Content-Length: 500", f"X-Request-Id: {REQUEST_ID}"))
+    with (
+        capture_logs() as logs,
+        rises("http_request_duration_seconds_count", method="POST", route="/v1/request", status="503"),
+    ):
+        async with serve(create_app(service_settings), shutdown_seconds=1.0) as base_url:
+            connection = await connect_to(base_url)
+            connection.send(head_with(issuer.token(), LENGTH, f"X-Request-Id: {REQUEST_ID}"))
             await eventually(lambda: value("http_requests_in_progress") == 1)
-            stop.set()
-            answer = await connection.answer()
-            await serving
-        assert await connection.is_closed()
-        connection.hang_up()
+    answer = await connection.answer()
+    assert await connection.is_closed()
 
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     assert answer.headers["x-request-id"] == REQUEST_ID.lower()

@@ -4,48 +4,37 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
-from structlog.typing import FilteringBoundLogger
 
 from service.settings import Settings
 from service.telemetry import logs
 from tests.harness.command_line import restored_logging
 
-Configure = Callable[..., FilteringBoundLogger]
-Capture = pytest.CaptureFixture[str]
 
-
-@pytest.fixture
-def configure():
-    """Configure logging as a process does, until the test ends; returns a logger of ours."""
-
-    def configured() -> FilteringBoundLogger:
-        settings = Settings(
-            database_url="postgresql://host/database",
-            app_url="https://app.example.com",
-            request_secret_keys="",
-        )
-        logs.configure(settings)
-        logger: FilteringBoundLogger = structlog.get_logger()
-        return logger
-
+@pytest.fixture(autouse=True)
+def restored():
     with restored_logging():
-        yield configured
+        yield
 
 
-def written(capsys: Capture) -> list[dict[str, Any]]:
+def configured() -> Any:
+    """Configure logging as a process does; return a logger of ours."""
+    logs.configure(Settings(database_url="", app_url="https://app.example.com", request_secret_keys=""))
+    return structlog.get_logger()
+
+
+def written(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     """Return the lines written since the last call."""
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_our_lines_and_those_of_libraries_have_one_json_format_and_one_level(configure, capsys):
-    log = configure()
+def test_our_lines_and_those_of_libraries_have_one_json_format_and_one_level(capsys):
+    log = configured()
     log.debug("hidden")
     logging.getLogger("library").debug("hidden")
     log.warning("ours", odd="\udc80")
@@ -57,8 +46,8 @@ def test_our_lines_and_those_of_libraries_have_one_json_format_and_one_level(con
     assert ours.keys() - {"odd"} == theirs.keys()
 
 
-def test_texts_that_libraries_quote_are_not_logged(configure, capsys):
-    configure()
+def test_texts_that_libraries_quote_are_not_logged(capsys):
+    configured()
     logging.getLogger("httpx").info("hunter2")
     logging.getLogger("aiormq.channel").error("hunter2")
     logging.getLogger("asyncio").error("Task failed\ncontext: hunter2", exc_info=LookupError("hunter2"))
@@ -68,8 +57,8 @@ def test_texts_that_libraries_quote_are_not_logged(configure, capsys):
     assert "hunter2" not in str(line)
 
 
-def test_line_that_cannot_be_written_does_not_stop_the_work(configure, capsys, monkeypatch):
-    log = configure()
+def test_line_that_cannot_be_written_does_not_stop_the_work(capsys, monkeypatch):
+    log = configured()
     full = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails, too
     monkeypatch.setattr(sys, "stdout", full)
 
@@ -80,8 +69,8 @@ def test_line_that_cannot_be_written_does_not_stop_the_work(configure, capsys, m
         full.close()
 
 
-async def test_lines_of_one_turn_of_the_event_loop_are_written_at_its_end(configure, monkeypatch, tmp_path):
-    log = configure()
+async def test_lines_of_one_turn_of_the_event_loop_are_written_at_its_end(monkeypatch, tmp_path):
+    log = configured()
     file = tmp_path / "log"
     with file.open("w") as output:
         monkeypatch.setattr(sys, "stdout", output)

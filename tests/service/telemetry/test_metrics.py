@@ -3,7 +3,7 @@
 import pytest
 
 from tests.harness.examples import A_REQUEST, CONVEYANCER
-from tests.harness.in_process import api_client
+from tests.harness.http import bearer
 from tests.harness.metrics import rises, scrape, series
 
 _REQUESTS = "http_request_duration_seconds_count"
@@ -32,12 +32,12 @@ async def test_requests_are_counted_by_template_and_status(client, method, path,
 async def test_metrics_need_no_token_and_reveal_nothing_about_callers(service_settings, issuer, client):
     created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
     await client.get(f"/v1/request/{created['uuid']}")
-    async with api_client(service_settings, None) as stranger:
-        for secret in (created["secret"], created["secret"][::-1]):
-            headers = {"Authorization": f"Bearer {secret}"}
-            await stranger.get(f"/v1/request/{created['uuid']}", headers=headers)
-        text = (await stranger.get("/metrics")).text
-        exported = await scrape(stranger)
+    secrets = (created["secret"], created["secret"][::-1])
+    for secret in secrets:
+        await client.get(f"/v1/request/{created['uuid']}", headers=bearer(secret))
+    del client.headers["Authorization"]
+    text = (await client.get("/metrics")).text
+    exported = await scrape(client)
 
     assert exported[series("postgres_pool_connections", state="idle")] >= 1
     assert 0 <= exported[series("jwks_age_seconds")] < 60
@@ -45,6 +45,5 @@ async def test_metrics_need_no_token_and_reveal_nothing_about_callers(service_se
     assert exported[series("postgres_pool_max_connections")] == service_settings.database_pool_size
     assert exported[series(_REQUESTS, method="GET", route="/v1/request/{uuid}", status="200")] >= 1
     assert series("process_cpu_seconds_total") in exported
-    secrets = (created["secret"], created["secret"][::-1])
     for private in (CONVEYANCER, created["uuid"], *secrets, "example.com", issuer.token()):
         assert private not in text
