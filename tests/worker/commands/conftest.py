@@ -11,43 +11,42 @@ import pytest
 
 import service.__main__
 import worker.__main__
+from service.calculation_requests.model import CalculationRequest
 from service.command_line import Answer
+from service.postgres.pool import Connection
+from tests.harness.mail_server import MailServer
+from tests.harness.processes import environment_of
+from tests.worker.commands.steps import attempt_emails, intend
+from tests.worker.conftest import announce_next, hold_events
+from worker.mail.postman import Postman
 from worker.settings import WorkerSettings
 
-PROGRAMS = {"service": service.__main__.PROGRAM, "worker": worker.__main__.PROGRAM}
+Words = tuple[str, ...]
 
 
-def _commands(
-    words: tuple[str, ...], found: click.Command
-) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    if isinstance(found, click.Group):
-        for name, part in found.commands.items():
-            yield from _commands((*words, name), part)
-    else:
-        yield words, found
+def _commands(words: Words, found: click.Command) -> dict[Words, click.Command]:
+    if not isinstance(found, click.Group):
+        return {words: found}
+    parts = [_commands((*words, name), part) for name, part in found.commands.items()]
+    return {words: command for part in parts for words, command in part.items()}
 
 
 # Every command of both programs, by the words after `python -m`.
 COMMANDS = {
-    words: found for name, program in PROGRAMS.items() for words, found in _commands((name,), program)
+    **_commands(("service",), service.__main__.PROGRAM),
+    **_commands(("worker",), worker.__main__.PROGRAM),
 }
 
 
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """Restore the environment, in which commands find their settings."""
-    with patch.dict(os.environ):
+@pytest.fixture
+def on_servers(worker_settings: WorkerSettings) -> Iterator[None]:
+    """Set the environment, in which commands find their settings, to the servers of the test."""
+    with patch.dict(os.environ, environment_of(worker_settings)):
         yield
 
 
-async def command(settings: WorkerSettings, *words: str) -> Any:
-    """Return the Answer of an operator's command, of either program, on the servers of *settings*."""
-    os.environ |= {
-        "DATABASE_URL": settings.database_url,
-        "AMQP_URL": settings.amqp_url,
-        "APP_URL": settings.app_url,
-        "REQUEST_SECRET_KEYS": settings.request_secret_keys,
-    }
+async def command(*words: str) -> Any:
+    """Return the Answer of an operator's command, of either program. Needs the fixture `on_servers`."""
     name = next(name for name in COMMANDS if name[1:] == words[: len(name) - 1])
     with COMMANDS[name].make_context(name[-1], list(words[len(name) - 1 :])) as context:
         del context.params["as_json"]
@@ -58,3 +57,30 @@ async def command(settings: WorkerSettings, *words: str) -> Any:
 def rendered(answer: Answer) -> str:
     """Return an answer in both forms that are printed."""
     return answer.text + msgspec.json.encode(answer.data).decode()
+
+
+@pytest.fixture
+async def refused(
+    database: Connection, postman: Postman, mail_server: MailServer, stored_request: CalculationRequest
+) -> CalculationRequest:
+    """A request whose e-mail the mail server has refused for good."""
+    mail_server.rcpt_reply = "550 5.1.1 no such user"
+    await intend(database, stored_request)
+    await attempt_emails(database, postman)
+    return stored_request
+
+
+@pytest.fixture
+async def retrying(database: Connection, stored_request: CalculationRequest) -> CalculationRequest:
+    """A request whose request.created was refused three times, and whose next event waits behind it."""
+    await announce_next(database, stored_request.id)
+    await hold_events(database, stored_request.id)
+    await database.execute(
+        """
+        UPDATE outbox_held
+           SET attempts = 3, last_error = 'returned: no queue is bound for it',
+               next_attempt_at = now() + interval '1 h'
+         WHERE sequence = 1
+        """
+    )
+    return stored_request

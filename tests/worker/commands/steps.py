@@ -9,7 +9,6 @@ from aio_pika.abc import AbstractChannel
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.in_process import running
-from tests.harness.mail_server import MailServer
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
 from tests.worker.conftest import store
@@ -18,7 +17,6 @@ from worker.mail import ledger
 from worker.mail.ledger import EmailToSend
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
-from worker.rabbitmq.topology import Queue
 
 
 async def store_many(database: Connection, number: int) -> None:
@@ -36,44 +34,22 @@ async def store_many(database: Connection, number: int) -> None:
     await database.execute("DELETE FROM outbox")
 
 
-async def bury(channel: AbstractChannel, queue: Queue, body: bytes, **properties: Any) -> None:
+async def bury(channel: AbstractChannel, queue: topology.Queue, body: bytes, **properties: Any) -> None:
     """Dead-letter a message, as consumers do."""
     exchange = await channel.get_exchange(topology.DEAD_LETTERS)
     await exchange.publish(Message(body, **properties), queue.dead_letters, mandatory=True)
 
 
-async def intend(database: Connection, request: CalculationRequest) -> None:
-    """Enter the e-mail of a request in the ledger."""
-    await ledger.add(database, [EmailToSend(f"{request.uuid}.request.created.1", request.id)])
-
-
-async def intend_another(database: Connection, request: CalculationRequest) -> None:
-    """Enter another e-mail of a request in the ledger, under the id of another event."""
-    await ledger.add(database, [EmailToSend(f"{request.uuid}.another", request.id)])
+async def intend(database: Connection, request: CalculationRequest, number: int = 1) -> None:
+    """Enter an e-mail of a request in the ledger."""
+    await ledger.add(database, [EmailToSend(key_of(request, number), request.id)])
 
 
 async def attempt_emails(database: Connection, postman: Postman) -> None:
-    """Attempt to send every e-mail once."""
+    """Attempt to send every pending e-mail once."""
+    attempted = "SELECT bool_and(attempts > 0 OR state <> 'pending') FROM email"
     async with running(postman.run):
-        await eventually(lambda: database.fetchval("SELECT bool_and(attempts > 0) FROM email"))
-
-
-async def refuse_email(
-    database: Connection, postman: Postman, mail_server: MailServer, request: CalculationRequest
-) -> None:
-    """Attempt the e-mail of a request, which the mail server refuses for good."""
-    mail_server.rcpt_reply = "550 5.1.1 no such user"
-    await intend(database, request)
-    await attempt_emails(database, postman)
-
-
-async def send_another_email(
-    database: Connection, postman: Postman, mail_server: MailServer, request: CalculationRequest
-) -> None:
-    """Send another e-mail of a request, which the mail server accepts."""
-    mail_server.rcpt_reply = "250 OK"
-    await intend_another(database, request)
-    await attempt_emails(database, postman)
+        await eventually(lambda: database.fetchval(attempted))
 
 
 async def calculate(database: Connection, request: CalculationRequest) -> None:

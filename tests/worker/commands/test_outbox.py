@@ -1,78 +1,193 @@
-"""`outbox list`: how many events are unpublished, and why."""
+"""`outbox list|replay`: unpublished events, and the same events again, in order and slowly."""
 
+import asyncio
+import os
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
 import pytest
 
+from service.identifiers import new_request_id, uuid_of
+from service.outbox.events import EVENT_TYPES
+from service.postgres.pool import Connection
+from tests.harness.databases import has_waiting_statement
+from tests.harness.waiting import eventually
+from tests.worker import deliveries
 from tests.worker.commands.conftest import command
-from tests.worker.conftest import announce_next, hold_events, settings_with, store
+from tests.worker.commands.steps import attempt_emails, calculate, intend, key_of, store_many
+from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store
+from tests.worker.reference_consumer import ReferenceConsumer
+from worker.commands import replay
 from worker.commands.outbox import Backlog, Undelivered
-from worker.settings import WorkerSettings
+from worker.commands.replay import Selection, Tally
+
+pytestmark = pytest.mark.usefixtures("on_servers")
+
+EVERYTHING = Selection(since=None, until=datetime.max.replace(tzinfo=UTC), types=frozenset(EVENT_TYPES))
 
 
-@pytest.fixture
-async def retrying(database):
-    """A request whose request.created was refused, and whose next event waits behind it."""
-    request = await store(database)
-    await announce_next(database, request.id)
-    await hold_events(database, request.id)
-    await database.execute(
-        """
-        UPDATE outbox_held
-           SET attempts = 3, last_error = 'returned: no queue is bound for it',
-               next_attempt_at = now() + interval '1 h'
-         WHERE sequence = 1
-        """
+async def replayed(*words: str, since: str = "2020-01-01T00:00:00Z") -> Tally:
+    """Return how many events `outbox replay` replayed."""
+    tally: Tally = (await command("outbox", "replay", "--from", since, *words)).data
+    return tally
+
+
+async def take(database: Connection) -> Any:
+    """Take all events out of the outbox, in order, with everything of which the relay makes messages."""
+    rows = await database.fetch(
+        "SELECT request_id, type, sequence, lane, traceparent, payload FROM outbox ORDER BY id"
     )
-    return request
+    await database.execute("DELETE FROM outbox")
+    return rows
 
 
-async def listed(settings: WorkerSettings, *words: str) -> Undelivered:
-    """Return the answer of `outbox list`, which needs no broker."""
-    undelivered: Undelivered = (
-        await command(settings_with(settings, amqp_url=""), "outbox", "list", *words)
-    ).data
-    return undelivered
-
-
-async def test_empty_outbox_has_nothing_to_list(worker_settings):
-    answer = await command(worker_settings, "outbox", "list")
-
-    assert (answer.data, answer.text) == (Undelivered([], []), "none\n\nnone")
-
-
-@pytest.mark.usefixtures("retrying")
-async def test_events_are_counted_by_state_and_type(worker_settings, database):
-    for _ in range(3):
-        await store(database)
+async def test_events_are_counted_and_held_ones_listed_first_with_their_errors(database, retrying):
+    requests = [await store(database) for _ in range(3)]
     await database.execute("UPDATE outbox SET created_at = now() - interval '90 s'")
     lanes = await database.fetchval("SELECT count(DISTINCT lane) FROM outbox")
+    os.environ["AMQP_URL"] = ""  # It needs no broker.
 
-    pending, *held = sorted((await listed(worker_settings)).counts, key=lambda part: -part.oldest_seconds)
+    found: Undelivered = (await command("outbox", "list", "--limit", "4")).data
 
+    pending, *held = sorted(found.counts, key=lambda part: -part.oldest_seconds)
     assert pending == Backlog("pending", "request.created", 3, lanes, pending.oldest_seconds)
     assert 90 <= pending.oldest_seconds < 120
     assert {(part.state, part.type, part.events, part.lanes) for part in held} == {
         ("retrying", "request.created", 1, 1),
         ("waiting", "request.email_sent", 1, 1),
     }
-
-
-async def test_held_events_come_first_with_their_errors_and_then_the_oldest_pending_ones(
-    worker_settings, database, retrying
-):
-    requests = [await store(database) for _ in range(5)]
-
-    found = (await listed(worker_settings, "--limit", "4")).events
-
-    first, second, *pending = found
-    assert (first.event_id, first.state, first.attempts) == (
-        f"{retrying.uuid}.request.created.1",
-        "retrying",
-        3,
-    )
+    first, second, *others = found.events
+    assert (first.event_id, first.state, first.attempts) == (key_of(retrying), "retrying", 3)
     assert first.last_error == "returned: no queue is bound for it"
     assert first.next_attempt_at is not None
     assert (second.event_id, second.state) == (f"{retrying.uuid}.request.email_sent.2", "waiting")
     assert second.next_attempt_at is None
-    assert [event.event_id for event in pending] == [
-        f"{request.uuid}.request.created.1" for request in requests[:2]
+    assert [event.event_id for event in others] == [key_of(request) for request in requests[:2]]
+
+
+async def test_replayed_events_are_the_same_to_the_byte_all_or_those_of_a_type(database, postman):
+    request = await store(database, external_id="case-7")
+    await intend(database, request)
+    await attempt_emails(database, postman)
+    await calculate(database, request)
+    before = await take(database)
+
+    tally = await replayed()
+
+    assert [row["type"] for row in before] == ["request.created", "request.email_sent", "request.calculated"]
+    assert await take(database) == before
+    assert (tally.requests, tally.events) == (1, 3)
+    await replayed("--type", "request.email_sent")
+    assert await take(database) == before[1:2]
+
+
+async def test_replay_leaves_out_nothing_but_the_trace(database):
+    await store(database, traceparent=TRACEPARENT)
+    [before] = await take(database)
+
+    await replayed()
+
+    [after] = await take(database)
+    original = msgspec.json.decode(before["payload"])
+    assert (original.pop("traceparent"), before["traceparent"]) == (TRACEPARENT, TRACEPARENT)
+    assert msgspec.json.decode(after["payload"]) == original
+    assert after["traceparent"] is None
+
+
+async def test_only_events_of_the_given_time_are_replayed_however_old_their_request_is(database):
+    noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    times = [noon - timedelta(days=1), noon, noon + timedelta(hours=1), noon + timedelta(hours=2)]
+    ids = [UUID(int=int(to.timestamp() * 1000) << 80) for to in times]
+    for request_id, at in zip(ids, times, strict=True):
+        request = await store(database)
+        await database.execute(
+            "UPDATE calculation_request SET id = $2, created_at = $3 WHERE id = $1",
+            request.id,
+            request_id,
+            at,
+        )
+    await deliveries.calculate(database, uuid_of(ids[0]), "C-1")
+    await database.execute("UPDATE calculation_request SET calculated_at = $1", noon)
+    await take(database)
+
+    await replayed("--to", "2026-03-01T15:00:00+01:00", since="2026-03-01T12:00:00Z")
+
+    assert [tuple(row)[:3] for row in await take(database)] == [
+        (ids[0], "request.calculated", 2),
+        *((request_id, "request.created", 1) for request_id in ids[1:3]),
     ]
+
+
+async def test_order_within_each_request_is_kept_even_if_clocks_differed(database):
+    requests = [await store(database) for _ in range(10)]
+    for request in requests:
+        await calculate(database, request)
+    await database.execute("UPDATE calculation_request SET calculated_at = created_at - interval '1 s'")
+    await take(database)
+
+    await replayed()
+
+    consumer = ReferenceConsumer()
+    for row in await take(database):
+        consumer.take(row["payload"])
+    assert consumer.counts == {"new": 20, "repeat": 0, "gap": 0, "inversion": 0, "conflict": 0}
+
+
+@pytest.mark.parametrize("where", ["outbox", "outbox_held"])
+async def test_request_with_an_unpublished_event_is_left_out(database, where, stored_request):
+    await database.execute("DELETE FROM outbox")
+    await calculate(database, stored_request)
+    if where == "outbox_held":
+        await hold_events(database, stored_request.id)
+
+    tally = await replayed("--type", "request.created")
+
+    assert (tally.events, tally.requests_undelivered) == (0, 1)
+
+
+async def test_new_event_waits_for_the_replay_of_its_request_and_comes_after_it(
+    database, other_connection, stored_request
+):
+    await database.execute("DELETE FROM outbox")
+
+    async with database.transaction():
+        await replay.replay_batch(database, [stored_request.id], EVERYTHING, Tally())
+        announcing = asyncio.create_task(announce_next(other_connection, stored_request.id))
+        await eventually(lambda: has_waiting_statement(database))
+    await announcing
+
+    assert [row["sequence"] for row in await take(database)] == [1, 2]
+
+
+async def test_rate_is_kept(database):
+    for _ in range(11):
+        await store(database)
+    await database.execute("DELETE FROM outbox")
+    clock = asyncio.get_running_loop()
+    begin = clock.time()
+
+    await replayed("--rate", "10")
+
+    assert clock.time() - begin >= 1.0
+
+
+async def test_request_erased_during_a_replay_is_left_out(database, stored_request):
+    await database.execute("DELETE FROM outbox")
+
+    written = await replay.replay_batch(database, [stored_request.id, new_request_id()], EVERYTHING, Tally())
+
+    assert written == len(await take(database)) == 1
+
+
+async def test_many_requests_are_replayed_in_pages(database):
+    await store_many(database, 1500)
+
+    tally = await replayed("--rate", "100000")
+
+    assert (tally.requests, tally.events) == (1500, 1500)
+    assert len({row["request_id"] for row in await take(database)}) == 1500
+    [record] = await database.fetch("SELECT request_id, conveyancer_id, subject FROM operator_action")
+    assert (record["request_id"], record["conveyancer_id"]) == (None, None)
+    assert record["subject"].startswith("1500 events from 2020-01-01T00:00:00Z to 20")

@@ -1,0 +1,265 @@
+"""`request find|correct|new-secret|erase`: the right customer gets a new link; nothing personal is left."""
+
+import asyncio
+import json
+from typing import Any
+
+import click
+import httpx
+import pytest
+
+from service.api.request_body import CreateBody
+from service.calculation_requests.model import CalculationRequest, RequestErased
+from service.commands.requests import Erasure
+from service.every_firm import email_changes
+from service.outbox import lanes
+from service.outbox.events import CalculationCreated
+from service.postgres import connections
+from service.postgres.pool import Connection
+from tests.harness.databases import has_waiting_statement
+from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import running
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
+from tests.worker import deliveries
+from tests.worker.commands.conftest import command, rendered
+from tests.worker.commands.steps import assert_sound, attempt_emails, calculate, intend, key_of, states
+from tests.worker.conftest import KEYS, created_event, hold_events, open_postman, settings_with, store
+
+pytestmark = pytest.mark.usefixtures("on_servers")
+
+CORRECTING = ("--customer-email", "eve@example.com")
+MARK = "Xq7personal"
+# Every text that a caller may send.
+MARKED: dict[str, Any] = {
+    **dict.fromkeys({*CreateBody.__struct_fields__} - {"property_value", "request_type"}, MARK),
+    "customer_email": f"{MARK}@customer.example.com",
+    "sender_email": f"{MARK}@firm.example.com",
+    "meta_data": json.dumps({"of": MARK}),
+    "calculation_fee_exempt": True,
+}
+
+
+@pytest.fixture
+async def due(database, stored_request):
+    """A request whose e-mail is due."""
+    await intend(database, stored_request)
+    return stored_request
+
+
+async def opens(client: httpx.AsyncClient, uuid: str, secret: str) -> bool:
+    """Whether a secret opens the request."""
+    answer = await client.get(f"/v1/request/{uuid}", headers={"Authorization": f"Bearer {secret}"})
+    return {200: True, 401: False}[answer.status_code]
+
+
+async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
+    client, database, postman, mail_server, due
+):
+    await attempt_emails(database, postman)
+    answer = await command("request", "correct", due.uuid, *CORRECTING)
+    await attempt_emails(database, postman)
+
+    assert answer.text == f"{due.uuid} has a new secret; e-mail {key_of(due, 2)} is due"
+    wrong, right = mail_server.accepted
+    assert (wrong.recipients, right.recipients) == ([due.customer_email], ["eve@example.com"])
+    now = (await client.get(f"/v1/request/{due.uuid}")).json()["data"]
+    assert now["customer_email"] == "eve@example.com"
+    body = right.message.get_body(("plain",))
+    assert body is not None
+    assert now["request_url"] in body.get_content().splitlines()
+    assert await opens(client, due.uuid, now["secret"])
+    assert not await opens(client, due.uuid, due.secret_and_url(KEYS, "")[0])
+    assert await database.fetchval("SELECT subject FROM operator_action") == key_of(due, 2)
+    await assert_sound(database)
+
+
+async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
+    database, worker_settings, mail_server, due
+):
+    async with TcpProxy(mail_server.url) as mail_link:
+        mail_link.hold_before(b"RCPT")
+        # The claim is not renewed meanwhile: the postman would notice that it has lost it.
+        settings = settings_with(worker_settings, smtp_url=mail_link.url, email_claim_seconds=600.0)
+        async with open_postman(settings) as postman, running(postman.run):
+            await eventually(mail_link.marker_reached.is_set)
+            await command("request", "correct", due.uuid, *CORRECTING)
+            mail_link.resume()
+            await eventually(lambda: database.fetchval("SELECT true FROM email WHERE state = 'sent'"))
+
+    assert {mail.recipients[0] for mail in mail_server.accepted} == {due.customer_email, "eve@example.com"}
+    rows = await database.fetch("SELECT email_key, state, reason FROM email ORDER BY email_key")
+    assert rows == [(key_of(due), "failed", "cancelled"), (key_of(due, 2), "sent", None)]
+    await assert_sound(database)
+
+
+async def test_operator_can_do_without_an_email(client, database, due):
+    answer = await command("request", "new-secret", due.uuid, "--no-email")
+
+    assert answer.text == f"{due.uuid} has a new secret; no e-mail is sent"
+    assert await states(database) == {key_of(due): "failed"}
+    assert not await opens(client, due.uuid, due.secret_and_url(KEYS, "")[0])
+
+
+@pytest.mark.parametrize("sends", [True, False])
+async def test_email_that_has_not_begun_is_sent_once_or_never_whatever_becomes_of_the_event(
+    *, database, pool, postman, mail_server, stored_request, sends
+):
+    words = [*CORRECTING, *([] if sends else ["--no-email"])]
+    await command("request", "correct", stored_request.uuid, *words)
+    before = await states(database)
+    await deliveries.intend_email(created_event(stored_request), pool=pool)
+    await attempt_emails(database, postman)
+
+    assert before == {key_of(stored_request): "pending" if sends else "failed"}
+    assert await states(database) == {key_of(stored_request): "sent" if sends else "failed"}
+    assert [mail.recipients for mail in mail_server.accepted] == ([["eve@example.com"]] if sends else [])
+    await assert_sound(database)
+
+
+async def test_email_that_a_consumer_is_adding_is_cancelled_and_replaced(
+    database, other_connection, stored_request
+):
+    async with other_connection.transaction():
+        await intend(other_connection, stored_request)
+        renewing = asyncio.create_task(command("request", "new-secret", stored_request.uuid))
+        await eventually(lambda: has_waiting_statement(database))
+    await renewing
+
+    assert await states(database) == {key_of(stored_request): "failed", key_of(stored_request, 2): "pending"}
+
+
+async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
+    database, other_connection, refused
+):
+    async with other_connection.transaction():
+        resent = await email_changes.add_again(other_connection, {key_of(refused): refused.id})
+        changing = asyncio.create_task(command("request", "correct", refused.uuid, *CORRECTING))
+        await eventually(lambda: has_waiting_statement(database))
+    await changing
+    keys = [key_of(refused, number) for number in (1, 2, 3)]
+    resent_late = await email_changes.add_again(database, dict.fromkeys(keys[:2], refused.id))
+
+    assert (resent, resent_late) == ({refused.id: keys[1]}, {})
+    assert await states(database) == dict(zip(keys, ("failed", "failed", "pending"), strict=True))
+    await assert_sound(database)
+
+
+async def test_correction_to_the_same_address_changes_nothing(database, due):
+    before = await database.fetch("SELECT * FROM calculation_request")
+
+    answer = await command("request", "correct", due.uuid, "--customer-email", due.customer_email)
+
+    assert answer.text == f"{due.uuid} has this address already: nothing was changed"
+    assert await database.fetch("SELECT * FROM calculation_request") == before
+    assert await states(database) == {key_of(due): "pending"}
+    assert await database.fetchval("SELECT count(*) FROM operator_action") == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--customer-email", "ADA@example.com"),
+        ("--external-id", "case-1"),
+        ("--case-ref", A_REQUEST["case_ref"]),
+    ],
+)
+async def test_request_is_found_by_what_the_caller_on_the_phone_knows(database, option, value):
+    known = await store(database, external_id="case-1", customer_email="Ada@Example.com")
+    await store(database, external_id="case-2", customer_email="eve@example.com", case_ref="another")
+
+    found = await command("request", "find", option, value)
+    not_found = await command("request", "find", option, "nothing")
+
+    assert [line.split()[0] for line in found.text.splitlines()] == ["uuid", known.uuid]
+    assert "example.com" not in rendered(found).lower()
+    assert (not_found.data, not_found.text) == ([], "none")
+
+
+async def erase(request: CalculationRequest) -> Erasure:
+    """Return the answer of `request erase`."""
+    erasure: Erasure = (await command("request", "erase", request.uuid)).data
+    return erasure
+
+
+async def dump(database: Connection) -> str:
+    """Return every row of every table, as text."""
+    tables = await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()")
+    assert len(tables) >= 9
+    rows = [
+        row[0]
+        for table in tables
+        for row in await database.fetch(f"SELECT t::text FROM {table['tablename']} AS t")  # noqa: S608
+    ]
+    payloads = await database.fetch("SELECT payload FROM outbox UNION ALL SELECT payload FROM outbox_held")
+    return "\n".join([*rows, *(row["payload"].decode() for row in payloads)])
+
+
+async def unpublished(database: Connection) -> list[dict[str, Any]]:
+    """Return the unpublished events, in order."""
+    rows = await database.fetch(
+        "SELECT id, payload FROM outbox UNION ALL SELECT id, payload FROM outbox_held ORDER BY id"
+    )
+    return [json.loads(row["payload"]) for row in rows]
+
+
+async def test_nothing_personal_is_left_in_any_table(database, postman, mail_server):
+    await store(database, external_id="another-case")
+    request = await store(database, **MARKED)
+    keyed = "UPDATE calculation_request SET idempotency_key = $2, idempotency_sha256 = $3 WHERE id = $1"
+    await database.execute(keyed, request.id, f"of {MARK}", MARK.encode())
+    await hold_events(database, request.id)
+    mail_server.rcpt_reply = f"450 4.2.1 <{MARK}@customer.example.com> try later"
+    await intend(database, request)
+    await attempt_emails(database, postman)
+    await calculate(database, request)
+    assert MARK in await dump(database)
+    assert MARK.encode().hex() in await dump(database)
+    before = await unpublished(database)
+
+    done = await erase(request)
+    again = await erase(request)
+
+    assert done == Erasure(request.uuid, was_erased_before=False)
+    assert again == Erasure(request.uuid, was_erased_before=True)
+    left = await dump(database)
+    assert MARK not in left
+    assert MARK.encode().hex() not in left
+    after = await unpublished(database)
+    assert [event["data"].pop("external_id") for event in after] == ["another-case", None, None, None]
+    assert [event["data"].pop("external_id") for event in before] == ["another-case", MARK, MARK]
+    assert after[:-1] == before
+    assert (after[-1]["type"], after[-1]["data"]["reason"]) == ("request.email_failed", "cancelled")
+    assert await states(database) == {key_of(request): "failed"}
+    await assert_sound(database)
+
+
+async def test_late_messages_about_an_erased_request_change_nothing(database, pool, stored_request):
+    await erase(stored_request)
+    before = await dump(database)
+
+    with pytest.raises(RequestErased):
+        await deliveries.record_result(CalculationCreated(stored_request.uuid, "C-1"), pool=pool)
+    await deliveries.intend_email(created_event(stored_request), pool=pool)
+
+    assert await dump(database) == before
+
+
+async def test_locked_row_is_named_soon_and_does_not_hold_its_lane(database, stored_request, monkeypatch):
+    monkeypatch.setattr(connections, "LOCK_SECONDS", 0.2)
+    async with database.transaction():
+        await database.execute("SELECT FROM calculation_request FOR UPDATE")
+        async with asyncio.timeout(10.0):
+            with pytest.raises(click.ClickException, match="holds a lock"):
+                await erase(stored_request)
+        assert await lanes.try_lock(database, [lanes.lane_of(stored_request.id)])
+
+
+async def test_lane_held_by_a_relay_is_waited_for(database, stored_request):
+    async with database.transaction():
+        assert await lanes.try_lock(database, [lanes.lane_of(stored_request.id)])
+        erasing = asyncio.create_task(erase(stored_request))
+        await eventually(lambda: has_waiting_statement(database))
+        assert not erasing.done()
+
+    assert not (await erasing).was_erased_before
