@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -26,7 +25,6 @@ from worker.settings import WorkerSettings
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
-_COMMAND_SECONDS = 60.0
 _POLL_SECONDS = 0.01
 # What a process inherits from this one. Its settings, the servers' addresses among them, are given to it.
 _INHERITED = ("PATH", "HOME", "LANG")
@@ -203,22 +201,6 @@ class Ended(msgspec.Struct, frozen=True):
     status: int
     output: str
     errors: str
-
-
-async def run_process(*command: str, environment: Mapping[str, str]) -> Ended:
-    """Run `python -m` *command* to its end, in a process of its own. See also `command_line.run`."""
-    ended = await asyncio.to_thread(
-        subprocess.run,
-        python(*command),
-        cwd=CHECKOUT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_COMMAND_SECONDS,
-        check=False,
-    )
-    return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
 def bare_environment(**variables: str) -> dict[str, str]:
