@@ -24,22 +24,14 @@ _ROUND_SECONDS = 180.0  # in which every fault is injected once, mixed or alone
 def main() -> int:
     """Run the harness as the command line says."""
     arguments = _parser().parse_args()
-    seed = secrets.randbelow(10**9) if arguments.seed is None else arguments.seed
-    plan = Plan(
-        seconds=arguments.seconds,
-        requests=_or(arguments.requests, round(arguments.seconds * arguments.rate)),
-        times=_or(arguments.times, max(1, round(arguments.seconds / _ROUND_SECONDS))),
-        rate=arguments.rate,
-        seed=seed,
-        broken=arguments.broken,
-        faults=arguments.faults or (),
-        longest_stall_seconds=arguments.longest_stall,
-        recovery_bar_seconds=arguments.recovery,
-        drain_seconds=arguments.drain,
-    )
+    if arguments.requests is None:
+        arguments.requests = round(arguments.seconds * arguments.rate)
+    if arguments.times is None:
+        arguments.times = max(1, round(arguments.seconds / _ROUND_SECONDS))
+    plan = Plan(**vars(arguments))
     LOCAL.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=LOCAL / "harness.log", filemode="w", level=logging.WARNING)
-    _say(f"seed {seed}")
+    _say(f"seed {plan.seed}")
     try:
         record = uvloop.run(_run_until_signal(plan))
     except asyncio.CancelledError:
@@ -61,34 +53,26 @@ async def _run_until_signal(plan: Plan) -> Record:
     return await running
 
 
-def _or(value: int | None, default: int) -> int:
-    return default if value is None else value
-
-
 def _say(line: str) -> None:
     print(line, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=1_900.0, help="of faults under load, at least")
-    parser.add_argument("--requests", type=int, help="acknowledged, at least (default: seconds times rate)")
-    parser.add_argument(
-        "--times",
-        type=int,
-        help=f"that every fault is injected, at least (default: once in {_ROUND_SECONDS:.0f} s)",
-    )
-    parser.add_argument("--rate", type=float, default=20.0, help="requests a second")
-    parser.add_argument("--longest-stall", type=float, default=13.0, help="seconds, more than any timeout")
-    parser.add_argument(
-        "--recovery", type=float, default=5.0, help="seconds allowed after a fault; more on a busy machine"
-    )
-    parser.add_argument("--drain", type=float, default=120.0, help="seconds allowed to finish at the end")
-    parser.add_argument("--seed", type=int, help="of every random choice (default: a random one)")
-    parser.add_argument("--broken", choices=sorted(BREAKAGES), help="break the programs on purpose")
+    add = parser.add_argument
+    add("--seconds", type=float, default=1_900.0, help="of faults under load, at least")
+    add("--requests", type=int, help="acknowledged, at least (default: seconds times rate)")
+    every = f"that every fault is injected, at least (default: once in {_ROUND_SECONDS:.0f} s)"
+    add("--times", type=int, help=every)
+    add("--rate", type=float, default=20.0, help="requests a second")
+    add("--longest-stall", type=float, default=13.0, help="seconds, more than any timeout")
+    add("--recovery", type=float, default=5.0, help="seconds allowed after a fault; more on a busy machine")
+    add("--drain", type=float, default=120.0, help="seconds allowed to finish at the end")
+    add("--seed", type=int, default=secrets.randbelow(10**9), help="of every random choice (default: random)")
+    add("--broken", choices=sorted(BREAKAGES), help="break the programs on purpose")
     names = sorted(fault.name for fault in FAULTS)
     only = "only these: " + ", ".join(names)
-    parser.add_argument("--faults", nargs="*", choices=names, metavar="NAME", help=only)
+    add("--faults", nargs="*", default=(), choices=names, metavar="NAME", help=only)
     return parser
 
 

@@ -8,11 +8,11 @@ from tests.faults.catalogue.fault import Fault
 _AT_ONCE = 3
 
 
-def rounds(faults: Sequence[Fault], chance: random.Random) -> Iterator[list[list[Fault]]]:
-    """Yield rounds without end. Each has every fault once: mixed in odd rounds, alone in even ones."""
+def rounds(faults: Sequence[Fault], chance: random.Random) -> Iterator[list[Fault]]:
+    """Yield groups without end. Each round has every fault once: first mixed, then alone, and so on."""
     while True:
-        yield mixed(faults, chance)
-        yield [[fault] for fault in chance.sample(faults, k=len(faults))]
+        yield from mixed(faults, chance)
+        yield from ([fault] for fault in chance.sample(faults, k=len(faults)))
 
 
 def mixed(faults: Sequence[Fault], chance: random.Random) -> list[list[Fault]]:

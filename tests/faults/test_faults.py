@@ -1,33 +1,10 @@
 """The harness itself: every invariant holds in a short run, and broken programs are found."""
 
-import asyncio
-import sys
-
 import pytest
 
-from deploy.local.machine.folders import CHECKOUT
-from tests.harness.processes import bare_environment
+from tests.harness.processes import bare_environment, run_process
 
 pytestmark = pytest.mark.long
-
-
-async def run_harness(*arguments: str, seconds: float) -> tuple[int | None, str]:
-    """Run the harness to its end; return its exit status and what it printed."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.faults", *arguments),
-        cwd=CHECKOUT,
-        env=bare_environment(),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        async with asyncio.timeout(seconds):
-            output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.terminate()  # It ends its own processes.
-            await asyncio.wait_for(process.wait(), 60)
-    return process.returncode, output.decode()
 
 
 # Recovery is not measured here, where other tests load the machine, but by `make faults`.
@@ -35,10 +12,11 @@ _SHORT = ("--times", "1", "--requests", "0", "--rate", "25", "--longest-stall", 
 
 
 async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fault_comes_once():
-    status, output = await run_harness(*_SHORT, "--seconds", "90", seconds=500)
+    harness = ("tests.faults", *_SHORT, "--seconds", "90")
+    ended = await run_process(*harness, environment=bare_environment(), seconds=500)
 
-    assert status == 0, output
-    assert "every invariant held" in output
+    assert ended.status == 0, ended.output + ended.errors
+    assert "every invariant held" in ended.output
 
 
 @pytest.mark.parametrize(
@@ -56,9 +34,8 @@ async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fau
     ],
 )
 async def test_a_broken_program_is_found(broken, faults, breach):
-    status, output = await run_harness(
-        *_SHORT, "--seconds", "12", "--drain", "15", "--broken", broken, "--faults", *faults, seconds=200
-    )
+    harness = ("tests.faults", *_SHORT, "--seconds", "12", "--drain", "15", "--broken", broken, "--faults")
+    ended = await run_process(*harness, *faults, environment=bare_environment(), seconds=200)
 
-    assert status == 1, output
-    assert breach in output
+    assert ended.status == 1, ended.output + ended.errors
+    assert breach in ended.output

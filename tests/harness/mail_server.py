@@ -22,13 +22,14 @@ from aiosmtpd.smtp import SMTP, AuthResult, Envelope
 from deploy.local.machine.ports import free_port
 
 _LONGEST_MESSAGE_BYTES = 1 << 20
+ACCEPTED = b"250 OK accepted"
 _USUAL_REPLIES = {
     "greeting": b"220 mail.example.com ESMTP",
     "EHLO": b"250 mail.example.com",
     "MAIL": b"250 OK",
     "RCPT": b"250 OK",
     "DATA": b"354 Go ahead",
-    "content": b"250 OK accepted",
+    "content": ACCEPTED,
     "RSET": b"250 OK",
     "QUIT": b"221 Bye",
 }
@@ -156,7 +157,7 @@ class Session:
         self.sender = sender
         self.connected_at = time.monotonic()
         self.closes_after_reply = False
-        self.has_recipient = False
+        self.recipient = b""  # the RCPT of the e-mail that is being sent, once it was accepted
         self.is_aborted = False
         self._writer = writer
 
@@ -229,10 +230,12 @@ class ScriptedMailServer:
     async def _reply_in_sequence(self, session: Session, line: bytes) -> bytes | None:
         """Return the reply to a command. DATA needs a recipient that was accepted."""
         command = line[:4].decode().strip().upper()
-        if command == "DATA" and not session.has_recipient:
+        if command == "DATA" and not session.recipient:
             return b"503 No recipient"
         reply = await self.reply_to(session, command, line)
-        session.has_recipient = command == "RCPT" and reply is not None and reply.startswith(b"2")
+        if command != "DATA":
+            is_accepted = command == "RCPT" and reply is not None and reply.startswith(b"2")
+            session.recipient = line if is_accepted else b""
         return reply
 
     async def _serve(self, sender: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

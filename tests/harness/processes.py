@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -49,11 +49,7 @@ class Process:
         self.seconds_to_ready = 0.0  # the last time
         self.log = folder / f"{name}-{port}.log"
         self._program = Program(
-            name=name,
-            command=command,
-            environment=environment,
-            folder=checkout,
-            log=self.log,
+            name=name, command=command, environment=environment, folder=checkout, log=self.log
         )
         self._running: processes.Process | None = None
 
@@ -72,7 +68,7 @@ class Process:
 
     def terminate(self) -> None:
         """Send SIGTERM."""
-        self._send(signal.SIGTERM)
+        self.running.send_signal(signal.SIGTERM)
 
     async def stop(self) -> int:
         """Send SIGTERM and return the exit status."""
@@ -81,15 +77,15 @@ class Process:
 
     def freeze(self) -> None:
         """Send SIGSTOP."""
-        self._send(signal.SIGSTOP)
+        self.running.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Send SIGCONT."""
-        self._send(signal.SIGCONT)
+        self.running.send_signal(signal.SIGCONT)
 
     async def kill(self) -> None:
         """Send SIGKILL, and wait for the end."""
-        self._send(signal.SIGKILL)
+        self.running.send_signal(signal.SIGKILL)
         await self.exit_status()
 
     async def exit_status(self, *, seconds: float = _STOP_SECONDS) -> int:
@@ -102,9 +98,8 @@ class Process:
 
     def end(self) -> None:
         """Kill it if it still runs, and print the end of its log, which pytest shows on failure."""
-        if self.is_running:
-            self._send(signal.SIGKILL)
         if self._running is not None:
+            self._running.send_signal(signal.SIGKILL)
             self._running.stop()
         print(f"--- {self.log}", self.output[-4000:], sep="\n")  # noqa: T201
 
@@ -134,7 +129,9 @@ class Process:
 
             async def answers() -> bool:
                 self.check()
-                return await _status(client, path) == status
+                with suppress(httpx.TransportError):
+                    return (await client.get(path)).status_code == status
+                return False
 
             if not await until(answers, seconds=seconds, pause_seconds=3 * _POLL_SECONDS):
                 raise LocalStackError(f"The {self.name} does not answer {path} with {status}.")
@@ -150,16 +147,6 @@ class Process:
         found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
         assert found is not None
         return int(found[1]) * 1024 / 1e6
-
-    def _send(self, number: signal.Signals) -> None:
-        self.running.send_signal(number)
-
-
-async def _status(client: httpx.AsyncClient, path: str) -> int | None:
-    try:
-        return (await client.get(path)).status_code
-    except httpx.TransportError:
-        return None
 
 
 def api_process(settings: ServiceSettings, folder: Path, **variables: str) -> Process:
@@ -201,6 +188,22 @@ class Ended(msgspec.Struct, frozen=True):
     status: int
     output: str
     errors: str
+
+
+async def run_process(*command: str, environment: Mapping[str, str], seconds: float = 60.0) -> Ended:
+    """Run `python -m` *command* to its end, in a process of its own. See also `command_line.run`."""
+    ended = await asyncio.to_thread(
+        subprocess.run,
+        python(*command),
+        cwd=CHECKOUT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
 def bare_environment(**variables: str) -> dict[str, str]:

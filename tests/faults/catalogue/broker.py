@@ -11,7 +11,7 @@ from aiormq.exceptions import ChannelNotFoundEntity
 from service.postgres.pool import Connection
 from tests.faults.catalogue.fault import fault
 from tests.faults.verdict.records import CREATED, Interval
-from tests.faults.world import own_queues
+from tests.faults.world import teams
 from tests.faults.world.world import World
 from tests.harness import queues
 from tests.harness.waiting import until
@@ -51,7 +51,7 @@ async def return_messages(world: World) -> None:
     """
     async with _no_new_connections(world), queues.open_channel(world.servers.broker.url) as channel:
         notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
-        switch = await channel.get_exchange(own_queues.SWITCH, ensure=False)
+        switch = await channel.get_exchange(teams.SWITCH, ensure=False)
         await notifications.unbind(topology.REQUESTS, CREATED)
         await switch.unbind(topology.REQUESTS, CREATED)
         try:
@@ -72,7 +72,7 @@ async def delete_queue(world: World) -> None:
         try:
             await _delete_when_empty(world)
             await _until_declared(world)
-            switch = await channel.get_exchange(own_queues.SWITCH, ensure=False)
+            switch = await channel.get_exchange(teams.SWITCH, ensure=False)
             notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
             await notifications.bind(switch)
         finally:

@@ -24,13 +24,16 @@ async def _while_set(world: World, attribute: str, value: Any, seconds: float) -
 @fault("mail refused for now", "mail", repeats=False)
 async def refuse_mail(world: World) -> None:
     """Every e-mail gets a 4xx."""
-    await _while_set(world, "refusal", b"451 4.3.0 try again later", world.some_seconds())
+    refusal = b"451 4.3.0 try again later"
+    replies = world.mail.replies | {"RCPT": refusal, "content": refusal}
+    await _while_set(world, "replies", replies, world.some_seconds())
 
 
 @fault("sender refused", "mail", "notifications", repeats=False)
 async def refuse_sender(world: World) -> None:
     """Every MAIL gets a 4xx, for long enough to see whether the connections are closed."""
-    await _while_set(world, "sender_refusal", b"452 4.3.1 insufficient storage", 2.0 + world.some_seconds())
+    replies = world.mail.replies | {"MAIL": b"452 4.3.1 insufficient storage"}
+    await _while_set(world, "replies", replies, 2.0 + world.some_seconds())
     world.record.mail_connections = max(world.record.mail_connections, world.mail.open_connections)
 
 
@@ -44,13 +47,15 @@ async def quote_link(world: World) -> None:
 async def stop_amid_slow_acceptance(world: World) -> None:
     """SIGTERM to a sender that waits for replies to contents, which the mail server has accepted."""
     sender = world.chance.choice(world.of_role("notifications"))
-    before = world.mail.delayed
-    world.mail.delay_acceptances(sender.name, _SLOW_SECONDS)
+    world.mail.hold(sender.name, "content")
     try:
-        await until(lambda: world.mail.delayed > before, seconds=_HELD_SECONDS)
-        await sender.restart()
+        await until(lambda: world.mail.held, seconds=_HELD_SECONDS)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(sender.restart())
+            await asyncio.sleep(_SLOW_SECONDS)
+            world.mail.release()
     finally:
-        world.mail.delay_acceptances(sender.name, 0.0)
+        world.mail.release()
 
 
 @fault("mail server dies after acceptance", "mail", repeats=False)
@@ -83,4 +88,4 @@ async def stall_mail(world: World) -> None:
     try:
         await asyncio.sleep(world.stall_seconds())
     finally:
-        world.mail.resume()
+        world.mail.release()

@@ -20,11 +20,11 @@ async def kill_apis_amid_repeats(world: World) -> None:
     async with asyncio.TaskGroup() as calling:
         for api in world.chance.sample(world.of_role("api"), k=2):
             for _ in range(_REPEATED_AT_ONCE):
-                calling.create_task(world.callers.create())
+                calling.create_task(world.callers.create_with_key())
             await asyncio.sleep(world.chance.uniform(0.0, 0.2))
             await api.kill()
             if world.chance.random() < 0.7:
-                await api.becomes_ready()
+                await api.may_become_ready()
 
 
 async def _kill(role: str, world: World) -> None:
@@ -44,7 +44,7 @@ for _name, _role in (("relay", "relay"), ("notifications",) * 2, ("calculations"
 async def freeze_relay(world: World) -> None:
     """SIGSTOP to a relay for longer than Postgres lets it keep its lanes."""
     seconds = connections.SILENCE_SECONDS + world.chance.uniform(1.0, 3.0)
-    await world.chance.choice(world.of_role("relay")).freeze(seconds)
+    await world.chance.choice(world.of_role("relay")).freeze_for(seconds)
 
 
 @fault(
@@ -58,12 +58,12 @@ async def freeze_notifications(world: World) -> None:
     Not after the content: other senders cannot know of an acceptance that the frozen one has not recorded.
     """
     sender = world.chance.choice(world.of_role("notifications"))
-    world.mail.hold(sender.name)
+    world.mail.hold(sender.name, "RCPT")
     try:
-        await until(lambda: world.mail.held_sessions >= _HELD_AT_ONCE, seconds=_HELD_SECONDS)
+        await until(lambda: world.mail.held >= _HELD_AT_ONCE, seconds=_HELD_SECONDS)
         async with asyncio.TaskGroup() as group:
             seconds = world.record.email_claim_seconds + world.chance.uniform(3.0, 5.0)
-            group.create_task(sender.freeze(seconds))
+            group.create_task(sender.freeze_for(seconds))
             await asyncio.sleep(_FREEZING_SECONDS)
             world.mail.release()
     finally:
@@ -76,4 +76,4 @@ async def restart_all(world: World) -> None:
     for worker in world.chance.sample(world.workers, k=len(world.workers)):
         await worker.restart()
         if world.chance.random() < 0.5:
-            await worker.becomes_ready()
+            await worker.may_become_ready()

@@ -4,7 +4,7 @@ Times are seconds of one monotonic clock.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -34,6 +34,13 @@ class Acceptance(msgspec.Struct, gc=False):
     connected_at: float  # when the process opened the connection
     at: float
     answered: bool = True  # False: the connection broke before the sender can have read the reply
+
+
+class Commit(msgspec.Struct, frozen=True, gc=False):
+    """When a request was acknowledged, and the lane of its events."""
+
+    at: float
+    lane: int
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
@@ -96,7 +103,7 @@ class Recovery(msgspec.Struct, frozen=True):
 class Record(msgspec.Struct, kw_only=True):
     """Everything that was observed during one run."""
 
-    acknowledged: set[str] = msgspec.field(default_factory=set)
+    acknowledged: dict[str, Commit] = msgspec.field(default_factory=dict)  # by key
     unknown: set[str] = msgspec.field(default_factory=set)  # sent, with an unknown outcome
     statuses: Counter[int] = msgspec.field(default_factory=Counter)  # of answers to creates without a key
     answers: list[Answer] = msgspec.field(default_factory=list)  # to creates with a key
@@ -121,7 +128,5 @@ class Record(msgspec.Struct, kw_only=True):
     deaths: list[str] = msgspec.field(default_factory=list)  # of processes that no fault had killed
     shortfalls: list[str] = msgspec.field(default_factory=list)  # of the plan, for lack of time
     seconds: float = 0.0
-    relays: int = 3
     email_claim_seconds: float = 30.0
     recovery_bar_seconds: float = 5.0
-    latencies: Mapping[str, float] = msgspec.field(default_factory=dict)  # quantiles from commit to auditor

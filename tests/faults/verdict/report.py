@@ -4,7 +4,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import median
 
-from tests.faults.verdict.invariants import Breach, repeats_by_fault, second_emails
+from tests.faults.verdict import latency
+from tests.faults.verdict.invariants import Breach, repeats, second_emails
 from tests.faults.verdict.records import Record
 
 _SHOWN = 12  # breaches of one invariant
@@ -12,7 +13,7 @@ _SHOWN = 12  # breaches of one invariant
 
 def table(record: Record) -> str:
     """Return the figures of a run as a table: a line for each fault, and the totals."""
-    repeats = repeats_by_fault(record)
+    repeated = Counter(span.fault if span else "none" for _, _, span in repeats(record))
     times = Counter(span.fault for span in record.spans)
     alone: dict[str, list[float]] = defaultdict(list)
     mixed: list[float] = []
@@ -20,11 +21,11 @@ def table(record: Record) -> str:
         (mixed if len(recovery.faults) > 1 else alone[recovery.faults[0]]).append(recovery.seconds)
     lines = [_line("fault", "times", "recovery median", "worst", "events repeated")]
     lines += [
-        _line(fault, str(times[fault]), *_recovery(alone[fault]), str(repeats[fault]))
+        _line(fault, str(times[fault]), *_recovery(alone[fault]), str(repeated[fault]))
         for fault in sorted(times)
     ]
     lines.append(_line("(mixed: up to three at once)", "", *_recovery(mixed), ""))
-    return "\n".join([*lines, "", _totals(record, repeats.total())])
+    return "\n".join([*lines, "", _totals(record, repeated.total())])
 
 
 def _line(fault: str, times: str, recovery: str, worst: str, repeated: str) -> str:
@@ -35,18 +36,19 @@ def _recovery(seconds: Sequence[float]) -> tuple[str, str]:
     return (f"{median(seconds):.2f} s", f"{max(seconds):.2f} s") if seconds else ("", "")
 
 
-def _totals(record: Record, repeats: int) -> str:
-    latency = ", ".join(f"{name} {value * 1000:.0f} ms" for name, value in record.latencies.items())
+def _totals(record: Record, repeated: int) -> str:
+    quantiles = latency.summary(record).items()
+    latencies = ", ".join(f"{name} {value * 1000:.0f} ms" for name, value in quantiles)
     keys = {answer.key for answer in record.answers}
     totals = (
         f"{record.seconds:.0f} s, {len(record.acknowledged)} requests acknowledged "
         f"(+ {len(record.unknown)} of unknown outcome, {len(record.stored)} stored), {len(keys)} keys "
         f"(answers: {dict(Counter(answer.status for answer in record.answers))}), "
-        f"{len({arrival.event_id for arrival in record.arrivals})} events (+ {repeats} repeats), "
+        f"{len({arrival.event_id for arrival in record.arrivals})} events (+ {repeated} repeats), "
         f"{len(record.acceptances)} e-mails accepted ({sum(1 for _ in second_emails(record))} repeats), "
         f"{len(record.poison_rows)} poison rows, {len(record.poison_messages)} poison messages"
     )
-    return f"{totals}\ncommit → consumer: {latency}"
+    return f"{totals}\ncommit → consumer: {latencies}"
 
 
 def verdict(breaches: Sequence[Breach]) -> str:

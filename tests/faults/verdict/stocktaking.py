@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 from aio_pika.abc import AbstractChannel
@@ -9,10 +10,10 @@ from aio_pika.abc import AbstractChannel
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 from tests.faults.verdict.records import Record, Stored
-from tests.faults.world import own_queues
+from tests.faults.world import teams
 from tests.faults.world.mail import REFUSED_RECIPIENT
 from tests.faults.world.workers import Worker
-from tests.faults.world.world import World, connect
+from tests.faults.world.world import World
 from tests.harness import queues
 from tests.harness.waiting import until
 from worker.rabbitmq import topology
@@ -33,16 +34,12 @@ async def drained(world: World, *, seconds: float) -> dict[str, int]:
 
     Then wait for the last events to reach the auditor, and for poison to reach the dead letters.
     """
-    connection = await connect(world.servers.postgres.url)
 
     async def is_finished() -> bool:
-        return not any((await _unfinished(connection)).values())
+        return not any((await world.on_postgres(_unfinished)).values())
 
-    try:
-        finished = await until(is_finished, seconds=seconds, pause_seconds=0.25)
-        left = {} if finished else await _unfinished(connection)
-    finally:
-        await connection.close()
+    finished = await until(is_finished, seconds=seconds, pause_seconds=0.25)
+    left = {} if finished else await world.on_postgres(_unfinished)
     async with queues.open_channel(world.servers.broker.url) as channel:
         await until(lambda: _nothing_waits(channel, world.record), seconds=seconds, pause_seconds=0.25)
     return left
@@ -67,7 +64,7 @@ async def _unfinished(connection: Connection) -> dict[str, int]:
 
 
 async def _nothing_waits(channel: AbstractChannel, record: Record) -> bool:
-    names = [own_queues.AUDITOR, own_queues.TEAM, *(queue.name for queue in _QUEUES)]
+    names = [teams.AUDITOR, teams.TEAM, *(queue.name for queue in _QUEUES)]
     waiting = [await queues.count(channel, name) for name in names]
     dead = [await queues.count(channel, queue.dead_letters) for queue in _QUEUES]
     return not any(waiting) and sum(dead) >= len(record.poison_messages)
@@ -76,7 +73,16 @@ async def _nothing_waits(channel: AbstractChannel, record: Record) -> bool:
 async def take_stock(world: World) -> None:
     """Record the rows, the dead letters and the suspicious lines of the logs."""
     record = world.record
-    connection = await connect(world.servers.postgres.url)
+    await world.on_postgres(partial(_read_tables, world))
+    async with queues.open_channel(world.servers.broker.url) as channel:
+        record.dead_letters = [
+            message for queue in _QUEUES for message in await _dead_letters(channel, queue)
+        ]
+    record.log_lines = [line for worker in world.workers for line in _suspicious_lines(worker)]
+
+
+async def _read_tables(world: World, connection: Connection) -> None:
+    record = world.record
     rows = await connection.fetch(
         "SELECT id, external_id, customer_email, calculation_id FROM calculation_request"
     )
@@ -94,17 +100,11 @@ async def take_stock(world: World) -> None:
     held = await connection.fetch("SELECT request_id, type FROM outbox_held")
     record.held = {f"{uuid_of(row['request_id'])} {row['type']}" for row in held}
     replies = await connection.fetch(
-        "SELECT email_key, server_reply FROM email WHERE server_reply ~ $1", "http"
+        "SELECT email_key, server_reply FROM email WHERE server_reply LIKE '%http%'"
     )
     record.secrets_stored = [
         row["email_key"] for row in replies if any(each in row["server_reply"] for each in world.mail.quoted)
     ]
-    await connection.close()
-    async with queues.open_channel(world.servers.broker.url) as channel:
-        record.dead_letters = [
-            message for queue in _QUEUES for message in await _dead_letters(channel, queue)
-        ]
-    record.log_lines = [line for worker in world.workers for line in _suspicious_lines(worker)]
 
 
 async def _dead_letters(channel: AbstractChannel, queue: topology.Queue) -> list[str]:
@@ -116,7 +116,7 @@ async def _dead_letters(channel: AbstractChannel, queue: topology.Queue) -> list
 
 
 def _suspicious_lines(worker: Worker) -> Iterable[str]:
-    with worker.process.log.open(errors="replace") as lines:
+    with worker.log.open(errors="replace") as lines:
         for line in lines:
             if is_suspicious(line):
                 yield f"{worker.name}: {line.strip()[:400]}"

@@ -1,56 +1,106 @@
-"""Callers that repeat each create under its Idempotency-Key until they get an answer."""
+"""A steady load: requests stored by the product's own statement, and creates over HTTP, some under a key."""
 
 import asyncio
+import random
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import Any
-from uuid import UUID
+
+import asyncpg
+import httpx
 
 from service.api import idempotency_key_header
-from service.identifiers import parse_uuid
-from tests.faults.verdict.records import Answer
-from tests.faults.world.load import CUT_OFF, Caller, body_of
+from service.identifiers import parse_uuid, uuid_of
+from service.outbox import lanes
+from service.postgres import connections
+from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import Pool
+from tests.faults.verdict.records import Answer, Commit, Record
+from tests.faults.world.mail import REFUSED_RECIPIENT
+from tests.harness import stored
+from tests.harness.examples import A_REQUEST
 from worker.waiting import wait_at_most
 
-_INTERVAL_SECONDS = 0.3
-_AT_ONCE = 16  # keys in progress; at that number no new one begins
+_HTTP_SHARE = 0.15  # of the requests without a key; the others do not depend on the APIs
+_KEYS_PER_SECOND = 3.3
+_AT_ONCE = 32  # creates of one kind in progress; at that number no new one begins
+_COMMIT_SECONDS = 2.0
+_REFUSED_EVERY = 40
 _PATIENCE_SECONDS = 20.0
 _PAUSE_SECONDS = 0.2  # before the next attempt
 _IMPATIENCE = 0.1  # the share of calls with a short timeout
 _IMPATIENT_SECONDS = 0.02
+# What a call without an answer raises. AttributeError is anyio's, when the API dies as it accepts.
+_CUT_OFF = (httpx.TransportError, AttributeError)
 
 
-class Callers(Caller):
-    """Creates requests, each under a key, and records every answer."""
+class Callers:
+    """Creates requests, some at the same time, and records what becomes of each."""
 
-    _numbers = count(1)
+    def __init__(
+        self, record: Record, pool: Pool, apis: Sequence[httpx.AsyncClient], chance: random.Random
+    ) -> None:
+        self._record = record
+        self._pool = pool
+        self._apis = apis
+        self._chance = chance
+        self._numbers = count(1)
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Create a few requests a second until *stop*, then wait for those in progress."""
-        async with self._finishing():
+    async def run(self, rate: float, stop: asyncio.Event) -> None:
+        """Create *rate* requests a second and a few under keys until *stop*, and wait for their outcomes."""
+        await asyncio.gather(
+            self._repeat(self._insert, rate * (1 - _HTTP_SHARE), stop),
+            self._repeat(self._post, rate * _HTTP_SHARE, stop),
+            self._repeat(self.create_with_key, _KEYS_PER_SECOND, stop),
+        )
+
+    async def _repeat(self, create: Callable[[], Awaitable[None]], rate: float, stop: asyncio.Event) -> None:
+        slots = asyncio.Semaphore(_AT_ONCE)
+
+        async def create_one() -> None:
+            async with slots:
+                await create()
+
+        async with asyncio.TaskGroup() as under_way:
             while not stop.is_set():
-                if len(self._under_way) < _AT_ONCE:
-                    self._start(self.create())
-                await wait_at_most(_INTERVAL_SECONDS, stop)
+                if not slots.locked():
+                    under_way.create_task(create_one())
+                await wait_at_most(1 / rate, stop)
 
-    async def create(self) -> None:
-        """Send one create two or three times at once and then again, each until an API answers."""
-        number = next(self._numbers)
-        key = f"keyed-{number}"
-        body = body_of(key, number)
+    async def _insert(self) -> None:
+        key, body = self._next()
+        request = stored.new_request(**body)
         try:
-            stored = await asyncio.gather(*(self._send(key, body) for _ in range(self._chance.randint(2, 3))))
-        except asyncio.CancelledError:
-            self._doubt(key)
-            raise
-        request_id = next(filter(None, stored), None)
-        if request_id is None:
-            self._doubt(key)
-            return
-        self._acknowledge(key, request_id)
-        await self._send(key, body)
+            async with connections.Acquired(self._pool, seconds=_COMMIT_SECONDS) as connection:
+                await stored.insert(connection, request, wakes=True)
+        except (PostgresUnavailable, asyncpg.PostgresError):
+            self._conclude(key, None)
+        else:
+            self._conclude(key, uuid_of(request.id))
 
-    async def _send(self, key: str, body: dict[str, Any]) -> UUID | None:
+    async def _post(self) -> None:
+        key, body = self._next()
+        try:
+            response = await self._chance.choice(self._apis).post("/v1/request", json=body)
+        except _CUT_OFF:
+            self._conclude(key, None)
+            return
+        self._record.statuses[response.status_code] += 1
+        self._conclude(key, _uuid_in(response))
+
+    async def create_with_key(self) -> None:
+        """Send one create two or three times at once and then again, each until an API answers."""
+        key, body = self._next()
+        found = await asyncio.gather(
+            *(self._send(key, body) for _ in range(self._chance.randint(2, 3))),
+        )
+        uuid = next(filter(None, found), None)
+        self._conclude(key, uuid)
+        if uuid is not None:
+            await self._send(key, body)
+
+    async def _send(self, key: str, body: dict[str, Any]) -> str | None:
         """Send until an answer has a uuid, for 20 seconds; calls may be cut off or time out."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
@@ -62,13 +112,36 @@ class Callers(Caller):
                     headers={"Idempotency-Key": key},
                     timeout=_IMPATIENT_SECONDS if impatient else 5.0,
                 )
-            except CUT_OFF:
+            except _CUT_OFF:
                 pass
             else:
-                uuid = response.json()["data"]["uuid"] if response.is_success else None
+                uuid = _uuid_in(response)
                 is_replay = idempotency_key_header.REPLAYED in response.headers
                 self._record.answers.append(Answer(key, response.status_code, uuid, is_replay))
                 if uuid is not None:
-                    return parse_uuid(uuid)
+                    return uuid
             await asyncio.sleep(self._chance.uniform(0.0, _PAUSE_SECONDS))
         return None
+
+    def _next(self) -> tuple[str, dict[str, Any]]:
+        """Return a new key and a body; every fortieth has a customer whom the mail server refuses."""
+        number = next(self._numbers)
+        key = f"case-{number}"
+        prefix = REFUSED_RECIPIENT.decode() if number % _REFUSED_EVERY == 0 else ""
+        return key, A_REQUEST | {
+            "customer_email": f"{prefix}{key}@customer.example.com",
+            "external_id": key,
+        }
+
+    def _conclude(self, key: str, uuid: str | None) -> None:
+        """Record a create as acknowledged, or without a uuid as one of unknown outcome."""
+        request_id = None if uuid is None else parse_uuid(uuid)
+        if request_id is None:
+            self._record.unknown.add(key)
+        else:
+            self._record.acknowledged[key] = Commit(time.monotonic(), lanes.lane_of(request_id))
+
+
+def _uuid_in(response: httpx.Response) -> str | None:
+    """Return the uuid in the answer to a create, or None if it is an error."""
+    return response.json()["data"]["uuid"] if response.is_success else None

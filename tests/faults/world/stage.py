@@ -3,43 +3,32 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import asyncpg
 import httpx
 
-from deploy.local.machine.ports import free_port
 from service.postgres import outages
+from service.postgres.pool import open_pool
 from service.server.background import in_background
+from service.settings import Settings
 from tests.faults.plan import TOKEN_SECONDS, Plan
-from tests.faults.verdict.latency import Latencies
-from tests.faults.verdict.records import CREATED, Arrival, Record
-from tests.faults.world import own_queues, workers
-from tests.faults.world.auditor import Auditor
+from tests.faults.verdict.records import Record
+from tests.faults.world import teams, workers
 from tests.faults.world.callers import Callers
 from tests.faults.world.mail import MailServer
-from tests.faults.world.team import team
-from tests.faults.world.workers import APIS, NOTIFIERS
-from tests.faults.world.world import World, connect
+from tests.faults.world.workers import Worker
+from tests.faults.world.world import World, connect, writable
 from tests.harness import databases, queues
 from tests.harness.examples import SECRET_KEYS
 from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
-from tests.harness.processes import Process, bare_environment, python
 from tests.harness.servers import Servers
+from tests.harness.tcp_proxy import TcpProxy
 
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """The stage of a run: the world that faults change, and its observers."""
-
-    world: World
-    latencies: Latencies
-    apis: list[httpx.AsyncClient]
-    auditor: Auditor
+_APP_URL = "https://app.example.com"
 
 
 async def prepare(servers: Servers) -> None:
@@ -48,90 +37,89 @@ async def prepare(servers: Servers) -> None:
     await databases.prepare(connection)
     await connection.close()
     async with queues.open_channel(servers.broker.url) as channel:
-        await own_queues.declare(channel)
+        await teams.declare(channel)
 
 
 @asynccontextmanager
 async def started(
     plan: Plan, record: Record, servers: Servers, folder: Path, chance: random.Random
-) -> AsyncIterator[Stage]:
-    """Start auditor, team, mail server, an old snapshot and the service's processes."""
-    latencies = Latencies()
+) -> AsyncIterator[World]:
+    """Start the other teams, the mail server, an old snapshot and the service's processes."""
     issuer = Issuer(folder)
-    auditor = Auditor(servers.broker.url, partial(_note, latencies))
     async with AsyncExitStack() as stack:
-        mail = await stack.enter_async_context(MailServer(NOTIFIERS, chance))
-        hold_snapshot = partial(_hold_snapshot, servers.postgres.url)
-        for work in (auditor.run, team(servers.broker.url).run, hold_snapshot):
-            await stack.enter_async_context(in_background("harness", work))
-        running = await stack.enter_async_context(
-            workers.started(
-                partial(_process, plan, mail, issuer, folder),
-                record,
-                database_url=servers.postgres.url,
-                amqp_url=servers.broker.url,
-            )
-        )
-        for worker in running:
-            await stack.enter_async_context(in_background("harness", worker.watch))
-        token = issuer.token(exp=int(time.time()) + TOKEN_SECONDS)
-        apis = [
-            await stack.enter_async_context(_client(worker.process.base_url, token))
-            for worker in running
-            if worker.name in APIS
-        ]
-        world = World(
-            servers=servers,
-            workers=running,
-            mail=mail,
-            callers=Callers(record, latencies, apis, random.Random(plan.seed + 2)),  # noqa: S311 - no secret
-            record=record,
-            chance=chance,
-            longest_stall_seconds=plan.longest_stall_seconds,
-        )
-        yield Stage(world=world, latencies=latencies, apis=apis, auditor=auditor)
-
-
-def _note(latencies: Latencies, arrival: Arrival) -> None:
-    if arrival.type == CREATED and not arrival.redelivered:
-        latencies.arrived(arrival.key, arrival.at)
-
-
-def _client(base_url: str, token: str) -> httpx.AsyncClient:
-    headers = {"Authorization": f"Bearer {token}"}
-    return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=5.0)
-
-
-def _process(
-    plan: Plan, mail: MailServer, issuer: Issuer, folder: Path, name: str, database_url: str, amqp_url: str
-) -> Process:
-    """Return a process, not yet started."""
-    role, port = name.partition("-")[0], free_port()
-    module = [] if plan.broken is None else ["tests.faults.broken_programs", plan.broken]
-    module += ["service", "serve"] if role == "api" else ["worker", role]
-    environment = bare_environment(
-        DATABASE_URL=database_url,
-        APP_URL="https://app.example.com",
-        REQUEST_SECRET_KEYS=SECRET_KEYS,
-    )
-    if role == "api":
-        environment |= {
-            "PORT": str(port),
+        mail = await stack.enter_async_context(MailServer(workers.NAMES, record, chance))
+        settings = {
+            "APP_URL": _APP_URL,
+            "REQUEST_SECRET_KEYS": SECRET_KEYS,
             "AUTH_ISSUER": ISSUER,
             "AUTH_AUDIENCE": AUDIENCE,
             "AUTH_JWKS_URL": issuer.jwks.as_uri(),
-        }
-    else:
-        environment |= {
-            "HEALTH_PORT": str(port),
-            "AMQP_URL": amqp_url,
-            "SMTP_URL": mail.url_for(name if name in NOTIFIERS else NOTIFIERS[0]),
             "MAIL_FROM": "Calculations <calculations@service.example.com>",
             "EMAIL_CLAIM_SECONDS": str(plan.email_claim_seconds),
             # By default the longest pauses between retries would outlast the run.
             "EMAIL_RETRY_SECONDS": "0.1",
         }
-    return Process(name, python(*module), environment=environment, port=port, folder=folder)
+        running = [
+            Worker(
+                name,
+                settings | {"SMTP_URL": mail.url_for(name)},
+                record,
+                folder,
+                broken=plan.broken,
+                postgres=await stack.enter_async_context(TcpProxy(servers.postgres.url, name=name)),
+                broker=await stack.enter_async_context(TcpProxy(servers.broker.url, name=name)),
+            )
+            for name in workers.NAMES
+        ]
+        stack.push_async_callback(_stop_all, running)
+        for worker in running:
+            worker.start()
+        background: list[Callable[[], Awaitable[None]]] = [
+            partial(teams.audit, servers.broker.url, record),
+            partial(teams.calculate, servers.broker.url),
+            partial(_hold_snapshot, servers.postgres.url),
+            *(worker.watch for worker in running),
+        ]
+        for work in background:
+            await stack.enter_async_context(in_background("harness", work))
+        await asyncio.gather(*(worker.may_become_ready() for worker in running))
+        headers = {"Authorization": f"Bearer {issuer.token(exp=int(time.time()) + TOKEN_SECONDS)}"}
+        apis = [
+            await stack.enter_async_context(
+                httpx.AsyncClient(base_url=worker.base_url, headers=headers, timeout=5.0)
+            )
+            for worker in running
+            if worker.role == "api"
+        ]
+        yield World(
+            servers=servers,
+            workers=running,
+            mail=mail,
+            callers=Callers(
+                record,
+                await stack.enter_async_context(open_pool(_settings_of_load(servers))),
+                apis,
+                random.Random(plan.seed + 1),  # noqa: S311 - its pace must not change the faults
+            ),
+            record=record,
+            chance=chance,
+            longest_stall_seconds=plan.longest_stall,
+        )
+
+
+def _settings_of_load(servers: Servers) -> Settings:
+    return Settings(
+        database_url=writable(servers.postgres.url),
+        app_url=_APP_URL,
+        request_secret_keys=SECRET_KEYS,
+        database_pool_size=16,
+        database_timeout_seconds=2.0,
+    )
+
+
+async def _stop_all(running: Sequence[Worker]) -> None:
+    started = [worker.running for worker in running if worker.is_running]
+    await asyncio.gather(*(asyncio.to_thread(process.stop) for process in started))
 
 
 async def _hold_snapshot(url: str) -> None:

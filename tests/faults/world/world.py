@@ -44,7 +44,7 @@ class World:
     @property
     def broker_links(self) -> list[TcpProxy]:
         """The proxies between the processes and the broker."""
-        return [worker.broker for worker in self.workers if worker.broker is not None]
+        return [worker.broker for worker in self.workers if worker.role != "api"]
 
     @property
     def postgres_links(self) -> list[TcpProxy]:
