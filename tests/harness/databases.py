@@ -51,19 +51,24 @@ async def prepare(connection: Connection) -> None:
 @asynccontextmanager
 async def temporary(server_url: str, name: str) -> AsyncIterator[str]:
     """Create a database with the schema and both conveyancers, yield its URL, and drop it."""
-    administrator = await asyncpg.connect(server_url)
-    try:
+    async with connected(server_url) as administrator:
         await create(administrator, name)
         try:
-            url = url_of(server_url, name)
-            connection = await asyncpg.connect(url)
-            await prepare(connection)
-            await connection.close()
-            yield url
+            async with connected(url_of(server_url, name)) as connection:
+                await prepare(connection)
+            yield url_of(server_url, name)
         finally:
             await drop(administrator, name)
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Connection]:
+    """Connect to a database until the block is left."""
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
     finally:
-        await administrator.close()
+        await connection.close()
 
 
 async def has_waiting_statement(database: Connection) -> bool:

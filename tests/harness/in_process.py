@@ -1,7 +1,7 @@
 """The API, and parts of the worker, run in the test's own process and event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -68,17 +68,13 @@ async def worker_probes(settings: WorkerSettings, *roles: str) -> AsyncIterator[
 
 
 @asynccontextmanager
-async def running(*parts: Callable[[asyncio.Event], Awaitable[None]]) -> AsyncIterator[None]:
+async def running(*parts: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
     """Run parts of the worker until the block is left, and let them stop in order."""
     stop = asyncio.Event()
     async with asyncio.timeout(300), asyncio.TaskGroup() as group:
         for part in parts:
-            group.create_task(_run(part, stop))
+            group.create_task(part(stop))
         try:
             yield
         finally:
             stop.set()
-
-
-async def _run(part: Callable[[asyncio.Event], Awaitable[None]], stop: asyncio.Event) -> None:
-    await part(stop)

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from service.settings import ServiceSettings
 from tests.harness.certificates import Authority
 from tests.harness.examples import CONVEYANCER, SECRET_KEYS
+from tests.harness.fixed_answers import Answer, AnsweringServer, http_answer
 
 ISSUER = "https://issuer.test"
 AUDIENCE = "calculation-requests"
-
-Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 class Issuer:
@@ -65,45 +62,23 @@ def api_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
     )
 
 
-class HttpsIssuer:
+class HttpsIssuer(AnsweringServer):
     """A key server that answers every request with `answer`, and counts the requests."""
 
     def __init__(self, authority: Authority) -> None:
-        self.answer: Answer = status(503)
-        self.requests = 0
-        self.port = 0
-        self._context = authority.server_context()
+        super().__init__(status(503), authority.server_context())
 
     @property
     def url(self) -> str:
         """The URL of the keys."""
         return f"https://127.0.0.1:{self.port}/jwks.json"
 
-    @asynccontextmanager
-    async def up(self) -> AsyncIterator[None]:
-        """Serve until the block is left, always on the same port."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._context)
-        self.port = server.sockets[0].getsockname()[1]
-        try:
-            yield
-        finally:
-            server.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")
-            self.requests += 1
-            await self.answer(writer)
-            await writer.drain()
-        writer.close()
-
 
 def status(code: int, body: bytes = b"", *headers: str) -> Answer:
     """Answer with this status, body and more headers."""
 
     async def answer(writer: asyncio.StreamWriter) -> None:
-        lines = [f"HTTP/1.1 {code} Status", f"Content-Length: {len(body)}", "Connection: close", *headers]
-        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+        writer.write(http_answer(f"{code} Status", body, *headers))
 
     return answer
 

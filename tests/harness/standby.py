@@ -7,7 +7,6 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import asyncpg
 from yarl import URL
 
 from deploy.local.machine.folders import Place
@@ -26,11 +25,11 @@ _COPY_SECONDS = 60
 class Replicated:
     """A primary, and its standby behind a network of its own, with a database that has the schema."""
 
-    def __init__(self, primary: KillableServer, network: TcpProxy, standby_url: str, name: str) -> None:
+    def __init__(self, primary: KillableServer, network: TcpProxy, standby_url: str) -> None:
         self._primary = primary
         self._network = network
-        self.primary_url = databases.url_of(primary.url, name)
-        self.standby_url = databases.url_of(standby_url, name)
+        self.primary_url = primary.url
+        self.standby_url = standby_url
 
     @property
     def url(self) -> str:
@@ -44,51 +43,39 @@ class Replicated:
 
     async def end_waits(self) -> None:
         """Cancel the waits of commits for the standby: Postgres keeps those commits."""
-        administrator = await asyncpg.connect(self._primary.url)
-        await administrator.execute(
-            "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-        )
-        await administrator.close()
+        async with databases.connected(self.primary_url) as administrator:
+            await administrator.execute(
+                "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            )
 
     async def admit(self) -> None:
         """Let the standby catch up."""
         self._network.admit()
-        await self._is_in_step()
+        in_step = "SELECT EXISTS (SELECT FROM pg_stat_replication WHERE sync_state = 'sync')"
+        async with databases.connected(self.primary_url) as administrator:
+            await eventually(lambda: administrator.fetchval(in_step))
 
     async def fail_over(self) -> None:
         """Kill the primary, and promote the standby."""
         await self._primary.kill()
-        standby = await asyncpg.connect(self.standby_url)
-        await standby.execute("SELECT pg_promote()")  # It has no standby of its own, and waits for none.
-        await standby.close()
-
-    async def _is_in_step(self) -> None:
-        administrator = await asyncpg.connect(self._primary.url)
-        in_step = "SELECT EXISTS (SELECT FROM pg_stat_replication WHERE sync_state = 'sync')"
-        await eventually(lambda: administrator.fetchval(in_step))
-        await administrator.close()
+        async with databases.connected(self.standby_url) as standby:
+            await standby.execute("SELECT pg_promote()")  # It has no standby of its own, and waits for none.
 
 
 @asynccontextmanager
 async def replicated() -> AsyncIterator[Replicated]:
     """Start both servers on free ports of the loopback."""
-    name = "replicated"
     with scratch.folder() as folder, ExitStack() as stack:
         place = Place(folder=folder, keep=False, report=print)
         primary = KillableServer(stack.enter_context(postgres_process(place)), check_postgres)
-        administrator = await asyncpg.connect(primary.url)
-        await databases.create(administrator, name)
-        database = await asyncpg.connect(databases.url_of(primary.url, name))
-        await databases.prepare(database)
-        await database.close()
         async with TcpProxy(primary.url) as network:
-            port = await _start_standby(stack, primary, network)
-            standby_url = str(URL(primary.url).with_port(port))
-            servers = Replicated(primary, network, standby_url, name)
-            await administrator.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
-            await administrator.execute("SELECT pg_reload_conf()")
+            async with databases.connected(primary.url) as administrator:
+                await databases.prepare(administrator)
+                port = await _start_standby(stack, primary, network)
+                await administrator.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+                await administrator.execute("SELECT pg_reload_conf()")
+            servers = Replicated(primary, network, str(URL(primary.url).with_port(port)))
             await servers.admit()
-            await administrator.close()
             yield servers
 
 

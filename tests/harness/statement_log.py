@@ -3,9 +3,8 @@
 import struct
 from collections.abc import Callable
 
-_START_UP = struct.Struct(">II")
-_HEAD = struct.Struct(">cI")
-_ENCRYPTION_REQUESTS = (80877103, 80877104)  # for TLS and for GSSAPI; the start-up message follows
+# The start-up message follows a request for TLS or for GSSAPI, and has no type, either.
+_ENCRYPTION_REQUESTS = (struct.pack(">I", 80877103), struct.pack(">I", 80877104))
 
 
 class StatementLog:
@@ -35,31 +34,18 @@ class _Connection:
 
     def see(self, chunk: bytes) -> None:
         self._seen += chunk
-        while self._take():
-            pass
+        while (end := self._end_of_first()) is not None and len(self._seen) >= end:
+            message, self._seen = self._seen[:end], self._seen[end:]
+            if self._has_started:
+                self._read(message[:1], message[5:])
+            else:
+                self._has_started = message[4:8] not in _ENCRYPTION_REQUESTS
 
-    def _take(self) -> bool:
-        """Read the next message. False if it is not complete yet."""
-        if not self._has_started:
-            return self._take_start_up()
-        if len(self._seen) < _HEAD.size:
-            return False
-        kind, length = _HEAD.unpack_from(self._seen)
-        if len(self._seen) <= length:
-            return False
-        content, self._seen = self._seen[_HEAD.size : length + 1], self._seen[length + 1 :]
-        self._read(kind, content)
-        return True
-
-    def _take_start_up(self) -> bool:
-        if len(self._seen) < _START_UP.size:
-            return False
-        length, code = _START_UP.unpack_from(self._seen)
-        if len(self._seen) < length:
-            return False
-        self._seen = self._seen[length:]
-        self._has_started = code not in _ENCRYPTION_REQUESTS
-        return True
+    def _end_of_first(self) -> int | None:
+        """Return where the first message ends, if it can be known."""
+        before_length = 1 if self._has_started else 0  # the type
+        length = self._seen[before_length : before_length + 4]
+        return before_length + int.from_bytes(length, "big") if len(length) == 4 else None
 
     def _read(self, kind: bytes, content: bytes) -> None:
         match kind:

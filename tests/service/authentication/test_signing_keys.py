@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 from service.authentication import signing_keys
 from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
 from service.server.background import in_background
-from tests.harness.issuer import Answer, HttpsIssuer, after, babble, drip, pour, status
+from tests.harness.fixed_answers import Answer
+from tests.harness.issuer import HttpsIssuer, after, babble, drip, pour, status
 from tests.harness.waiting import eventually
 
 
