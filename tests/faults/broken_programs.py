@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from itertools import count
+from typing import Any
 from uuid import UUID
 
 from service import __main__ as service
@@ -43,15 +44,11 @@ def invert() -> None:
 def publish_twice() -> None:
     """Leave every fiftieth confirmed window in the outbox."""
     delete = outbox_tables.delete
-    calls = 0
+    calls = count(1)
 
-    async def delete_mostly(
-        connection: Connection, table: Literal["outbox", "outbox_held"], events: Sequence[OutboxRow]
-    ) -> None:
-        nonlocal calls
-        calls += 1
-        if calls % _FORGET_EVERY:
-            await delete(connection, table, events)
+    async def delete_mostly(*arguments: Any) -> None:
+        if next(calls) % _FORGET_EVERY:
+            await delete(*arguments)
 
     outbox_tables.delete = delete_mostly
 
@@ -88,30 +85,18 @@ def leave_at_once() -> None:
 
 def store_replies() -> None:
     """Store a mail server's words as they come."""
-
-    def as_it_is(text: str, secret: str) -> str:  # noqa: ARG001 - the breakage
-        return text
-
-    postman.storable = as_it_is  # type: ignore[attr-defined]
+    postman.storable = lambda text, secret: text  # type: ignore[attr-defined] # noqa: ARG005
 
 
 def keep_sessions() -> None:
     """Leave every connection to the mail server open."""
-
-    def leave_open(self: smtp.Session) -> None:
-        forgotten.append(self)  # otherwise the garbage collector closes it
-
-    forgotten: list[smtp.Session] = []
-    smtp.Session.close = leave_open  # type: ignore[method-assign]
+    forgotten: set[smtp.Session] = set()  # The garbage collector would close them.
+    smtp.Session.close = lambda session: forgotten.add(session)  # type: ignore[method-assign] # noqa: PLW0108
 
 
 def forget_keys() -> None:
     """Treat every repeat under a key as a new request."""
-
-    def parse_nothing(values: Sequence[str]) -> str | None:  # noqa: ARG001 - the breakage
-        return None
-
-    idempotency_key_header.parse_key = parse_nothing
+    idempotency_key_header.parse_key = lambda values: None  # noqa: ARG005
 
 
 BREAKAGES: dict[str, Callable[[], Any]] = {

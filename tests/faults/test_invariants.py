@@ -19,7 +19,6 @@ from tests.faults.verdict.records import (
     Answer,
     Arrival,
     Commit,
-    Freeze,
     Interval,
     Kill,
     Record,
@@ -89,7 +88,7 @@ def killed(process: str, at: float) -> dict[str, Any]:
 def frozen(first: tuple[str, float], again: tuple[str, float]) -> dict[str, Any]:
     """Return an e-mail that was sent twice, and a SIGSTOP to its usual sender."""
     acceptances = [acceptance(at, process=process) for process, at in (first, again)]
-    return {"freezes": [Freeze(SENDER, 100.2, 133.9)], "acceptances": acceptances}
+    return {"freezes": [Interval(100.2, 133.9, SENDER)], "acceptances": acceptances}
 
 
 def refused(copies: int, *others: Span) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import functools
 import itertools
 import json
 import os
@@ -54,13 +53,9 @@ class Tab:
 
     def note(self, method: str, event: dict[str, Any]) -> None:
         """Keep an event if it is an error in the console."""
-        match method:
-            case "Runtime.exceptionThrown":
-                self.errors.append(json.dumps(event["exceptionDetails"]))
-            case "Runtime.consoleAPICalled" if event["type"] in {"error", "assert"}:
-                self.errors.append(json.dumps(event["args"]))
-            case "Log.entryAdded" if event["entry"]["level"] == "error":
-                self.errors.append(json.dumps(event["entry"]))
+        level = event["entry"]["level"] if method == "Log.entryAdded" else event.get("type")
+        if method == "Runtime.exceptionThrown" or level in {"error", "assert"}:
+            self.errors.append(json.dumps(event))
 
     async def open(self, url: str) -> None:
         """Load a page."""
@@ -123,10 +118,10 @@ class Browser:
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command).encode() + b"\0")
-        result = await asyncio.wait_for(answer, _ANSWER_SECONDS)
-        assert "error" not in result, (method, result["error"])
-        returned: dict[str, Any] = result["result"]
-        return returned
+        message = await asyncio.wait_for(answer, _ANSWER_SECONDS)
+        assert "error" not in message, (method, message["error"])
+        result: dict[str, Any] = message["result"]
+        return result
 
     async def read(self) -> None:
         """Read answers and events until the browser ends."""
@@ -138,9 +133,6 @@ class Browser:
                     self._answers.pop(message["id"]).set_result(message)
                 elif message.get("sessionId") in self._tabs:
                     self._tabs[message["sessionId"]].note(message["method"], message["params"])
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(EOFError("Chromium has ended: its folder has its log"))
 
     async def new_tab(self, *, width: int, height: int) -> Tab:
         """Open an empty page of this size, which has nothing stored."""
@@ -150,28 +142,21 @@ class Browser:
         tab = self._tabs[session] = Tab(self, session, width=width)
         for domain in ("Page", "Runtime", "Log"):
             await tab.send(f"{domain}.enable")
-        await tab.send(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        await tab.send("Emulation.setDeviceMetricsOverride", **size)
         return tab
 
 
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[Browser]:
     """Run the browser until the block is left. Skips the test where there is none."""
-    command = _command()
-    if isinstance(command, LocalStackError):
-        pytest.skip(f"Chromium is missing: {command}")
+    try:
+        command = _command()
+    except LocalStackError as reason:
+        pytest.skip(f"Chromium is missing: {reason}")
     with (folder / "browser.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *_WITH_PIPES,
-            *command,
-            *_OPTIONS,
-            f"--user-data-dir={folder / 'profile'}",
+            *(*_WITH_PIPES, *command, *_OPTIONS, f"--user-data-dir={folder / 'profile'}"),
             stdin=PIPE,
             stdout=PIPE,
             stderr=log,
@@ -191,16 +176,12 @@ async def running(folder: Path) -> AsyncIterator[Browser]:
         reading.cancel()
 
 
-@functools.cache
-def _command() -> Sequence[str] | LocalStackError:
-    """Return the command, or why there is none."""
+def _command() -> Sequence[str]:
+    """Return the command. Raises LocalStackError if there is none."""
     installed = shutil.which("chromium")
     if installed:
         return [installed]
-    try:
-        root = packages.unpacked("chromium", report=print)
-    except LocalStackError as reason:
-        return reason
+    root = packages.unpacked("chromium", report=print)
     # Not by its script in /usr/bin, which would start the installed one.
     libraries = [packages.library_path(root), *map(str, root.glob("usr/lib/*/pulseaudio"))]
     return ["env", f"LD_LIBRARY_PATH={':'.join(libraries)}", f"{root}/usr/lib/chromium/chromium"]

@@ -32,25 +32,17 @@ class Authority:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self.file = folder / "authority.pem"
-        self._name = _named("Authority of the tests")
-        certificate = (
-            self._about(self._name, self._key, days=3650)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_SIGNS_CERTIFICATES, critical=True)
-            .sign(self._key, SHA256())
-        )
-        self.file.write_bytes(certificate.public_bytes(Encoding.PEM))
+        own = self._about("Authority of the tests", self._key, days=3650)
+        own = own.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        own = own.add_extension(_SIGNS_CERTIFICATES, critical=True)
+        self.file.write_bytes(own.sign(self._key, SHA256()).public_bytes(Encoding.PEM))
 
     def server_context(self, *, days: float = 365, address: str = "127.0.0.1") -> ssl.SSLContext:
         """Return a context with a certificate that expires in *days*; a negative number: it has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = (
-            self._about(_named("Server"), key, days=days)
-            .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(IPv4Address(address))]), critical=False
-            )
-            .sign(self._key, SHA256())
-        )
+        names = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address(address))])
+        about = self._about("Server", key, days=days).add_extension(names, critical=False)
+        certificate = about.sign(self._key, SHA256())
         file = self._folder / "server.pem"
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         file.write_bytes(private + certificate.public_bytes(Encoding.PEM))
@@ -58,23 +50,21 @@ class Authority:
         context.load_cert_chain(file)
         return context
 
-    def _about(
-        self, subject: x509.Name, key: EllipticCurvePrivateKey, *, days: float
-    ) -> x509.CertificateBuilder:
+    def _about(self, subject: str, key: EllipticCurvePrivateKey, *, days: float) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
+        # Clients check strictly from Python 3.13 on: both identifiers have to be there.
+        own_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        issuers_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         return (
             x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
+            .subject_name(_named(subject))
+            .issuer_name(_named("Authority of the tests"))
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(days=3650))
             .not_valid_after(now + timedelta(days=days))
-            # Clients check strictly from Python 3.13 on: both identifiers have to be there.
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
-            )
+            .add_extension(own_id, critical=False)
+            .add_extension(issuers_id, critical=False)
         )
 
 

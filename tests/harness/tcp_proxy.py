@@ -56,8 +56,7 @@ class TcpProxy:
         self._holds_closing = False
         self._hold_before: bytes | None = None
         self._past_marker = asyncio.Event()
-        self._bytes_per_second: float | None = None
-        self._delay_seconds = 0.0
+        self._seconds_per_chunk = self._seconds_per_byte = 0.0
         self._swallowing = False
 
     async def __aenter__(self) -> Self:
@@ -148,28 +147,19 @@ class TcpProxy:
             if connection.is_stranded:
                 connection.reset()
 
-    def vanish(self) -> Callable[[], None]:
-        """Reset every connection at the client's end, and at the server's end when the result is called."""
-        vanished = list(self._open)
-        for connection in vanished:
-            connection.is_stranded = True
-            _reset(connection.client)
-
-        def reset_the_rest() -> None:
-            for connection in vanished:
-                connection.reset()
-
-        return reset_the_rest
+    def vanish(self) -> None:
+        """Reset every connection at the client's end, and at the server's end by `clear_stranded`."""
+        self.strand()
+        for connection in self._open:
+            _reset(connection.ends[0])
 
     def slow(self, *, bytes_per_second: float, delay_seconds: float) -> None:
         """Delay every chunk, and limit the rate, until `hurry`."""
-        self._bytes_per_second = bytes_per_second
-        self._delay_seconds = delay_seconds
+        self._seconds_per_chunk, self._seconds_per_byte = delay_seconds, 1 / bytes_per_second
 
     def hurry(self) -> None:
         """End `slow`."""
-        self._bytes_per_second = None
-        self._delay_seconds = 0.0
+        self._seconds_per_chunk = self._seconds_per_byte = 0.0
 
     async def swallow_answers_and_cut(self, seconds: float) -> None:
         """Forward only what clients send for *seconds*, then cut every connection."""
@@ -185,19 +175,15 @@ class TcpProxy:
             self.refused += 1
             writer.transport.abort()
             return
-        if self.context and self._speaks_postgres:
-            try:
-                await _accept_postgres_tls(reader, writer, self.context)
-            except (OSError, asyncio.IncompleteReadError):
-                writer.transport.abort()
-                return
-        self.connections += 1
         connection = _Connection(writer)
         self._open.add(connection)
         try:
+            if self.context and self._speaks_postgres:
+                await _accept_postgres_tls(reader, writer, self.context)
+            self.connections += 1
             await self._forward(connection, reader)
-        except (OSError, asyncio.CancelledError):
-            pass  # No server, or reset: both ends are closed below.
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # No TLS, no server, or reset: both ends are closed below.
         finally:
             self._open.discard(connection)
             connection.close()
@@ -205,10 +191,11 @@ class TcpProxy:
     async def _forward(self, connection: "_Connection", from_client: asyncio.StreamReader) -> None:
         """Forward both ways until either end has closed."""
         port = self._server_url.port or _DEFAULT_PORTS[self._server_url.scheme]
-        from_server, connection.server = await asyncio.open_connection(self._server_url.host, port)
+        from_server, server = await asyncio.open_connection(self._server_url.host, port)
+        connection.ends.append(server)
         ways = [
-            asyncio.create_task(self._pass(connection, from_client, connection.server, self._watch())),
-            asyncio.create_task(self._pass(connection, from_server, connection.client, None)),
+            asyncio.create_task(self._pass(connection, from_client, server, self._watch())),
+            asyncio.create_task(self._pass(connection, from_server, connection.ends[0], None)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -243,8 +230,8 @@ class TcpProxy:
         if connection.is_stranded:
             await asyncio.Event().wait()  # until it is reset
         await self._flowing.wait()
-        if self._bytes_per_second is not None:
-            await asyncio.sleep(self._delay_seconds + size / self._bytes_per_second)
+        if self._seconds_per_chunk:
+            await asyncio.sleep(self._seconds_per_chunk + size * self._seconds_per_byte)
 
     async def _pass_up_to_marker(self, writer: asyncio.StreamWriter, chunk: bytes) -> bytes:
         """Forward what comes before the marker; return the rest once it may pass."""
@@ -265,23 +252,20 @@ class _Connection:
         task = asyncio.current_task()
         assert task is not None
         self.task = task
-        self.client = client
-        self.server: asyncio.StreamWriter | None = None
+        self.ends = [client]  # and the server, once it has accepted
         self.is_stranded = False
         self.began = asyncio.get_running_loop().time()
 
     def reset(self) -> None:
         """Send RST to both ends."""
-        for end in (self.client, self.server):
-            if end is not None:
-                _reset(end)
+        for end in self.ends:
+            _reset(end)
         self.task.cancel()
 
     def close(self) -> None:
         """Close both ends in order; data forwarded before still arrives."""
-        for end in (self.client, self.server):
-            if end is not None:
-                end.close()
+        for end in self.ends:
+            end.close()
 
 
 async def _accept_postgres_tls(

@@ -92,8 +92,8 @@ for _inject, _to_postgres, _to_rabbitmq in (
 async def vanish_before_postgres(world: World) -> None:
     """Connections end for the processes, but not for Postgres: as when a node loses its power."""
     for link in world.some_links(world.postgres_links):
-        reset_the_rest = link.vanish()
-        asyncio.get_running_loop().call_later(_KEEPALIVE_SECONDS, reset_the_rest)
+        link.vanish()
+        asyncio.get_running_loop().call_later(_KEEPALIVE_SECONDS, link.clear_stranded)
 
 
 @fault("closed before confirm", "broker links", repeats=True)

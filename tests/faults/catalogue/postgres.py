@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from functools import partial
 
 from service.postgres.pool import Connection
@@ -12,7 +11,6 @@ from tests.faults.world.world import HARNESS, World
 
 _PASS_SECONDS = 2.0  # after which a batch that had begun is done
 _LOCKED_SECONDS = 4.0
-_RELOAD = "SELECT pg_reload_conf()"
 
 
 @fault("backends terminated", "backends", "postgres", repeats=True)
@@ -49,11 +47,12 @@ async def kill_postgres(world: World) -> None:
 @fault("Postgres read-only", "postgres", "backends", "postgres links", repeats=True)
 async def make_postgres_read_only(world: World) -> None:
     """No session can write for a while. All stay open."""
-    await world.on_postgres(_executing("ALTER SYSTEM SET default_transaction_read_only = on", _RELOAD))
+    reload_settings = "SELECT pg_reload_conf()"
+    await _execute(world, "ALTER SYSTEM SET default_transaction_read_only = on", reload_settings)
     try:
         await _wait_read_only(world)
     finally:
-        await world.on_postgres(_executing("ALTER SYSTEM RESET default_transaction_read_only", _RELOAD))
+        await _execute(world, "ALTER SYSTEM RESET default_transaction_read_only", reload_settings)
 
 
 @fault("Postgres demoted", "postgres", "backends", "postgres links", repeats=True)
@@ -62,12 +61,17 @@ async def demote_postgres(world: World) -> None:
 
     As behind a proxy to the primary: that becomes a standby, and later the proxy leads to the new primary.
     """
-    await world.on_postgres(_executing("ALTER ROLE ALL SET default_transaction_read_only = on"))
+    await _execute(world, "ALTER ROLE ALL SET default_transaction_read_only = on")
     await world.on_postgres(partial(_terminate_some, 1.0))
     try:
         await _wait_read_only(world)
     finally:
-        await world.on_postgres(_executing("ALTER ROLE ALL RESET default_transaction_read_only"))
+        await _execute(world, "ALTER ROLE ALL RESET default_transaction_read_only")
+
+
+async def _execute(world: World, *statements: str) -> None:
+    for statement in statements:
+        await world.on_postgres(lambda connection, sql=statement: connection.execute(sql))
 
 
 async def _wait_read_only(world: World) -> None:
@@ -76,14 +80,6 @@ async def _wait_read_only(world: World) -> None:
         await asyncio.sleep(_PASS_SECONDS + world.some_seconds(5.0))
     finally:
         world.record.read_only.append(Interval(began, time.monotonic()))
-
-
-def _executing(*statements: str) -> Callable[[Connection], Awaitable[None]]:
-    async def execute(connection: Connection) -> None:
-        for statement in statements:
-            await connection.execute(statement)
-
-    return execute
 
 
 async def _lock_table(world: World, *, table: str) -> None:

@@ -69,19 +69,12 @@ class Kill(msgspec.Struct, frozen=True):
     at: float
 
 
-class Freeze(msgspec.Struct, frozen=True):
-    """A SIGSTOP to one process, until its SIGCONT."""
-
-    process: str
-    began: float
-    ended: float
-
-
 class Interval(msgspec.Struct, frozen=True):
-    """A period of time."""
+    """A period of time, of one process if it is named."""
 
     began: float
     ended: float
+    process: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -112,7 +105,7 @@ class Record(msgspec.Struct, kw_only=True):
     acceptances: list[Acceptance] = msgspec.field(default_factory=list)
     spans: list[Span] = msgspec.field(default_factory=list)
     kills: list[Kill] = msgspec.field(default_factory=list)
-    freezes: list[Freeze] = msgspec.field(default_factory=list)
+    freezes: list[Interval] = msgspec.field(default_factory=list)  # from a SIGSTOP to its SIGCONT
     refusals: list[Interval] = msgspec.field(default_factory=list)  # while a queue refused every event
     read_only: list[Interval] = msgspec.field(default_factory=list)  # while no process could write
     recoveries: list[Recovery] = msgspec.field(default_factory=list)

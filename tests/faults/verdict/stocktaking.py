@@ -34,31 +34,28 @@ async def drained(world: World, *, seconds: float) -> dict[str, int]:
 
     Then wait for the last events to reach the auditor, and for poison to reach the dead letters.
     """
+    unfinished = partial(world.on_postgres, partial(_unfinished, world.record))
 
     async def is_finished() -> bool:
-        return not any((await world.on_postgres(_unfinished)).values())
+        return not any((await unfinished()).values())
 
     finished = await until(is_finished, seconds=seconds, pause_seconds=0.25)
-    left = {} if finished else await world.on_postgres(_unfinished)
+    left = {} if finished else await unfinished()
     async with queues.open_channel(world.servers.broker.url) as channel:
         await until(lambda: _nothing_waits(channel, world.record), seconds=seconds, pause_seconds=0.25)
     return left
 
 
-async def _unfinished(connection: Connection) -> dict[str, int]:
+async def _unfinished(record: Record, connection: Connection) -> dict[str, int]:
+    """Return how much of each is left, besides the poison rows and what they hold back."""
     row = await connection.fetchrow(
         """
         SELECT (SELECT count(*) FROM outbox) AS outbox,
-               (SELECT count(*)
-                  FROM outbox_held AS held
-                 WHERE NOT EXISTS (SELECT
-                                     FROM outbox_held AS earlier
-                                    WHERE earlier.request_id = held.request_id
-                                      AND earlier.id <= held.id
-                                      AND earlier.last_error LIKE 'unencodable:%')) AS held,
+               (SELECT count(*) FROM outbox_held) - $1 AS held,
                (SELECT count(*) FROM email WHERE state = 'pending') AS emails,
                (SELECT count(*) FROM calculation_request WHERE sequence < 3) AS requests
-        """
+        """,
+        len(record.poison_rows) + len(record.poison_followers),
     )
     return dict(row) if row else {}
 

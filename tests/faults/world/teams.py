@@ -29,14 +29,6 @@ _PUBLISH_SECONDS = 30.0
 Receive = Callable[[AbstractChannel, AbstractIncomingMessage], Awaitable[None]]
 
 
-class _Facts(msgspec.Struct, frozen=True):
-    external_id: str
-    sequence: int
-
-
-_decoder = msgspec.json.Decoder(CloudEvent[_Facts])
-
-
 async def declare(channel: AbstractChannel) -> None:
     """Declare the product's topology, and the harness's queues."""
     await declare_topology(channel)
@@ -55,18 +47,12 @@ async def audit(url: str, record: Record) -> None:
     """Record every event, when it came and in which order, before acknowledging it. Until cancelled."""
 
     async def receive(_: AbstractChannel, message: AbstractIncomingMessage) -> None:
-        event = _decoder.decode(message.body)
+        event = msgspec.json.decode(message.body, type=CloudEvent[dict[str, Any]])
         assert event.id == message.message_id
-        record.arrivals.append(
-            Arrival(
-                event.id,
-                event.data.external_id,
-                event.type,
-                event.data.sequence,
-                time.monotonic(),
-                redelivered=bool(message.redelivered),
-            )
-        )
+        key, sequence = event.data["external_id"], event.data["sequence"]
+        redelivered = bool(message.redelivered)
+        arrival = Arrival(event.id, key, event.type, sequence, time.monotonic(), redelivered)
+        record.arrivals.append(arrival)
         await message.ack()
 
     await _read(url, AUDITOR, receive)
