@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import aio_pika
-import asyncpg
 import httpx
 import hypothesis
 import pytest
@@ -90,21 +89,16 @@ def amqp_url(broker_start: Future[Server]) -> str:
 @pytest.fixture(scope="session")
 async def administrator(postgres_server: str) -> AsyncIterator[Connection]:
     """A connection that makes databases."""
-    connection = await asyncpg.connect(postgres_server)
-    yield connection
-    await connection.close()
+    async with databases.connected(postgres_server) as connection:
+        yield connection
 
 
 @pytest.fixture(scope="session")
-async def template(postgres_server: str, administrator: Connection) -> AsyncIterator[str]:
+async def template(postgres_server: str) -> AsyncIterator[str]:
     """Name of a database with the schema and two conveyancers, from which each test's is copied."""
     name = f"template_{time.time_ns()}"
-    await databases.create(administrator, name)
-    connection = await asyncpg.connect(databases.url_of(postgres_server, name))
-    await databases.prepare(connection)
-    await connection.close()
-    yield name
-    await databases.drop(administrator, name)
+    async with databases.temporary(postgres_server, name):
+        yield name
 
 
 @pytest.fixture
@@ -117,17 +111,15 @@ async def database_url(postgres_server: str, template: str, administrator: Conne
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Connection]:
     """A connection to the test's database."""
-    connection = await asyncpg.connect(database_url)
-    yield connection
-    await connection.close()
+    async with databases.connected(database_url) as connection:
+        yield connection
 
 
 @pytest.fixture
 async def other_connection(database_url: str) -> AsyncIterator[Connection]:
     """A second connection to the test's database."""
-    connection = await asyncpg.connect(database_url)
-    yield connection
-    await connection.close()
+    async with databases.connected(database_url) as connection:
+        yield connection
 
 
 @pytest.fixture(scope="session")

@@ -62,7 +62,7 @@ async def _measure(server_url: str, folder: Path) -> int:
             started(api),
             started(helpless, ready=False),
         ):
-            await helpless.becomes_alive_but_not_ready()
+            await helpless.becomes_ready(status=503)
             calls = await _calls(client, issuer, helpless.base_url)
             medians = await _medians(client, calls)
     return _print(calls, medians)

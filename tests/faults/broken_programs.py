@@ -50,7 +50,7 @@ def publish_twice() -> None:
         if next(calls) % _FORGET_EVERY:
             await delete(*arguments)
 
-    outbox_tables.delete = delete_mostly
+    outbox_tables.delete = delete_mostly  # type: ignore[assignment]
 
 
 def lose_returned() -> None:
@@ -90,8 +90,12 @@ def store_replies() -> None:
 
 def keep_sessions() -> None:
     """Leave every connection to the mail server open."""
-    forgotten: set[smtp.Session] = set()  # The garbage collector would close them.
-    smtp.Session.close = lambda session: forgotten.add(session)  # type: ignore[method-assign] # noqa: PLW0108
+    forgotten: list[smtp.Session] = []  # The garbage collector would close them.
+
+    def leave_open(self: smtp.Session) -> None:
+        forgotten.append(self)
+
+    smtp.Session.close = leave_open  # type: ignore[method-assign]
 
 
 def forget_keys() -> None:

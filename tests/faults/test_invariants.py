@@ -204,9 +204,7 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 @pytest.mark.parametrize(("change", "breaches"), CHANGES.values(), ids=CHANGES)
 def test_a_change_of_the_record_breaches_only_what_it_should(change, breaches):
-    record = msgspec.structs.replace(RECORD, **change)
-
-    assert {breach.invariant for breach in check_all(record)} == breaches
+    assert check_all(msgspec.structs.replace(RECORD, **change)).keys() == breaches
 
 
 def test_errors_are_found_in_the_logs_that_our_processes_write(capsys):

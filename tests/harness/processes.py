@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import signal
 import sys
 import time
@@ -113,28 +112,20 @@ class Process:
         """The log, of all its lives."""
         return self.log.read_text() if self.log.exists() else ""
 
-    async def becomes_ready(self, *, seconds: float = _START_SECONDS) -> None:
-        """Wait until it is ready. Raises LocalStackError."""
+    async def becomes_ready(self, *, status: int = 200) -> None:
+        """Wait until its readiness probe answers with this status. Raises LocalStackError."""
         began = time.monotonic()
-        await self._answers("/readyz", 200, seconds=seconds)
-        self.seconds_to_ready = time.monotonic() - began
-
-    async def becomes_alive_but_not_ready(self) -> None:
-        """Wait until it lives and lacks something that it needs. Raises LocalStackError."""
-        await self._answers("/livez", 200)
-        await self._answers("/readyz", 503)
-
-    async def _answers(self, path: str, status: int, *, seconds: float = _START_SECONDS) -> None:
         async with httpx.AsyncClient(base_url=self.base_url, timeout=10, verify=NO_TLS) as client:
 
             async def answers() -> bool:
                 self.check()
                 with suppress(httpx.TransportError):
-                    return (await client.get(path)).status_code == status
+                    return (await client.get("/readyz")).status_code == status
                 return False
 
-            if not await until(answers, seconds=seconds, pause_seconds=3 * _POLL_SECONDS):
-                raise LocalStackError(f"The {self.name} does not answer {path} with {status}.")
+            if not await until(answers, seconds=_START_SECONDS, pause_seconds=3 * _POLL_SECONDS):
+                raise LocalStackError(f"The {self.name} does not answer /readyz with {status}.")
+        self.seconds_to_ready = time.monotonic() - began
 
     def check(self) -> None:
         """Raise LocalStackError if it was started here and has ended."""
@@ -144,9 +135,8 @@ class Process:
     def rss_megabytes(self) -> float:
         """Return the memory it has in use."""
         status = Path(f"/proc/{self.running.pid}/status").read_text()
-        found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
-        assert found is not None
-        return int(found[1]) * 1024 / 1e6
+        kilobytes = status.partition("VmRSS:")[2].split()[0]
+        return int(kilobytes) * 1024 / 1e6
 
 
 def api_process(settings: ServiceSettings, folder: Path, **variables: str) -> Process:

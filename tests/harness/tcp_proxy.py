@@ -53,7 +53,6 @@ class TcpProxy:
         self._refusing = False
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self._holds_closing = False
         self._hold_before: bytes | None = None
         self._past_marker = asyncio.Event()
         self._seconds_per_chunk = self._seconds_per_byte = 0.0
@@ -113,15 +112,10 @@ class TcpProxy:
         await asyncio.gather(*(connection.task for connection in connections), return_exceptions=True)
 
     def hold(self) -> None:
-        """Accept connections and keep them open, but forward no byte until `resume`.
+        """Accept connections, but forward nothing until `resume`, not even that an end has closed.
 
-        If one end closes a connection, the other end learns it at once.
+        So does a network that drops packets.
         """
-        self._flowing.clear()
-
-    def stall(self) -> None:
-        """Forward nothing until `resume`, not even that an end has closed: a network that drops packets."""
-        self._holds_closing = True
         self._flowing.clear()
 
     def hold_before(self, marker: bytes) -> None:
@@ -130,9 +124,8 @@ class TcpProxy:
         self._past_marker.clear()
 
     def resume(self) -> None:
-        """End `hold`, `stall` and `hold_before`: forward what was held, and all that follows."""
+        """End `hold` and `hold_before`: forward what was held, and all that follows."""
         self._hold_before = None
-        self._holds_closing = False
         self._flowing.set()
         self._past_marker.set()
 
@@ -223,8 +216,7 @@ class TcpProxy:
                     continue
                 writer.write(chunk)
                 await writer.drain()
-        if connection.is_stranded or self._holds_closing:
-            await self._wait_for_leave(connection, 0)
+        await self._wait_for_leave(connection, 0)
 
     async def _wait_for_leave(self, connection: "_Connection", size: int) -> None:
         if connection.is_stranded:

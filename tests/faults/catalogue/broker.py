@@ -3,9 +3,10 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 
-from aio_pika.abc import AbstractIncomingMessage
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from aiormq.exceptions import ChannelNotFoundEntity
 
 from service.postgres.pool import Connection
@@ -70,8 +71,8 @@ async def delete_queue(world: World) -> None:
             await link.stop_listening()
             await link.cut()
         try:
-            await _delete_when_empty(world)
-            await _until_declared(world)
+            await _delete_when_empty(world, channel)
+            await until(partial(_is_declared, world), seconds=_EMPTY_SECONDS)
             switch = await channel.get_exchange(teams.SWITCH, ensure=False)
             notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
             await notifications.bind(switch)
@@ -127,16 +128,15 @@ async def _no_new_connections(world: World) -> AsyncIterator[None]:
             await link.listen()
 
 
-async def _delete_when_empty(world: World) -> None:
+async def _delete_when_empty(world: World, channel: AbstractChannel) -> None:
     """Delete the queue of notifications while it is empty and no consumer holds a message of it."""
-    async with queues.open_channel(world.servers.broker.url) as channel:
 
-        async def is_empty() -> bool:
-            waiting = await queues.count(channel, topology.NOTIFICATIONS.name)
-            return waiting == 0 and not await world.on_postgres(_any_unrecorded)
+    async def is_empty() -> bool:
+        waiting = await queues.count(channel, topology.NOTIFICATIONS.name)
+        return waiting == 0 and not await world.on_postgres(_any_unrecorded)
 
-        if await until(is_empty, seconds=_EMPTY_SECONDS):
-            await channel.queue_delete(topology.NOTIFICATIONS.name)
+    if await until(is_empty, seconds=_EMPTY_SECONDS):
+        await channel.queue_delete(topology.NOTIFICATIONS.name)
 
 
 async def _any_unrecorded(connection: Connection) -> bool:
@@ -154,13 +154,9 @@ async def _any_unrecorded(connection: Connection) -> bool:
     )
 
 
-async def _until_declared(world: World) -> None:
-    async def exists() -> bool:
-        try:
-            async with queues.open_channel(world.servers.broker.url) as channel:
-                await queues.count(channel, topology.NOTIFICATIONS.name)
-        except ChannelNotFoundEntity:
-            return False
-        return True
-
-    await until(exists, seconds=_EMPTY_SECONDS)
+async def _is_declared(world: World) -> bool:
+    with suppress(ChannelNotFoundEntity):
+        async with queues.open_channel(world.servers.broker.url) as channel:
+            await queues.count(channel, topology.NOTIFICATIONS.name)
+            return True
+    return False

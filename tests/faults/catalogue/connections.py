@@ -37,7 +37,7 @@ async def stall(world: World, links: Links) -> None:
     """Nothing passes, then all does; at times the connections break at the end."""
     breaks = world.chance.random() < 0.5
     for link in links:
-        link.stall()
+        link.hold()
     try:
         await asyncio.sleep(world.stall_seconds())
     finally:

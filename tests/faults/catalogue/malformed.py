@@ -1,6 +1,8 @@
 """Rows and messages that can never be handled."""
 
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from uuid import UUID
 
 import msgspec
@@ -30,30 +32,18 @@ async def poison_outbox(world: World) -> None:
     world.record.poison_rows.update(f"{uuid_of(row)} {_TOO_LONG_A_TYPE}" for row in rows)
     world.record.poison_followers.update(f"{uuid_of(row)} request.calculated" for row in with_follower)
 
-    async def insert(connection: Connection) -> None:
-        async with connection.transaction():
-            for row in rows:
-                await _insert_event(connection, row, _TOO_LONG_A_TYPE, sequence=1)
-            for row in with_follower:
-                await _insert_event(connection, row, "request.calculated", sequence=2)
-
-    await world.on_postgres(insert)
+    events = [(row, _TOO_LONG_A_TYPE, 1) for row in rows]
+    events += [(row, "request.calculated", 2) for row in with_follower]
+    await world.on_postgres(partial(_insert, events))
 
 
-async def _insert_event(connection: Connection, request_id: UUID, type_: str, *, sequence: int) -> None:
-    """Insert an event, unless it is there: a commit of unknown outcome is tried again."""
-    await connection.execute(
+async def _insert(events: Sequence[tuple[UUID, str, int]], connection: Connection) -> None:
+    await connection.executemany(
         """
         INSERT INTO outbox (lane, request_id, type, sequence, payload)
-        SELECT $1, $2, $3, $4, $5
-         WHERE NOT EXISTS (SELECT FROM outbox WHERE request_id = $2 AND sequence = $4)
-           AND NOT EXISTS (SELECT FROM outbox_held WHERE request_id = $2 AND sequence = $4)
+        VALUES ($1, $2, $3, $4, $5)
         """,
-        lanes.lane_of(request_id),
-        request_id,
-        type_,
-        sequence,
-        b'{"poison": true}',
+        [(lanes.lane_of(event[0]), *event, b'{"poison": true}') for event in events],
     )
 
 

@@ -70,8 +70,11 @@ async def demote_postgres(world: World) -> None:
 
 
 async def _execute(world: World, *statements: str) -> None:
-    for statement in statements:
-        await world.on_postgres(lambda connection, sql=statement: connection.execute(sql))
+    async def execute(connection: Connection) -> None:
+        for statement in statements:
+            await connection.execute(statement)
+
+    await world.on_postgres(execute)
 
 
 async def _wait_read_only(world: World) -> None:

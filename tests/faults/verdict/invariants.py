@@ -5,8 +5,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-import msgspec
-
 from tests.faults.verdict.records import (
     CALCULATED,
     CREATED,
@@ -31,19 +29,13 @@ _MOST_MAIL_CONNECTIONS = 32  # two senders with eight, each of which may be clos
 _ON_THE_WAY_SECONDS = 1.0  # content that had left its sender before the freeze
 
 
-class Breach(msgspec.Struct, frozen=True):
-    """One violation of an invariant."""
-
-    invariant: str
-    what: str
-
-
 Check = Callable[[Record], Iterable[str]]
 
 
-def check_all(record: Record) -> list[Breach]:
-    """Return every breach of every invariant."""
-    return [Breach(name, what) for name, check in CHECKS.items() for what in check(record)]
+def check_all(record: Record) -> dict[str, list[str]]:
+    """Return the breaches of every invariant that has any, by its name."""
+    found = {name: list(check(record)) for name, check in CHECKS.items()}
+    return {name: breaches for name, breaches in found.items() if breaches}
 
 
 def nothing_lost(record: Record) -> Iterable[str]:

@@ -1,11 +1,11 @@
 """The figures of a run as a table, and its breaches as text."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from tests.faults.verdict import latency
-from tests.faults.verdict.invariants import Breach, repeats, second_emails
+from tests.faults.verdict.invariants import repeats, second_emails
 from tests.faults.verdict.records import Record
 
 _SHOWN = 12  # breaches of one invariant
@@ -51,15 +51,10 @@ def _totals(record: Record, repeated: int) -> str:
     return f"{totals}\ncommit → consumer: {latencies}"
 
 
-def verdict(breaches: Sequence[Breach]) -> str:
+def verdict(breaches: Mapping[str, Sequence[str]]) -> str:
     """Return the breaches as text, at most twelve of each invariant."""
-    if not breaches:
-        return "every invariant held"
-    by_invariant: dict[str, list[str]] = defaultdict(list)
-    for breach in breaches:
-        by_invariant[breach.invariant].append(breach.what)
     lines = []
-    for invariant, all_of_it in by_invariant.items():
+    for invariant, all_of_it in breaches.items():
         lines.append(f"BREACH: {invariant} ({len(all_of_it)})")
         lines += [f"    {what}" for what in all_of_it[:_SHOWN]]
-    return "\n".join(lines)
+    return "\n".join(lines) or "every invariant held"

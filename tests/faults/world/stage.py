@@ -4,14 +4,12 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-import asyncpg
 import httpx
 
-from service.postgres import outages
 from service.postgres.pool import open_pool
 from service.server.background import in_background
 from service.settings import Settings
@@ -44,21 +42,11 @@ async def prepare(servers: Servers) -> None:
 async def started(
     plan: Plan, record: Record, servers: Servers, folder: Path, chance: random.Random
 ) -> AsyncIterator[World]:
-    """Start the other teams, the mail server, an old snapshot and the service's processes."""
+    """Start the other teams, the mail server and the service's processes."""
     issuer = Issuer(folder)
     async with AsyncExitStack() as stack:
         mail = await stack.enter_async_context(MailServer(workers.NAMES, record, chance))
-        settings = {
-            "APP_URL": _APP_URL,
-            "REQUEST_SECRET_KEYS": SECRET_KEYS,
-            "AUTH_ISSUER": ISSUER,
-            "AUTH_AUDIENCE": AUDIENCE,
-            "AUTH_JWKS_URL": issuer.jwks.as_uri(),
-            "MAIL_FROM": "Calculations <calculations@service.example.com>",
-            "EMAIL_CLAIM_SECONDS": str(plan.email_claim_seconds),
-            # By default the longest pauses between retries would outlast the run.
-            "EMAIL_RETRY_SECONDS": "0.1",
-        }
+        settings = _settings(plan, issuer)
         running = [
             Worker(
                 name,
@@ -77,7 +65,6 @@ async def started(
         background: list[Callable[[], Awaitable[None]]] = [
             partial(teams.audit, servers.broker.url, record),
             partial(teams.calculate, servers.broker.url),
-            partial(_hold_snapshot, servers.postgres.url),
             *(worker.watch for worker in running),
         ]
         for work in background:
@@ -107,6 +94,20 @@ async def started(
         )
 
 
+def _settings(plan: Plan, issuer: Issuer) -> dict[str, str]:
+    return {
+        "APP_URL": _APP_URL,
+        "REQUEST_SECRET_KEYS": SECRET_KEYS,
+        "AUTH_ISSUER": ISSUER,
+        "AUTH_AUDIENCE": AUDIENCE,
+        "AUTH_JWKS_URL": issuer.jwks.as_uri(),
+        "MAIL_FROM": "Calculations <calculations@service.example.com>",
+        "EMAIL_CLAIM_SECONDS": str(plan.email_claim_seconds),
+        # By default the longest pauses between retries would outlast the run.
+        "EMAIL_RETRY_SECONDS": "0.1",
+    }
+
+
 def _settings_of_load(servers: Servers) -> Settings:
     return Settings(
         database_url=writable(servers.postgres.url),
@@ -120,18 +121,3 @@ def _settings_of_load(servers: Servers) -> Settings:
 async def _stop_all(running: Sequence[Worker]) -> None:
     started = [worker.running for worker in running if worker.is_running]
     await asyncio.gather(*(asyncio.to_thread(process.stop) for process in started))
-
-
-async def _hold_snapshot(url: str) -> None:
-    """Keep an old snapshot open, and a new one after each outage of Postgres."""
-    while True:
-        with suppress(*outages.OUTAGE_ERRORS, asyncpg.PostgresError):
-            connection = await asyncpg.connect(url, timeout=5.0, command_timeout=10.0)
-            try:
-                async with connection.transaction(isolation="repeatable_read"):
-                    while True:
-                        await connection.fetchval("SELECT count(*) FROM conveyancer")
-                        await asyncio.sleep(5.0)
-            finally:
-                connection.terminate()
-        await asyncio.sleep(0.2)
