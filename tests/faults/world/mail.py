@@ -28,7 +28,7 @@ class MailServer(ScriptedMailServer):
         self.death_rate = 0.0  # the share of acceptances whose reply is lost
         self.hangs_up_after: str | None = None  # the command whose reply is the last: RCPT or DATA
         self.held = 0  # replies that wait for `release`
-        self._held: tuple[str, str] | None = None
+        self._to_hold: tuple[str, str] | None = None
         self._released = asyncio.Event()
         self._record = record
         self._chance = chance
@@ -41,12 +41,12 @@ class MailServer(ScriptedMailServer):
 
     def hold(self, process: str, command: str) -> None:
         """Hold the replies to this command of this process until `release`. Contents are accepted before."""
-        self._held = process, command
+        self._to_hold = process, command
         self._released.clear()
 
     def release(self) -> None:
         """End `hold` and `stall`."""
-        self._held = None
+        self._to_hold = None
         self._released.set()
 
     def hang_up(self) -> None:
@@ -71,7 +71,7 @@ class MailServer(ScriptedMailServer):
         return reply
 
     async def _wait(self, *held: tuple[str, str]) -> None:
-        if self._held in held:
+        if self._to_hold in held:
             self.held += 1
             try:
                 await self._released.wait()
