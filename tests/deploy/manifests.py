@@ -4,7 +4,6 @@ import functools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +19,6 @@ K8S = CHECKOUT / "deploy" / "k8s"
 OVERLAYS = ("dev", "external", "production")
 PROCESSES = ("api", "relay", "notifications", "calculations")
 WORKERS = PROCESSES[1:]
-_OF_KUBERNETES = {"rbac.authorization.k8s.io", "networking.k8s.io"}
 
 
 @functools.cache
@@ -39,12 +37,6 @@ def render(folder: Path) -> tuple[Manifest, ...]:
     ended = subprocess.run([*command, folder], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
     return tuple(msgspec.yaml.decode(text) for text in ended.stdout.split("\n---\n"))
-
-
-def is_of_an_operator(manifest: Manifest) -> bool:
-    """Whether the kind is none of Kubernetes' own."""
-    group = manifest["apiVersion"].partition("/")[0]
-    return "." in group and group not in _OF_KUBERNETES
 
 
 def of_kind(overlay: str, *kinds: str) -> dict[str, Manifest]:
@@ -69,9 +61,9 @@ def pod_of(workload: Manifest) -> Manifest:
 
 def container_of(workload: Manifest) -> Manifest:
     """Return the only container."""
+    container: Manifest
     (container,) = pod_of(workload)["containers"]
-    specification: Manifest = container
-    return specification
+    return container
 
 
 def schema_container_of(overlay: str) -> Manifest:
@@ -101,15 +93,3 @@ def environment_of(overlay: str, process: str) -> dict[str, str | None]:
     """Return the environment of a process; None for values that come from a Secret."""
     container = container_of(workloads(overlay)[process])
     return configuration(overlay) | {entry["name"]: entry.get("value") for entry in container["env"]}
-
-
-def setting(overlay: str, process: str, name: str, default: float) -> float:
-    """Return a numeric setting of a process."""
-    return float(environment_of(overlay, process).get(name) or default)
-
-
-def secrets_of(workload: Manifest) -> Iterator[tuple[str, str, str]]:
-    """Yield the variables that come from Secrets: name, Secret, key."""
-    for entry in container_of(workload)["env"]:
-        if reference := (entry.get("valueFrom") or {}).get("secretKeyRef"):
-            yield entry["name"], reference["name"], reference["key"]

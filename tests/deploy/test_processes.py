@@ -1,19 +1,20 @@
-"""Child processes: how they end, and that they do when this process dies."""
+"""Child processes and their folders: they end and are freed with this process, however it dies."""
 
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.folders import CHECKOUT, Claimed, claimed
+from deploy.local.machine.folders import CHECKOUT, Claimed, claimed, working_folder
 from deploy.local.machine.processes import Program, run_command, running
 from deploy.local.machine.waiting import wait_until
 
-SLEEP = "import time; time.sleep(60)"
-DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); {SLEEP}"
+SLEEP = "import time; print('began', flush=True); time.sleep(60)"
+DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
 
 # The sleeper is deaf before its parent dies.
 START_AND_DIE = """
@@ -21,13 +22,22 @@ import os, sys, time
 from pathlib import Path
 from deploy.local.machine.folders import claimed
 from deploy.local.machine.processes import Process
-from tests.deploy.test_processes import program
+from tests.deploy.test_processes import DEAF, program
 lock = Path(sys.argv[1])
 with claimed(lock):
-    sleeper = Process(program(lock.parent, "print('began', flush=True);" + sys.argv[2], stop_seconds=3.0))
+    sleeper = Process(program(lock.parent, DEAF, stop_seconds=3.0))
     while "began" not in sleeper.last_lines():
         time.sleep(0.01)
     time.sleep(0.2)
+    os._exit(9)
+"""
+CLAIM_AND_DIE = """
+import os, sys
+from pathlib import Path
+from deploy.local.machine.folders import Place, working_folder
+place = Place(folder=Path(sys.argv[1]), keep=False, report=print)
+with working_folder(place, "server") as folder:
+    (folder / "data").write_text("half written")
     os._exit(9)
 """
 
@@ -43,18 +53,15 @@ def program(folder: Path, code: str, *, stop_seconds: float = 10.0) -> Program:
     )
 
 
-def test_program_ends_with_its_context(tmp_path):
-    with running(program(tmp_path, SLEEP)) as process:
+@pytest.mark.parametrize(
+    ("code", "seconds", "ended_by"), [(SLEEP, 10.0, "SIGTERM"), (DEAF, 0.1, "SIGKILL")], ids=["usual", "deaf"]
+)
+def test_program_ends_with_its_context_even_if_it_ignores_its_signal(code, seconds, ended_by, tmp_path):
+    with running(program(tmp_path, code, stop_seconds=seconds)) as process:
+        assert wait_until(lambda: "began" in process.last_lines(), seconds=30)
         assert process.trouble() is None
 
-    assert process.trouble() == "The sleeper was killed by SIGTERM."
-
-
-def test_program_that_ignores_its_signal_is_killed(tmp_path):
-    with running(program(tmp_path, DEAF, stop_seconds=0.1)) as process:
-        assert wait_until(lambda: "deaf" in process.last_lines(), seconds=30)
-
-    assert process.trouble() == "The sleeper was killed by SIGKILL."
+    assert process.trouble() == f"The sleeper was killed by {ended_by}."
 
 
 def test_death_is_described_with_the_end_of_the_log(tmp_path):
@@ -66,19 +73,49 @@ def test_death_is_described_with_the_end_of_the_log(tmp_path):
     assert text.endswith("    no such setting")
 
 
-def test_folder_is_in_use_until_a_deaf_program_of_a_parent_that_died_is_killed(tmp_path):
-    command = [sys.executable, "-c", START_AND_DIE, str(tmp_path / "run.lock"), DEAF]
-
-    assert subprocess.run(command, cwd=CHECKOUT, check=False).returncode == 9
-
-    with pytest.raises(Claimed), claimed(tmp_path / "run.lock"):
-        pass
-    with claimed(tmp_path / "run.lock", seconds=30):
-        pass
-
-
 def test_failed_command_is_reported_with_its_output(tmp_path):
     command = [sys.executable, "-c", "raise SystemExit('the schema is newer')"]
 
     with pytest.raises(LocalStackError, match=r"(?s)`schema` failed:.*the schema is newer"):
         run_command("schema", command, environment=os.environ, folder=tmp_path, seconds=30)
+
+
+def test_folder_is_in_use_until_a_deaf_program_of_a_parent_that_died_is_killed(tmp_path):
+    lock = tmp_path / "run.lock"
+
+    assert (
+        subprocess.run([sys.executable, "-c", START_AND_DIE, lock], cwd=CHECKOUT, check=False).returncode == 9
+    )
+
+    with pytest.raises(Claimed), claimed(lock):
+        pass
+    with claimed(lock, seconds=30):
+        pass
+
+
+def test_second_run_in_a_kept_folder_fails_and_says_why(place):
+    kept = replace(place, keep=True)
+    with (
+        working_folder(kept, "server"),
+        pytest.raises(LocalStackError, match=r"server is in use by process \d+"),
+        working_folder(kept, "server"),
+    ):
+        pass
+
+
+def test_two_runs_that_keep_nothing_use_different_folders_and_remove_them(place):
+    with working_folder(place, "server") as one, working_folder(place, "server") as other:
+        assert one != other
+        (one / "data").write_text("not kept")
+
+    assert list(place.folder.iterdir()) == []
+
+
+def test_next_run_ends_and_removes_what_a_dead_run_left_behind(place):
+    subprocess.run([sys.executable, "-c", CLAIM_AND_DIE, place.folder], cwd=CHECKOUT, check=False)
+    (abandoned,) = [path for path in place.folder.iterdir() if path.is_dir()]
+    ended: list[Path] = []
+
+    with working_folder(place, "server", end=ended.append) as folder:
+        assert ended == [abandoned]
+        assert sorted(place.folder.iterdir()) == sorted([folder, folder.with_name(f"{folder.name}.lock")])

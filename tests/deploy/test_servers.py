@@ -2,8 +2,8 @@
 
 import asyncio
 import http.server
-import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,6 +17,7 @@ import asyncpg
 import pytest
 
 from deploy.local.errors import Interrupted, LocalStackError
+from deploy.local.machine import waiting
 from deploy.local.machine.ports import accepts, free_port, remembered_port
 from deploy.local.servers import lookup as servers
 from deploy.local.servers.containers import Image, container, postgres_image, rabbitmq_image
@@ -27,22 +28,13 @@ from tests.harness.servers import KillableBroker
 
 
 class DockerEngine(http.server.BaseHTTPRequestHandler):
-    """A Docker engine without images, which cannot pull any."""
+    """A Docker engine without images. It refuses every POST, and so every pull."""
 
     def do_GET(self) -> None:
         """Answer requests about the engine, and none about images."""
-        self._answer(HTTPStatus.OK if self.path.endswith("/version") else HTTPStatus.NOT_FOUND)
-
-    def do_POST(self) -> None:
-        """Fail to pull an image."""
-        self._answer(HTTPStatus.INTERNAL_SERVER_ERROR)
-
-    def _answer(self, status: HTTPStatus) -> None:
-        body = json.dumps({"ApiVersion": "1.43", "message": "No such image"}).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_response(HTTPStatus.OK if self.path.endswith("/version") else HTTPStatus.NOT_FOUND)
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(b'{"ApiVersion": "1.43", "message": "No such image"}')
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
@@ -74,10 +66,8 @@ def test_unreachable_url_is_one_clear_line_without_its_password(variable, url, s
         pass
 
     text = str(refusal.value)
-    assert text.startswith(f"{variable} is set, but no ")
-    assert f"127.0.0.1:{port}" in text
+    assert re.match(rf"{variable} is set, but no .*127\.0\.0\.1:{port}.*$", text)
     assert "s3cret" not in text
-    assert "\n" not in text
 
 
 @pytest.mark.usefixtures("docker_without_images")
@@ -88,7 +78,7 @@ def test_image_that_cannot_be_pulled_is_one_line_or_an_error_if_it_was_named(mon
     with servers.postgres(place.folder, keep=False, report=place.report) as server:
         asyncio.run(execute(server.url, "SELECT 1"))
 
-    pulling, refused, running = reports.lines
+    pulling, refused, running = reports
     assert pulling == "Pulling the image postgres:18 …"
     assert refused.startswith("No container for Postgres: postgres:18 cannot be pulled (")
     assert running.startswith("Postgres 18 runs on this machine, port ")
@@ -113,21 +103,18 @@ def test_server_runs_in_a_container_until_it_is_no_longer_needed(image: Image, p
     except NotHere as reason:
         pytest.skip(str(reason) or "no Docker engine answers")
 
-    assert reports.lines[-1].startswith(f"{image.server} runs in a container of {image.name}, port ")
+    assert reports[-1].startswith(f"{image.server} runs in a container of {image.name}, port ")
     with pytest.raises(NoAnswer):
         image.check(server.url)
 
 
-@pytest.mark.usefixtures("without_servers")
-def test_url_in_the_environment_comes_first(monkeypatch, place, reports):
-    with servers.postgres(place.folder, keep=False, report=place.report) as started:
-        monkeypatch.setenv("DATABASE_URL", started.url)
-        reports.lines.clear()
+def test_url_in_the_environment_comes_first(monkeypatch, postgres_server, place, reports):
+    monkeypatch.setenv("DATABASE_URL", postgres_server)
 
-        with servers.postgres(place.folder, keep=False, report=place.report) as given:
-            assert given.url == started.url
+    with servers.postgres(place.folder, keep=False, report=place.report) as given:
+        assert given.url == postgres_server
 
-    assert reports.lines == []
+    assert reports == []
 
 
 def test_kept_postgres_that_was_killed_starts_again_on_its_port_with_its_data(place):
@@ -153,8 +140,9 @@ async def execute(url: str, statement: str) -> None:
         await connection.close()
 
 
-@pytest.mark.usefixtures("interrupted")
-def test_interrupted_start_leaves_nothing_behind(place):
+def test_interrupted_start_leaves_nothing_behind(place, monkeypatch):
+    monkeypatch.setattr(waiting, "_end_asked_for", True)
+
     with pytest.raises(Interrupted), postgres_process(place):
         pass
 

@@ -1,15 +1,16 @@
-"""The calls that the pages begin with: run as they are printed, they lead to an e-mail."""
+"""The calls that the pages begin with and `make run` prints: run as printed, they lead to an e-mail."""
 
 import asyncio
 import re
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from deploy.local import environment
+from deploy.local import environment, example
 from deploy.local.machine.folders import CHECKOUT
 from service.authentication import api_keys
 from tests.deploy.mail_catching import mail_catcher
@@ -21,10 +22,11 @@ from tests.harness.waiting import eventually
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
 
-async def test_first_calls_of_both_pages_are_answered_and_lead_to_one_email_each(
+async def test_printed_calls_are_answered_and_lead_to_one_email_each_that_only_its_owner_can_read(
     *, api, worker_settings, issuer, database, tmp_path
 ):
     mails = tmp_path / "mails"
+    mails.mkdir(mode=0o755)
     (tmp_path / ".local").mkdir()
     variables = {
         "BASE_URL": api.base_url,
@@ -40,15 +42,20 @@ async def test_first_calls_of_both_pages_are_answered_and_lead_to_one_email_each
         worker = worker_process(replace(worker_settings, smtp_url=f"smtp://127.0.0.1:{port}"), tmp_path)
         async with started(api, worker):
             first, repeated = [await run(of_callers, tmp_path) for _ in range(2)]
-            mailed = len(files_in(mails))
-            another = await run(of_front_page, tmp_path)
-            await eventually(lambda: len(files_in(mails)) > mailed)
+            mailed = len(list(mails.iterdir()))
+            others = [await run(of_front_page, tmp_path)]
+            others += [await run(example.commands(".local/env", "mails"), tmp_path)]
+            await eventually(lambda: len(list(mails.glob("*.eml"))) == mailed + 2)
 
+    assert mailed == 1
     assert "To: Ada Lovelace <ada@example.com>" in first
-    for printed in (first, repeated, another):
-        assert printed.count('"status":{"code":200,"message":"OK"}') == 2
-    assert uuids(first) == uuids(repeated)
-    assert (mailed, len(files_in(mails))) == (1, 2)
+    answered = [
+        printed.count('"status":{"code":200,"message":"OK"}') for printed in (first, repeated, *others)
+    ]
+    assert answered == [2, 2, 2, 3]
+    assert [len(uuids(printed)) for printed in (first + repeated, *others)] == [1, 1, 1]
+    assert "\nTo: " in others[1]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (mails, *mails.iterdir())} == {0o700, 0o600}
 
 
 async def run(block: str, folder: Path) -> str:
@@ -62,7 +69,3 @@ async def run(block: str, folder: Path) -> str:
 
 def uuids(printed: str) -> set[str]:
     return set(re.findall(r'"uuid":"(\w+)"', printed))
-
-
-def files_in(folder: Path) -> list[Path]:
-    return list(folder.glob("*.eml"))
