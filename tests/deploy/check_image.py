@@ -4,8 +4,6 @@ Not part of `make test`, because building takes its time: `make deploy-check` ru
 """
 
 import os
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from deploy.local.demo import follow_one_request
+from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
+from deploy.local.machine.processes import run_command
 from service.settings import Settings
 from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.manifests import grace_seconds
@@ -34,23 +34,16 @@ _RESTRICTED = (
 
 def docker(*arguments: str | Path, seconds: float = 60) -> str:
     """Run the Docker client, and return its output."""
-    ended = subprocess.run(
-        ["docker", *arguments],  # noqa: S607 - wherever it is installed
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
-    assert ended.returncode == 0, f"{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}"
-    return ended.stdout.strip()
+    command = ["docker", *arguments]
+    return run_command("docker", command, environment=os.environ, folder=CHECKOUT, seconds=seconds)
 
 
 def _engine_answers() -> bool:
-    client = shutil.which("docker")
-    if client is None:
+    try:
+        docker("info")
+    except (LocalStackError, FileNotFoundError):
         return False
-    return subprocess.run([client, "info"], capture_output=True, check=False).returncode == 0
+    return True
 
 
 if not _engine_answers():
@@ -61,10 +54,8 @@ if not _engine_answers():
 def image():
     """The image, built from this checkout."""
     given = [part for name in _PIP_SETTINGS for part in ("--build-arg", name)]
-    docker(
-        *("build", "--network", "host", *given, "--file", "deploy/Dockerfile", "--tag", _IMAGE, "."),
-        seconds=_BUILD_SECONDS,
-    )
+    where = ("--file", "deploy/Dockerfile", "--tag", _IMAGE, ".")
+    docker("build", "--network", "host", *given, *where, seconds=_BUILD_SECONDS)
     return _IMAGE
 
 
@@ -77,15 +68,13 @@ def running(image: str, *command: str, environment: Mapping[str, str], jwks: Pat
     try:
         yield container
     finally:
-        logs = subprocess.run(["docker", "logs", container], capture_output=True, text=True, check=False)  # noqa: S607
-        print(f"--- {' '.join(command)}", logs.stdout[-2000:], logs.stderr[-4000:], sep="\n")  # noqa: T201
+        print(f"--- {' '.join(command)}", docker("logs", "--tail", "40", container), sep="\n")  # noqa: T201
         docker("rm", "--force", container)
 
 
 def test_image_is_small_and_its_user_is_a_number_other_than_root(image):
     size, base = (int(docker("inspect", "--format", "{{.Size}}", name)) / 1e6 for name in (image, _BASE))
 
-    print(f"image: {size - base:.0f} MB beside the {base:.0f} MB of {_BASE}")  # noqa: T201 - a figure
     assert docker("inspect", "--format", "{{.Config.User}}", image) == "10001:10001"
     assert size - base < _LARGEST_MEGABYTES
 
@@ -126,7 +115,6 @@ async def test_one_request_goes_through_the_whole_chain_in_restricted_containers
             "MAIL_DIR": str(tmp_path / "mail"),
         }
         await follow_one_request(variables, print)
-        print(docker("stats", "--no-stream", "--format", "{{.MemUsage}}", *containers))  # noqa: T201
         began_at = time.monotonic()
         docker("stop", "--time", f"{grace_seconds():.0f}", *containers)
         seconds = time.monotonic() - began_at

@@ -13,8 +13,6 @@ from tests.deploy.manifests import Manifest, container_of, of_kind, workloads
 from tests.harness.queues import declare_topology
 from worker.rabbitmq import topology
 
-QUEUES = (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS)
-
 
 def specifications(kind: str) -> list[Manifest]:
     return [manifest["spec"] for manifest in of_kind("production", kind).values()]
@@ -22,46 +20,35 @@ def specifications(kind: str) -> list[Manifest]:
 
 async def declare_as_the_operator_does(channel: AbstractChannel) -> None:
     for exchange in specifications("Exchange"):
+        await channel.exchange_delete(exchange["name"])
         await channel.declare_exchange(
             exchange["name"], ExchangeType(exchange["type"]), durable=exchange["durable"]
         )
     for queue in specifications("Queue"):
+        await channel.queue_delete(queue["name"])
         arguments = {"x-queue-type": queue["type"], **queue["arguments"]}
         await channel.declare_queue(queue["name"], durable=queue["durable"], arguments=arguments)
 
 
-async def remove_topology(channel: AbstractChannel) -> None:
-    for queue in QUEUES:
-        await channel.queue_delete(queue.name)
-        await channel.queue_delete(queue.dead_letters)
-    for exchange in (topology.REQUESTS, topology.CALCULATIONS, topology.DEAD_LETTERS):
-        await channel.exchange_delete(exchange)
-
-
 async def test_broker_lets_the_worker_declare_over_what_the_operator_has_declared(channel):
     """A broker refuses a second declaration with any other argument."""
-    await remove_topology(channel)
     await declare_as_the_operator_does(channel)
 
     await declare_topology(channel)
 
 
 def test_manifests_name_what_the_worker_declares_and_no_more():
-    names = {queue.name for queue in QUEUES} | {queue.dead_letters for queue in QUEUES}
+    names = {name for queue in topology.QUEUES for name in (queue.name, queue.dead_letters)}
     bindings = {
         (binding["source"], binding["destination"], binding["routingKey"])
         for binding in specifications("Binding")
     }
 
     assert {queue["name"] for queue in specifications("Queue")} == names
-    assert {exchange["name"] for exchange in specifications("Exchange")} == {
-        topology.REQUESTS,
-        topology.CALCULATIONS,
-        topology.DEAD_LETTERS,
-    }
+    assert {exchange["name"] for exchange in specifications("Exchange")} == topology.EXCHANGES.keys()
     assert bindings == {
-        *((queue.exchange, queue.name, queue.routing_key) for queue in QUEUES),
-        *((topology.DEAD_LETTERS, queue.dead_letters, queue.dead_letters) for queue in QUEUES),
+        *((queue.exchange, queue.name, queue.routing_key) for queue in topology.QUEUES),
+        *((topology.DEAD_LETTERS, queue.dead_letters, queue.dead_letters) for queue in topology.QUEUES),
     }
 
 
