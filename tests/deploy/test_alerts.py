@@ -6,7 +6,6 @@ import pytest
 
 from tests.deploy.alerts import ALERTS, GROUPS, Case, of_target, see
 from tests.deploy.exported_metrics import not_exported
-from tests.deploy.pages import RUNBOOK
 from tests.deploy.promtool import check_rules
 
 ROLES = {
@@ -109,7 +108,6 @@ CASES: dict[str, list[Case]] = {
     ],
     "PostgresUnavailable": [
         fires("down", {"postgres_unavailable_total": "0+5x40"}, at="5m", too_early="2m"),
-        silent("never", {"postgres_unavailable_total": "7x40"}, at="10m"),
         silent("failover of 30 seconds", {"postgres_unavailable_total": "0 9 99x40"}, at="3m15s"),
     ],
     "PostgresLoginRejected": [
@@ -125,7 +123,6 @@ CASES: dict[str, list[Case]] = {
             pod="1",
         ),
         silent("few wait long", {SHORT_WAITS: "0+995x80", ALL_WAITS: "0+1000x80"}, at="15m"),
-        silent("no waits", {SHORT_WAITS: "3x80", ALL_WAITS: "9x80"}, at="15m"),
     ],
     "BackgroundWorkFailing": [
         fires("every minute", {FAILURES: "0+1x160"}, at="20m", too_early="3m", work="relay"),
@@ -158,11 +155,9 @@ CASES: dict[str, list[Case]] = {
             {FAST_CALLS: "0+998x80", SLOW_CALLS: "0+1000x80", ALL_CALLS: "0+1000x80"},
             at="16m",
         ),
-        silent("no calls", {FAST_CALLS: "0x80", SLOW_CALLS: "9x80", ALL_CALLS: "9x80"}, at="16m"),
     ],
     "JwksStale": [
         fires("not fetched", {"jwks_age_seconds": "0+15x200"}, at="40m", too_early="33m"),
-        fires("never fetched", {"jwks_age_seconds": " ".join(["+Inf"] * 40)}, at="6m"),
         silent("fetched every 5 minutes", {"jwks_age_seconds": "0+15x20 0+15x20"}, at="10m"),
     ],
     "RelayNotConnected": [
@@ -176,7 +171,6 @@ CASES: dict[str, list[Case]] = {
     "OutboxNotDraining": [
         fires("the oldest gets older", {OLDEST_EVENT: "0+15x60"}, at="10m", too_early="5m"),
         silent("the oldest is young", {OLDEST_EVENT: "0 30x60"}, at="10m"),
-        silent("Postgres is down", {OLDEST_EVENT: NOT_COUNTED}, at="10m"),
     ],
     "EventsRetrying": [
         fires("one is", {"outbox_retrying_events": "1x60"}, at="6m", too_early="4m"),
@@ -198,7 +192,6 @@ CASES: dict[str, list[Case]] = {
     ],
     "MessagesDeadLettered": [
         fires("one comes", {DEAD_LETTERS: "0x10 1x50"}, at="2m45s", queue="notifications"),
-        fires("one is left", {DEAD_LETTERS: "1x2000"}, at="8h", queue="notifications"),
         fires(
             "one of two processes counts it",
             {DEAD_LETTERS: "1x60", DEAD_LETTERS.replace('pod="1"', 'pod="2"'): NOT_COUNTED},
@@ -212,7 +205,6 @@ CASES: dict[str, list[Case]] = {
             queue="notifications",
         ),
         silent("none is left", {DEAD_LETTERS: "1x10 0x60"}, at="8m"),
-        silent("not counted", {DEAD_LETTERS: NOT_COUNTED}, at="10m"),
     ],
     "DeadLettersExpiring": [
         fires(
@@ -290,7 +282,6 @@ CASES: dict[str, list[Case]] = {
     "PostgresLogNotArchived": [
         fires("it fails", {NOT_ARCHIVED: "0+15x80", ARCHIVED: "0x80"}, at="16m", too_early="14m"),
         silent("it failed once", {NOT_ARCHIVED: "60x80", ARCHIVED: "0+15x80"}, at="20m"),
-        silent("it never failed", {NOT_ARCHIVED: "-1x80", ARCHIVED: "0+15x80"}, at="20m"),
     ],
     "PostgresBackupTooOld": [
         fires("two nights ago", {BACKED_UP: "-172800x320"}, at="62m", too_early="59m"),
@@ -357,7 +348,5 @@ def test_alert_says_how_urgent_it_is_what_is_wrong_and_where_its_runbook_is(aler
     assert rule["labels"]["severity"] in {"critical", "warning"}
     assert rule["labels"]["service"] == "calculation-requests"
     assert rule["annotations"]["runbook_url"].endswith(f"deploy/runbook.md#{alert.lower()}")
-    assert f"\n### {alert}\n" in RUNBOOK.read_text()
-    fired = [labels for case in CASES[alert] for labels in case.fires]
-    for label in re.findall(r"\$labels\.(\w+)", texts):
-        assert all(label in labels for labels in fired)
+    named = {*re.findall(r"\$labels\.(\w+)", texts)}
+    assert all(named <= labels.keys() for case in CASES[alert] for labels in case.fires)
