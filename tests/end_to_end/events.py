@@ -9,6 +9,7 @@ from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from service.outbox.events import CONTENT_TYPE
+from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 
 
@@ -61,3 +62,10 @@ async def publish_calculation(channel: AbstractChannel, uuid: str, calculation_i
     body = json.dumps({"request_uuid": uuid, "calculation_id": calculation_id}).encode()
     message = Message(body, content_type="application/json", delivery_mode=DeliveryMode.PERSISTENT)
     await exchange.publish(message, topology.CALCULATION_RESULTS.routing_key)
+
+
+async def complete(uuid: str, channel: AbstractChannel, subscriber: Subscriber) -> None:
+    """Calculate a request once its e-mail is sent, and wait for the last event about it."""
+    await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
+    await publish_calculation(channel, uuid, "calc-1")
+    await eventually(lambda: "request.calculated" in subscriber.types(uuid))

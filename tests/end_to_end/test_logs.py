@@ -6,9 +6,8 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
-import httpx
 import msgspec
 import pytest
 from aio_pika import Message
@@ -29,6 +28,9 @@ from worker.rabbitmq import topology
 
 MARK = "zqmark"  # in every value that must not be logged
 PHONE = "+44 7700 900123"
+Options: TypeAlias = dict[str, Any]
+Call: TypeAlias = tuple[str, str, Options]  # method, path, and what httpx sends
+
 AN_EMAIL_ADDRESS = re.compile(r"[\w.+-]+@[\w-]+")
 
 A_MARKED_REQUEST: dict[str, Any] = {
@@ -84,13 +86,15 @@ async def test_logs_of_the_api_hold_nothing_personal_or_secret(verbose_api, issu
     async with started(verbose_api), client_of(verbose_api, token) as caller:
         created = await caller.post("/v1/request", json=A_MARKED_REQUEST)
         record = created.json()["data"]
+        calls = [*calls_with_access(record, api_key), *calls_with_credentials(record, issuer)]
         seen = {
-            created.status_code,
-            *await _statuses_of_calls(caller, record, api_key),
-            *await _statuses_without_access(caller, issuer, record["uuid"]),
-            *await _statuses_of_secrets(caller, record, issuer.token()),
-            *await _statuses_of_failures(caller, database),
+            (await caller.request(method, path, **options)).status_code for method, path, options in calls
         }
+        async with refused_rows(database):
+            seen.add((await caller.post("/v1/request", json=A_MARKED_REQUEST)).status_code)
+        await database.execute(f"ALTER TABLE calculation_request RENAME customer_email TO {MARK}")
+        seen.add((await caller.post("/v1/request", json=A_MARKED_REQUEST)).status_code)
+        await database.execute(f"ALTER TABLE calculation_request RENAME {MARK} TO customer_email")
         await _send_raw(verbose_api, f"GET /{MARK} HTTP/{MARK}\r\n\r\n")
         await _send_raw(
             verbose_api,
@@ -100,98 +104,64 @@ async def test_logs_of_the_api_hold_nothing_personal_or_secret(verbose_api, issu
         await verbose_api.becomes_ready()
 
     assert seen >= {200, 400, 401, 403, 404, 405, 413, 415, 422, 500}
-    assert_lines_for_machines(verbose_api.output)
-    assert_nothing_to_hide(verbose_api.output, token, api_key, record["secret"])
+    assert_lines_for_machines_with_nothing_to_hide(verbose_api.output, token, api_key, record["secret"])
 
 
-async def _statuses_of_calls(caller: httpx.AsyncClient, record: dict[str, Any], api_key: str) -> set[int]:
-    """Call every route with access to it, with valid and invalid requests."""
+def calls_with_access(record: dict[str, Any], api_key: str) -> list[Call]:
+    """Return valid and invalid calls of every route, by callers who have access to it."""
     path = f"/v1/request/{record['uuid']}"
     secret = {"secret": f"{MARK}{record['secret']}"}
     key = {"Authorization": f"Bearer {api_key}", "traceparent": MARK}
     as_json = {"Content-Type": "application/json"}
-    responses = [
-        await caller.get(path, params=secret),
-        await caller.get("/v1/questionnaire/structure", params=secret, headers=key),
-        await caller.get("/v1/request", params={"external_id": MARK, "cursor": MARK, "limit": MARK}),
-        await caller.post("/v1/request", json=A_MARKED_REQUEST | BAD_VALUES, params=secret),
-        await caller.post("/v1/request", content=f'{{"notes": {MARK}', headers=as_json),
-        await caller.post("/v1/request", content=b'"' + MARK.encode() + b'\xff"', headers=as_json),
-        await caller.post("/v1/request", content=b"[" * 50_000, headers=as_json),
-        await caller.post("/v1/request", content=MARK, headers={"Content-Type": f"text/{MARK}"}),
-        await caller.post("/v1/request", json={"notes": MARK * 50_000}),
-        await caller.post("/v1/request", json=A_MARKED_REQUEST, headers={"Idempotency-Key": f'"{MARK}'}),
-        await caller.put(path, json=A_MARKED_REQUEST, params=secret),
-        await caller.delete(f"/v1/questionnaire/structure?secret={MARK}"),
-        await caller.get(f"/v1/request/req_{MARK.ljust(22, '0')}"),
-        await caller.get(f"/v1/request/{MARK}@customer.example.com", params=secret),
-        await caller.get(f"/{MARK}/{record['secret']}", params=secret),
-        await caller.get(f"/livez?{MARK}"),
-        await caller.get(f"/readyz?{MARK}"),
-        await caller.get(f"/schema/openapi.json?{MARK}"),
+    bodies: list[Options] = [
+        {"json": A_MARKED_REQUEST | BAD_VALUES, "params": secret},
+        {"content": f'{{"notes": {MARK}', "headers": as_json},
+        {"content": b'"' + MARK.encode() + b'\xff"', "headers": as_json},
+        {"content": b"[" * 50_000, "headers": as_json},
+        {"content": MARK, "headers": {"Content-Type": f"text/{MARK}"}},
+        {"json": {"notes": MARK * 50_000}},
+        {"json": A_MARKED_REQUEST, "headers": {"Idempotency-Key": f'"{MARK}'}},
     ]
-    return {response.status_code for response in responses}
-
-
-async def _statuses_without_access(caller: httpx.AsyncClient, issuer: Issuer, uuid: str) -> set[int]:
-    """Call with invalid credentials."""
-    credentials = [
-        f"Bearer {MARK}",
-        f"Bearer {MARK}.{MARK}.{MARK}",
-        f"Basic {MARK}",
-        f"Bearer cr_{'0' * 12}_{MARK.ljust(43, '0')}",
-        f"Bearer {issuer.token(MARK)}",
-        f"Bearer {issuer.token(aud=MARK)}",
-        f"Bearer {issuer.token(iss=MARK)}",
-        f"Bearer {issuer.token(exp=1)}",
-        f"Bearer {issuer.token(scope=MARK)}",
-        f"Bearer {issuer.token(headers={'kid': MARK})}",
-        f"Bearer {issuer.token(headers={'typ': MARK})}",
+    return [
+        *[("POST", "/v1/request", body) for body in bodies],
+        ("GET", path, {"params": secret}),
+        ("GET", "/v1/questionnaire/structure", {"params": secret, "headers": key}),
+        ("GET", "/v1/request", {"params": {"external_id": MARK, "cursor": MARK, "limit": MARK}}),
+        ("PUT", path, {"json": A_MARKED_REQUEST, "params": secret}),
+        ("DELETE", f"/v1/questionnaire/structure?secret={MARK}", {}),
+        ("GET", f"/v1/request/req_{MARK.ljust(22, '0')}", {}),
+        ("GET", f"/v1/request/{MARK}@customer.example.com", {"params": secret}),
+        ("GET", f"/{MARK}/{record['secret']}", {"params": secret}),
+        *[("GET", f"{path}?{MARK}", {}) for path in ("/livez", "/readyz", "/schema/openapi.json")],
     ]
-    statuses = set()
-    for authorization in credentials:
-        headers = {"Authorization": authorization, "Cookie": f"session={MARK}"}
-        for path in (f"/v1/request/{uuid}", "/v1/questionnaire/structure"):
-            statuses.add((await caller.get(path, headers=headers)).status_code)
-        response = await caller.post("/v1/request", json=A_MARKED_REQUEST, headers=headers)
-        statuses.add(response.status_code)
-    return statuses
 
 
-async def _statuses_of_secrets(caller: httpx.AsyncClient, record: dict[str, Any], token: str) -> set[int]:
-    """Send the secret where it belongs, and where it does not."""
+def calls_with_credentials(record: dict[str, Any], issuer: Issuer) -> list[Call]:
+    """Return calls with invalid credentials, and with the secret where it belongs and where it does not."""
     secret = record["secret"]
-    as_secret = {"Authorization": f"Bearer {secret}"}
-    responses = [
-        await caller.get(f"/v1/request/{record['uuid']}", headers=as_secret),
-        await caller.get("/v1/request/req_0000000000000000000000", headers=as_secret),
-        await caller.get(f"/v1/request/{secret}", headers=as_secret),
-        await caller.get(f"/v1/request/{secret}", headers={"Authorization": f"Bearer {token}"}),
-        await caller.get("/v1/questionnaire/structure", headers=as_secret),
-        await caller.post("/v1/request", json=A_MARKED_REQUEST, headers=as_secret),
-        *[
-            await caller.get(f"/v1/request/{record['uuid']}", headers={"Authorization": f"Bearer {invalid}"})
-            for invalid in (secret[:-1], f"{secret}x", f"{secret}.{secret}.{secret}", MARK.ljust(43, "0"))
-        ],
+    tokens = [
+        issuer.token(MARK),
+        *[issuer.token(**{claim: MARK}) for claim in ("aud", "iss", "scope")],
+        issuer.token(exp=1),
+        *[issuer.token(headers={name: MARK}) for name in ("kid", "typ")],
     ]
-    assert responses[0].status_code == 200
-    return {response.status_code for response in responses}
-
-
-async def _statuses_of_failures(caller: httpx.AsyncClient, database: Connection) -> set[int]:
-    """Call while Postgres refuses the row, and while it lacks a column."""
-    async with refused_rows(database):
-        refused = await caller.post("/v1/request", json=A_MARKED_REQUEST)
-    await database.execute(f"ALTER TABLE calculation_request RENAME customer_email TO {MARK}")
-    missing = await caller.post("/v1/request", json=A_MARKED_REQUEST)
-    await database.execute(f"ALTER TABLE calculation_request RENAME {MARK} TO customer_email")
-    return {refused.status_code, missing.status_code}
+    bearers = [
+        *(MARK, f"{MARK}.{MARK}.{MARK}", f"cr_{'0' * 12}_{MARK.ljust(43, '0')}", MARK.ljust(43, "0")),
+        *(secret, secret[:-1], f"{secret}x", f"{secret}.{secret}.{secret}"),
+        *tokens,
+    ]
+    paths = [f"/v1/request/{each}" for each in (record["uuid"], "req_0000000000000000000000", secret)]
+    calls: list[Call] = [("GET", f"/v1/request/{secret}", {})]
+    for authorization in (f"Basic {MARK}", *[f"Bearer {bearer}" for bearer in bearers]):
+        options: Options = {"headers": {"Authorization": authorization, "Cookie": f"session={MARK}"}}
+        calls += [("GET", path, options) for path in (*paths, "/v1/questionnaire/structure")]
+        calls += [("POST", "/v1/request", options | {"json": A_MARKED_REQUEST})]
+    return calls
 
 
 async def _send_raw(process: Process, text: str) -> None:
     """Send malformed HTTP, and hang up."""
-    url = httpx.URL(process.base_url)
-    _, writer = await asyncio.open_connection(url.host, url.port)
+    _, writer = await asyncio.open_connection("127.0.0.1", process.port)
     writer.write(text.encode())
     await writer.drain()
     writer.close()
@@ -242,8 +212,7 @@ async def test_logs_of_the_worker_hold_nothing_personal_or_secret(
 
         await poison_both_queues(channel)
 
-    assert_lines_for_machines(verbose_worker.output)
-    assert_nothing_to_hide(verbose_worker.output, token, *secrets)
+    assert_lines_for_machines_with_nothing_to_hide(verbose_worker.output, token, *secrets)
 
 
 @asynccontextmanager
@@ -278,18 +247,12 @@ async def poison_both_queues(channel: AbstractChannel) -> None:
         await eventually(partial(queues.holds, channel, queue.dead_letters, dead))
 
 
-def assert_lines_for_machines(output: str) -> None:
-    lines = output.splitlines()
-    assert lines
-    for line in lines:
-        entry = json.loads(line)
-        assert entry.keys() >= {"event", "level", "timestamp"}, line
-
-
-def assert_nothing_to_hide(output: str, *secrets: str) -> None:
+def assert_lines_for_machines_with_nothing_to_hide(output: str, *secrets: str) -> None:
     keys = [pair.partition(":")[2] for pair in SECRET_KEYS.split(",")]
     personal = [MARK, PHONE, PHONE.replace(" ", ""), str(A_MARKED_REQUEST["property_value"])]
+    assert output
     for line in output.splitlines():
+        assert json.loads(line).keys() >= {"event", "level", "timestamp"}, line
         assert not AN_EMAIL_ADDRESS.search(line)
         for secret in (*keys, *personal, *secrets, *A_REQUEST.values()):
             assert secret not in line, f"{secret!r} in {line}"

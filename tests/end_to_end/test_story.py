@@ -9,8 +9,9 @@ from structlog.testing import capture_logs
 
 from service.identifiers import new_request_id, uuid_of
 from service.server import probes
-from tests.end_to_end.events import publish_calculation
+from tests.end_to_end.events import complete, publish_calculation
 from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import served
 from tests.harness.processes import Process, started
 from tests.harness.waiting import eventually
 
@@ -27,21 +28,19 @@ async def test_request_id_leads_to_the_uuid_and_the_uuid_to_every_line_about_the
         await caller.post("/v1/request", json=A_REQUEST)  # another one
         record = (await caller.post("/v1/request", json=A_REQUEST, headers=sent)).json()["data"]
         uuid = record["uuid"]
-        await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
-        await publish_calculation(channel, uuid, "calc-1")
-        await eventually(lambda: "request.calculated" in subscriber.types(uuid))
+        await complete(uuid, channel, subscriber)
         await publish_calculation(channel, uuid, "calc-2")
         await eventually(lambda: "message_dead_lettered" in worker.output)
         await caller.get(f"/v1/request/{uuid}")
 
-    (served,) = grep(REQUEST_ID, api, worker)
-    assert (served["event"], served["uuid"]) == ("request_served", uuid)
+    (posted,) = grep(REQUEST_ID, api, worker)
+    assert (posted["event"], posted["uuid"], posted["trace_id"]) == ("request_served", uuid, TRACE_ID)
     for line in grep(ABOUT_A_REQUEST, api, worker):
         if line.get("route") in probes.PATHS:
             continue
         assert line["uuid"]
         assert re.fullmatch("[0-9a-f]{32}", line["trace_id"])
-    story = grep(f"{uuid}|{served['trace_id']}", api, worker)
+    story = grep(f"{uuid}|{TRACE_ID}", api, worker)
     assert {line["uuid"] for line in story} == {uuid}
     assert sorted(described(line) for line in story) == [
         "email_handled sent",
@@ -51,11 +50,9 @@ async def test_request_id_leads_to_the_uuid_and_the_uuid_to_every_line_about_the
         "request_served GET 200",
         "request_served POST 200",
     ]
-    email_sent = [event for event in subscriber.about(uuid) if event["type"] == "request.email_sent"]
     by_trace = grep(TRACE_ID, api, worker)
     assert {line["event"] for line in by_trace} == {"request_served", "message_handled", "email_handled"}
-    assert served["trace_id"] == TRACE_ID
-    assert TRACE_ID in email_sent[0]["traceparent"]
+    assert all(TRACE_ID in event["traceparent"] for event in subscriber.about(uuid)[:2])
     assert REQUEST_ID not in str(subscriber.received)
 
 
@@ -70,8 +67,7 @@ async def test_refused_request_is_logged_with_its_reasons_and_a_uuid_only_if_it_
         await client.get("/v1/request", params={"limit": 0})
         await client.get("/nonsense")
 
-    lines = [line for line in logs if line["event"] == "request_served"]
-    assert [(line["status"], line.get("uuid"), line["error_codes"]) for line in lines] == [
+    assert [(line["status"], line.get("uuid"), line["error_codes"]) for line in served(logs)] == [
         (422, None, ["required", "invalid_type", "invalid_email"]),
         (404, unknown, ["not_found"]),
         (403, unknown, ["insufficient_scope"]),
@@ -79,7 +75,7 @@ async def test_refused_request_is_logged_with_its_reasons_and_a_uuid_only_if_it_
         (422, None, ["out_of_range"]),
         (404, None, ["not_found"]),
     ]
-    assert all(re.fullmatch("[0-9a-f]{32}", line["trace_id"]) for line in lines)
+    assert all(re.fullmatch("[0-9a-f]{32}", line["trace_id"]) for line in served(logs))
     assert "zqmark" not in str(logs)
 
 

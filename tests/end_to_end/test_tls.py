@@ -12,7 +12,7 @@ from yarl import URL
 
 from service.settings import ServiceSettings
 from tests.end_to_end.callers import answers, become_alive_but_not_ready, client_of, create
-from tests.end_to_end.events import publish_calculation
+from tests.end_to_end.events import complete
 from tests.harness.certificates import FAULTS, Authority, faulty_context
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client, worker_probes
@@ -59,9 +59,7 @@ async def test_request_gets_its_email_and_its_calculation_over_tls(
         async with started(api, worker), client_of(api, issuer.token()) as caller:
             created = await create(caller)
             uuid = created["uuid"]
-            await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
-            await publish_calculation(channel, uuid, "calc-1")
-            await eventually(lambda: len(subscriber.about(uuid)) == 3)
+            await complete(uuid, channel, subscriber)
             read_back = (await caller.get(f"/v1/request/{uuid}")).json()["data"]
 
     events = subscriber.about(uuid)

@@ -3,21 +3,25 @@
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
 from aio_pika import Message
 from msgspec.structs import replace
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span, Status
 
 from service.settings import ServiceSettings
 from service.telemetry import tracing
 from tests.end_to_end.callers import client_of
-from tests.end_to_end.collector import Collector, attributes_of, collecting
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client, worker_probes
+from tests.harness.issuer import Issuer
 from tests.harness.processes import api_process, started, worker_process
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
@@ -26,21 +30,66 @@ _TRACE = "0af7651916cd43dd8448eb211c80319c"
 _CALLER = "b7ad6b7169203331"
 
 
+class Collector:
+    """A collector of traces, and what it has received."""
+
+    def __init__(self) -> None:
+        self.received: list[ResourceSpans] = []
+        self.endpoint = ""
+
+    @property
+    def spans(self) -> list[Span]:
+        """Every span received."""
+        scopes = [scope for resource in self.received for scope in resource.scope_spans]
+        return [span for scope in scopes for span in scope.spans]
+
+    def of_trace(self, trace_id: str) -> dict[str, Span]:
+        """Return the spans of one trace by name."""
+        return {span.name: span for span in self.spans if span.trace_id.hex() == trace_id}
+
+
 @pytest.fixture
 def collector():
-    """A collector to which the processes export."""
-    with collecting() as collecting_now:
-        yield collecting_now
+    """A real OTLP/HTTP receiver, to which the processes export."""
+    made = Collector()
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/traces"
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            made.received += ExportTraceServiceRequest.FromString(body).resource_spans
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        made.endpoint = f"http://127.0.0.1:{server.server_port}"
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        serving.start()
+        yield made
+        server.shutdown()
+        serving.join()
+
+
+def attributes_of(traced: Span | Resource) -> dict[str, str | int]:
+    """Return the attributes of a span, or of the service that sent it."""
+    return {
+        attribute.key: attribute.value.string_value or attribute.value.int_value
+        for attribute in traced.attributes
+    }
 
 
 @asynccontextmanager
 async def exporting(
-    settings: ServiceSettings, collector: Collector, token: str
+    settings: ServiceSettings, collector: Collector, issuer: Issuer
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of an API in this process. All spans are exported when the block is left."""
     settings = replace(settings, otel_exporter_otlp_endpoint=collector.endpoint)
     with tracing.exporting(settings, service="tests"):
-        async with api_client(settings, token) as caller:
+        async with api_client(settings, issuer.token()) as caller:
             yield caller
 
 
@@ -50,10 +99,7 @@ def traced_chain(service_settings, worker_settings, collector, issuer):
 
     @asynccontextmanager
     async def run() -> AsyncIterator[httpx.AsyncClient]:
-        async with (
-            exporting(service_settings, collector, issuer.token()) as caller,
-            worker_probes(worker_settings),
-        ):
+        async with exporting(service_settings, collector, issuer) as caller, worker_probes(worker_settings):
             yield caller
 
     return run
@@ -72,23 +118,16 @@ async def test_one_trace_leads_from_the_caller_to_the_email(
 
     spans = collector.of_trace(_TRACE)
     request = spans["POST /v1/request"]
-    insert = spans["INSERT calculation_request"]
     publish = spans["publish calculation-requests:request.created"]
     process = spans["process calculation-requests:request.created:notifications"]
-    send = spans["send e-mail"]
-    publish_sent = spans["publish calculation-requests:request.email_sent"]
-    assert request.parent_span_id.hex() == _CALLER
-    assert insert.parent_span_id == request.span_id
-    assert publish.parent_span_id == request.span_id
-    assert process.parent_span_id == publish.span_id
-    assert send.parent_span_id == publish_sent.parent_span_id == process.span_id
-    assert [span.kind for span in (request, insert, publish, process, send)] == [
-        Span.SPAN_KIND_SERVER,
-        Span.SPAN_KIND_CLIENT,
-        Span.SPAN_KIND_PRODUCER,
-        Span.SPAN_KIND_CONSUMER,
-        Span.SPAN_KIND_CLIENT,
-    ]
+    assert {name: (span.kind, span.parent_span_id) for name, span in spans.items()} == {
+        request.name: (Span.SPAN_KIND_SERVER, bytes.fromhex(_CALLER)),
+        "INSERT calculation_request": (Span.SPAN_KIND_CLIENT, request.span_id),
+        publish.name: (Span.SPAN_KIND_PRODUCER, request.span_id),
+        process.name: (Span.SPAN_KIND_CONSUMER, publish.span_id),
+        "send e-mail": (Span.SPAN_KIND_CLIENT, process.span_id),
+        "publish calculation-requests:request.email_sent": (Span.SPAN_KIND_PRODUCER, process.span_id),
+    }
     assert attributes_of(request) == {
         "http.request.method": "POST",
         "http.route": "/v1/request",
@@ -104,7 +143,10 @@ async def test_one_trace_leads_from_the_caller_to_the_email(
         "messaging.message.id": f"{uuid}.request.created.1",
     }
     assert all(event["traceparent"].split("-")[1] == _TRACE for event in subscriber.about(uuid))
-    assert collector.services == {"calculation-requests-api", "calculation-requests-worker"}
+    assert {attributes_of(each.resource)["service.name"] for each in collector.received} == {
+        "calculation-requests-api",
+        "calculation-requests-worker",
+    }
     assert worker.output.count("worker_stopped") == 1
 
 
@@ -159,7 +201,7 @@ async def test_traces_contain_nothing_personal_or_secret(traced_chain, collector
         await caller.get("/v1/ada@customer.example.com?secret=query-string")
         await caller.post("/v1/request", json={"customer_email": "ada@customer.example.com"})
     await eventually(lambda: "POST /v1/request" in {span.name for span in collector.spans})
-    exported = "".join(str(request) for request in collector.requests)
+    exported = "".join(str(resource) for resource in collector.received)
 
     assert record["uuid"] in exported  # in the ids of messages: that is how a trace is found
     for private in (*A_REQUEST.values(), CONVEYANCER, token, record["secret"], "query-string", "secret="):
@@ -173,7 +215,7 @@ async def test_traces_contain_nothing_personal_or_secret(traced_chain, collector
 
 async def test_internal_error_is_marked_and_its_text_left_out(service_settings, collector, issuer):
     settings = replace(service_settings, database_url="postgresql://nobody:hidden@127.0.0.1:9/nothing")
-    async with exporting(settings, collector, issuer.token()) as caller:
+    async with exporting(settings, collector, issuer) as caller:
         response = await caller.post("/v1/request", json=A_REQUEST)
 
     assert response.status_code == 503
