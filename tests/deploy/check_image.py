@@ -24,8 +24,6 @@ from tests.harness.processes import Process, environment_of
 _IMAGE = "calculation-requests:check"
 _PIP_SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "PYTHON_IMAGE")
 _BUILD_SECONDS = 600
-_BASE = os.environ.get("PYTHON_IMAGE") or "python:3.13-slim"
-_LARGEST_MEGABYTES = 150  # without the base image
 _RESTRICTED = (
     *("--network", "host", "--read-only", "--user", "10001:10001"),
     *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
@@ -38,15 +36,9 @@ def docker(*arguments: str | Path, seconds: float = 60) -> str:
     return run_command("docker", command, environment=os.environ, folder=CHECKOUT, seconds=seconds)
 
 
-def _engine_answers() -> bool:
-    try:
-        docker("info")
-    except (LocalStackError, FileNotFoundError):
-        return False
-    return True
-
-
-if not _engine_answers():
+try:
+    docker("info")
+except (LocalStackError, FileNotFoundError):
     pytest.skip("no Docker engine answers: the image is not tested", allow_module_level=True)
 
 
@@ -72,20 +64,14 @@ def running(image: str, *command: str, environment: Mapping[str, str], jwks: Pat
         docker("rm", "--force", container)
 
 
-def test_image_is_small_and_its_user_is_a_number_other_than_root(image):
-    size, base = (int(docker("inspect", "--format", "{{.Size}}", name)) / 1e6 for name in (image, _BASE))
-
-    assert docker("inspect", "--format", "{{.Config.User}}", image) == "10001:10001"
-    assert size - base < _LARGEST_MEGABYTES
-
-
-def test_image_holds_the_program_and_nothing_to_install_or_compile_with(image):
+def test_image_holds_the_program_and_nothing_to_install_or_compile_with_and_its_user_is_not_root(image):
     tools = "for tool in pip pip3 gcc cc make; do command -v $tool; done"
     modules = "import importlib.util as u; print([n for n in ('pip', 'ensurepip') if u.find_spec(n)])"
 
     assert docker("run", "--rm", "--entrypoint", "sh", image, "-c", f"{tools} || true") == ""
     assert docker("run", "--rm", "--entrypoint", "python", image, "-c", modules) == "[]"
     assert "PIP_" not in docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
+    assert docker("inspect", "--format", "{{.Config.User}}", image) == "10001:10001"
     files = docker("run", "--rm", "--entrypoint", "ls", image, "-A", "/app")
     assert set(files.split()) == {"schema.sql", "service", "worker"}
 

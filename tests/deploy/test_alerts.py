@@ -20,16 +20,11 @@ NOTIFICATIONS = ROLES["notifications"][0]
 CALCULATIONS = ROLES["calculations"][0]
 OLDEST_EVENT = "outbox_oldest_event_age_seconds"
 CALLS = 'http_request_duration_seconds_count{route="/v1/request",method="POST",status="200"}'
+DURATIONS = CALLS.replace("count", "bucket").replace("}", ',le="SECONDS"}')
+WAITS = 'postgres_pool_wait_seconds_bucket{le="SECONDS"}'
 FAILED = CALLS.replace("200", "500")
 TURNED_AWAY = CALLS.replace("200", "503")
 NOT_READY = 'http_request_duration_seconds_count{route="/readyz",method="GET",status="503"}'
-FAST_CALLS, SLOW_CALLS, ALL_CALLS = (
-    f'http_request_duration_seconds_bucket{{route="/v1/request",method="POST",status="200",le="{seconds}"}}'
-    for seconds in ("0.1", "1.0", "+Inf")
-)
-SHORT_WAITS, LONG_WAITS, ALL_WAITS = (
-    f'postgres_pool_wait_seconds_bucket{{le="{seconds}"}}' for seconds in ("0.1", "1.0", "+Inf")
-)
 DEAD_LETTERS = 'consumer_dead_letters{queue="notifications",pod="1"}'
 NOT_COUNTED = " ".join(["NaN"] * 60)
 RETURNED = 'consumer_messages_total{queue="notifications",outcome="returned"}'
@@ -47,11 +42,12 @@ BACKED_UP = "barman_cloud_cloudnative_pg_io_last_available_backup_timestamp"
 FREE = 'kubelet_volume_stats_available_bytes{persistentvolumeclaim="postgres-1-wal"}'
 SIZE = 'kubelet_volume_stats_capacity_bytes{persistentvolumeclaim="postgres-1-wal"}'
 ENGINES = {
-    "Postgres": {STANDBYS: "2x80"},
-    "backups": {BACKED_UP: "0x80"},
-    "RabbitMQ": {'rabbitmq_detailed_queue_info{queue="notifications",membership="leader"}': "1x80"},
-    "disks": {FREE: "9x80"},
+    "Postgres": STANDBYS,
+    "backups": BACKED_UP,
+    "RabbitMQ": 'rabbitmq_detailed_queue_info{queue="notifications",membership="leader"}',
+    "disks": FREE,
 }
+ALL_ENGINES = dict.fromkeys(ENGINES.values(), "1x80")
 
 
 def fires(
@@ -62,6 +58,12 @@ def fires(
 
 def silent(story: str, series: dict[str, str], *, at: str, every: str = "15s") -> Case:
     return Case(story=story, series=series, at=at, every=every)
+
+
+def histogram(buckets: str, fast: int, slow: int, every: int) -> dict[str, str]:
+    """Return how many take up to 0.1 s, up to a second, and any time, in each interval."""
+    counts = {"0.1": fast, "1.0": slow, "+Inf": every}
+    return {buckets.replace("SECONDS", seconds): f"0+{count}x80" for seconds, count in counts.items()}
 
 
 def of_pod(series: str, pod: int) -> str:
@@ -115,14 +117,8 @@ CASES: dict[str, list[Case]] = {
         silent("it is not", {"postgres_login_rejected": "0x40"}, at="5m"),
     ],
     "PostgresPoolSaturated": [
-        fires(
-            "half wait long",
-            {SHORT_WAITS: "0+5x80", LONG_WAITS: "0+10x80", ALL_WAITS: "0+10x80"},
-            at="15m",
-            too_early="8m",
-            pod="1",
-        ),
-        silent("few wait long", {SHORT_WAITS: "0+995x80", ALL_WAITS: "0+1000x80"}, at="15m"),
+        fires("half wait long", histogram(WAITS, 5, 10, 10), at="15m", too_early="8m", pod="1"),
+        silent("few wait long", histogram(WAITS, 995, 1000, 1000), at="15m"),
     ],
     "BackgroundWorkFailing": [
         fires("every minute", {FAILURES: "0+1x160"}, at="20m", too_early="3m", work="relay"),
@@ -144,17 +140,8 @@ CASES: dict[str, list[Case]] = {
         silent("only probes", {CALLS: "0+50x60", NOT_READY: "0+50x60"}, at="10m"),
     ],
     "ApiSlow": [
-        fires(
-            "2 % over a second",
-            {FAST_CALLS: "0+50x80", SLOW_CALLS: "0+98x80", ALL_CALLS: "0+100x80"},
-            at="16m",
-            too_early="8m",
-        ),
-        silent(
-            "0.2 % over 0.1 s",
-            {FAST_CALLS: "0+998x80", SLOW_CALLS: "0+1000x80", ALL_CALLS: "0+1000x80"},
-            at="16m",
-        ),
+        fires("2 % over a second", histogram(DURATIONS, 50, 98, 100), at="16m", too_early="8m"),
+        silent("0.2 % over 0.1 s", histogram(DURATIONS, 998, 1000, 1000), at="16m"),
     ],
     "JwksStale": [
         fires("not fetched", {"jwks_age_seconds": "0+15x200"}, at="40m", too_early="33m"),
@@ -251,23 +238,10 @@ CASES: dict[str, list[Case]] = {
         silent("every time", {RECONCILED: "0+15x320"}, at="75m"),
     ],
     "EngineNotWatched": [
-        silent(
-            "all are", {name: values for each in ENGINES.values() for name, values in each.items()}, at="17m"
-        ),
+        silent("all are", ALL_ENGINES, at="17m"),
         *(
-            fires(
-                f"{engine} is not",
-                {
-                    name: values
-                    for other, each in ENGINES.items()
-                    if other != engine
-                    for name, values in each.items()
-                },
-                at="16m",
-                too_early="14m",
-                engine=engine,
-            )
-            for engine in ENGINES
+            fires(f"{engine} is not", without(name, ALL_ENGINES), at="16m", too_early="14m", engine=engine)
+            for engine, name in ENGINES.items()
         ),
     ],
     "PostgresStandbyMissing": [

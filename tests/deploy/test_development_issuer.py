@@ -1,40 +1,24 @@
 """A developer's cluster signs its own access tokens."""
 
-import os
+import asyncio
 import subprocess
 import sys
-from pathlib import Path
 
 import httpx
 import msgspec
 
-from deploy.local.machine.folders import CHECKOUT
-from tests.deploy.manifests import Manifest, configuration, container_of, pod_of, the_one, workloads
+from tests.deploy.manifests import configuration, container_of, pod_of, the_one, workloads
+from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client
 
 
-def run(*words: str | Path, **variables: str) -> str:
-    ended = subprocess.run(
-        [sys.executable, *words],
-        cwd=CHECKOUT,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return ended.stdout.strip()
-
-
-def issuer_container() -> Manifest:
-    first = pod_of(workloads("dev")["api"])["initContainers"]
-    return next(container for container in first if container["name"] == "issuer")
-
-
 async def test_token_that_is_signed_in_the_apis_pod_opens_the_api(service_settings, tmp_path):
     settings = configuration("dev")
-    run("-c", the_one("dev", "ConfigMap", "issuer-script")["data"]["issuer.py"], tmp_path)
-    token = run("-m", "service", "token", CONVEYANCER, "--key", tmp_path / "key.pem", **settings)
+    script = the_one("dev", "ConfigMap", "issuer-script")["data"]["issuer.py"]
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script, tmp_path], check=True)
+    words = ("service", "token", CONVEYANCER, "--key", str(tmp_path / "key.pem"))
+    token = (await run(*words, environment=settings)).output.strip()
     of_the_pod = msgspec.structs.replace(
         service_settings,
         auth_issuer=settings["AUTH_ISSUER"],
@@ -48,8 +32,10 @@ async def test_token_that_is_signed_in_the_apis_pod_opens_the_api(service_settin
 
 
 def test_api_reads_the_keys_that_its_pod_made():
-    (mount,) = container_of(workloads("dev")["api"])["volumeMounts"]
-    written = {one["name"]: one["mountPath"] for one in issuer_container()["volumeMounts"]}
+    api = workloads("dev")["api"]
+    (issuer,) = (one for one in pod_of(api)["initContainers"] if one["name"] == "issuer")
+    (mount,) = container_of(api)["volumeMounts"]
+    written = {one["name"]: one["mountPath"] for one in issuer["volumeMounts"]}
 
-    assert issuer_container()["command"][-1] == written[mount["name"]] == mount["mountPath"]
+    assert issuer["command"][-1] == written[mount["name"]] == mount["mountPath"]
     assert configuration("dev")["AUTH_JWKS_URL"] == f"file://{mount['mountPath']}/jwks.json"

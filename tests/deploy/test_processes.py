@@ -20,24 +20,14 @@ DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
 START_AND_DIE = """
 import os, sys, time
 from pathlib import Path
-from deploy.local.machine.folders import claimed
+from deploy.local.machine.folders import Place, working_folder
 from deploy.local.machine.processes import Process
 from tests.deploy.test_processes import DEAF, program
-lock = Path(sys.argv[1])
-with claimed(lock):
-    sleeper = Process(program(lock.parent, DEAF, stop_seconds=3.0))
+with working_folder(Place(folder=Path(sys.argv[1]), keep=False, report=print), "server") as folder:
+    sleeper = Process(program(folder, DEAF, stop_seconds=3.0))
     while "began" not in sleeper.last_lines():
         time.sleep(0.01)
     time.sleep(0.2)
-    os._exit(9)
-"""
-CLAIM_AND_DIE = """
-import os, sys
-from pathlib import Path
-from deploy.local.machine.folders import Place, working_folder
-place = Place(folder=Path(sys.argv[1]), keep=False, report=print)
-with working_folder(place, "server") as folder:
-    (folder / "data").write_text("half written")
     os._exit(9)
 """
 
@@ -80,19 +70,6 @@ def test_failed_command_is_reported_with_its_output(tmp_path):
         run_command("schema", command, environment=os.environ, folder=tmp_path, seconds=30)
 
 
-def test_folder_is_in_use_until_a_deaf_program_of_a_parent_that_died_is_killed(tmp_path):
-    lock = tmp_path / "run.lock"
-
-    assert (
-        subprocess.run([sys.executable, "-c", START_AND_DIE, lock], cwd=CHECKOUT, check=False).returncode == 9
-    )
-
-    with pytest.raises(Claimed), claimed(lock):
-        pass
-    with claimed(lock, seconds=30):
-        pass
-
-
 def test_second_run_in_a_kept_folder_fails_and_says_why(place):
     kept = replace(place, keep=True)
     with (
@@ -111,11 +88,18 @@ def test_two_runs_that_keep_nothing_use_different_folders_and_remove_them(place)
     assert list(place.folder.iterdir()) == []
 
 
-def test_next_run_ends_and_removes_what_a_dead_run_left_behind(place):
-    subprocess.run([sys.executable, "-c", CLAIM_AND_DIE, place.folder], cwd=CHECKOUT, check=False)
+def test_folder_of_a_dead_run_is_in_use_until_its_deaf_program_is_killed_and_then_removed(place):
+    subprocess.run([sys.executable, "-c", START_AND_DIE, place.folder], cwd=CHECKOUT, check=False)
     (abandoned,) = [path for path in place.folder.iterdir() if path.is_dir()]
+    lock = abandoned.with_suffix(".lock")
     ended: list[Path] = []
 
+    with pytest.raises(Claimed), claimed(lock):
+        pass
+    with working_folder(place, "server", end=ended.append):
+        assert ended == []
+    with claimed(lock, seconds=30):
+        pass
     with working_folder(place, "server", end=ended.append) as folder:
         assert ended == [abandoned]
-        assert sorted(place.folder.iterdir()) == sorted([folder, folder.with_name(f"{folder.name}.lock")])
+        assert sorted(place.folder.iterdir()) == sorted([folder, folder.with_suffix(".lock")])
