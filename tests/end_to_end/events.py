@@ -8,7 +8,6 @@ from typing import Any
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from service.outbox.events import CONTENT_TYPE
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 
@@ -18,14 +17,10 @@ class Subscriber:
 
     def __init__(self) -> None:
         self.received: list[dict[str, Any]] = []
-        self.strays: list[bytes] = []  # messages that are no events
 
     async def receive(self, message: AbstractIncomingMessage) -> None:
         """Take one message."""
-        if message.content_type == CONTENT_TYPE:
-            self.received.append(json.loads(message.body))
-        else:
-            self.strays.append(message.body)
+        self.received.append(json.loads(message.body))
 
     @property
     def event_ids(self) -> set[str]:
@@ -39,10 +34,6 @@ class Subscriber:
     def types(self, uuid: str) -> set[str]:
         """Return the types of the events about one request."""
         return {event["type"] for event in self.about(uuid)}
-
-    def sequences(self, uuid: str) -> list[int]:
-        """Return the sequences of the events about one request, in the order of arrival."""
-        return [event["data"]["sequence"] for event in self.about(uuid)]
 
 
 @asynccontextmanager
