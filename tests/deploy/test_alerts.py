@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from tests.deploy.alerts import ALERTS, GROUPS, Case, of_target, see
+from tests.deploy.alerts import ALERTS, GROUPS, Case, check_rules, of_target, see
 from tests.deploy.exported_metrics import not_exported
-from tests.deploy.promtool import check_rules
 
 ROLES = {
     "api": ("http_requests_in_progress", {}),

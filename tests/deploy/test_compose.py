@@ -52,6 +52,7 @@ def test_processes_run_as_on_kubernetes(services):
     restricted = {"user": f"{user['runAsUser']}:{user['runAsGroup']}", "read_only": True, "cap_drop": ["ALL"]}
     containers = {name: container_of(deployed[name]) for name in PROCESSES}
 
+    assert len({container["image"] for container in containers.values()}) == 1
     for name, container in {**containers, "schema": schema_container_of("dev")}.items():
         assert services[name].items() >= {**restricted, "command": container["args"]}.items()
     assert {services[name]["stop_grace_period"] for name in PROCESSES} == {f"{grace_seconds():.0f}s"}

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
+from tests.deploy.alerts import check_rules
 from tests.deploy.exported_metrics import TARGET_LABELS, exported_metrics, not_exported
-from tests.deploy.promtool import check_rules
 
 FILE = CHECKOUT / "deploy" / "k8s" / "components" / "monitoring" / "dashboard.json"
 PANELS: list[dict[str, Any]] = [

@@ -33,6 +33,11 @@ from worker.settings import WorkerSettings
 KUBERNETES_VERSION = "1.33"
 OF_KUBERNETES = ("rbac.authorization.k8s.io/", "networking.k8s.io/")
 OF_THE_SECRET = {"DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS"}
+SETTINGS = {
+    field.encode_name: field
+    for settings in (ServiceSettings, WorkerSettings)
+    for field in msgspec.structs.fields(settings)
+}
 PAGE = INSTALLATION.read_text()
 
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
@@ -123,17 +128,6 @@ def test_no_pod_ends_before_its_successor_is_ready_and_evictions_take_one_at_a_t
 
 
 @each_overlay
-def test_every_process_runs_in_the_one_image_with_its_own_command(overlay):
-    processes = [container_of(workloads(overlay)[name]) for name in PROCESSES]
-
-    assert {each["image"] for each in processes} == {schema_container_of(overlay)["image"]}
-    assert [each["args"] for each in processes] == [
-        ["service", "serve"],
-        *(["worker", name] for name in WORKERS),
-    ]
-
-
-@each_overlay
 @pytest.mark.parametrize("process", PROCESSES)
 def test_every_setting_without_a_default_is_set_and_none_is_invalid(overlay, process):
     settings: type[Settings] = ServiceSettings if process == "api" else WorkerSettings
@@ -151,33 +145,23 @@ def test_every_setting_without_a_default_is_set_and_none_is_invalid(overlay, pro
 
 
 def test_every_setting_stands_in_the_configuration_with_its_default_or_comes_from_a_secret():
-    fields = {
-        field.encode_name: field
-        for settings in (ServiceSettings, WorkerSettings)
-        for field in msgspec.structs.fields(settings)
-    }
     text = (K8S / "base" / "configuration.env").read_text()
     entries = dict(
         line.removeprefix("# ").split("=", 1)
         for line in text.splitlines()
         if line.removeprefix("# ").partition("=")[0].isupper()
     )
-    elsewhere = {name for name in fields if f" {name}" in text.split("\n\n")[0].replace("\n#", "")}
+    elsewhere = {name for name in SETTINGS if f" {name}" in text.split("\n\n")[0].replace("\n#", "")}
 
-    assert entries.keys() | elsewhere == fields.keys()
+    assert entries.keys() | elsewhere == SETTINGS.keys()
     for name, value in entries.items():
-        if value and not fields[name].required:
-            assert msgspec.convert(value, fields[name].type, strict=False) == fields[name].default
+        if value and not SETTINGS[name].required:
+            assert msgspec.convert(value, SETTINGS[name].type, strict=False) == SETTINGS[name].default
 
 
 @each_overlay
 def test_variables_are_settings_or_parts_of_one_that_follows(overlay):
     """Kubernetes does not expand `$(NAME)` if NAME is defined later."""
-    known = {
-        field.encode_name
-        for settings in (ServiceSettings, WorkerSettings)
-        for field in msgspec.structs.fields(settings)
-    }
     for process in PROCESSES:
         parts: set[str] = set()
         defined = set(configuration(overlay))
@@ -186,7 +170,7 @@ def test_variables_are_settings_or_parts_of_one_that_follows(overlay):
             assert used <= defined
             parts |= used
             defined.add(entry["name"])
-        assert defined <= known | parts
+        assert defined <= SETTINGS.keys() | parts
 
 
 @each_overlay

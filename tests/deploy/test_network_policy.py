@@ -1,7 +1,7 @@
 """Which pods can reach which in production, by the rules that a network plugin applies."""
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -115,26 +115,19 @@ def can_reach(source: Peer, target: Peer, port: int) -> bool:
 
 
 def _lets(pod: Peer, direction: str, side: str, other: Peer, port: int) -> bool:
-    if pod.namespace != HERE:
-        return True
     policies = [
         policy["spec"]
         for policy in of_kind("production", "NetworkPolicy").values()
         if direction in policy["spec"]["policyTypes"] and _selects(policy["spec"]["podSelector"], pod.labels)
     ]
-    if not policies:
+    if pod.namespace != HERE or not policies:
         return True
-    rules = [rule for policy in policies for rule in policy.get(direction.lower(), [])]
-    return any(_ports(rule, port) and _peers(rule.get(side), other) for rule in rules)
-
-
-def _ports(rule: Manifest, port: int) -> bool:
-    named: Sequence[Manifest] = rule.get("ports", [])
-    return not named or any(NAMES.get(str(one["port"]), one["port"]) == port for one in named)
-
-
-def _peers(named: Sequence[Manifest] | None, other: Peer) -> bool:
-    return named is None or any(_is(peer, other) for peer in named)
+    return any(
+        port in {NAMES.get(str(one["port"]), one["port"]) for one in rule.get("ports", [{"port": port}])}
+        and (side not in rule or any(_is(peer, other) for peer in rule[side]))
+        for policy in policies
+        for rule in policy.get(direction.lower(), [])
+    )
 
 
 def _is(peer: Manifest, other: Peer) -> bool:
@@ -143,20 +136,20 @@ def _is(peer: Manifest, other: Peer) -> bool:
         return bool(other.address) and ipaddress.ip_address(other.address) in network
     if other.address:
         return False
-    if namespaces := peer.get("namespaceSelector"):
-        labels = {"kubernetes.io/metadata.name": other.namespace}
-        in_namespace = _selects(namespaces, labels | LABELS_OF_NAMESPACES.get(other.namespace, {}))
-    else:
-        in_namespace = other.namespace == HERE
-    return in_namespace and _selects(peer.get("podSelector", {}), other.labels)
+    here = {"matchLabels": {"kubernetes.io/metadata.name": HERE}}
+    namespace = {
+        "kubernetes.io/metadata.name": other.namespace,
+        **LABELS_OF_NAMESPACES.get(other.namespace, {}),
+    }
+    return _selects(peer.get("namespaceSelector", here), namespace) and _selects(
+        peer.get("podSelector", {}), other.labels
+    )
 
 
 def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     wanted: Mapping[str, str] = selector.get("matchLabels", {})
-    if not wanted.items() <= labels.items():
-        return False
-    for condition in selector.get("matchExpressions", []):
-        assert condition["operator"] == "In"
-        if labels.get(condition["key"]) not in condition["values"]:
-            return False
-    return True
+    conditions = selector.get("matchExpressions", [])
+    assert all(condition["operator"] == "In" for condition in conditions)
+    return wanted.items() <= labels.items() and all(
+        labels.get(condition["key"]) in condition["values"] for condition in conditions
+    )

@@ -42,13 +42,13 @@ async def test_request_id_leads_to_the_uuid_and_the_uuid_to_every_line_about_the
         assert re.fullmatch("[0-9a-f]{32}", line["trace_id"])
     story = grep(f"{uuid}|{TRACE_ID}", api, worker)
     assert {line["uuid"] for line in story} == {uuid}
-    assert sorted(described(line) for line in story) == [
-        "email_handled sent",
-        "message_dead_lettered CalculationAlreadyRecorded",
-        "message_handled calculation-results",
-        "message_handled notifications",
-        "request_served GET 200",
-        "request_served POST 200",
+    assert sorted((line["event"], line.get("queue") or line.get("method", "")) for line in story) == [
+        ("email_handled", ""),
+        ("message_dead_lettered", "calculation-results"),
+        ("message_handled", "calculation-results"),
+        ("message_handled", "notifications"),
+        ("request_served", "GET"),
+        ("request_served", "POST"),
     ]
     by_trace = grep(TRACE_ID, api, worker)
     assert {line["event"] for line in by_trace} == {"request_served", "message_handled", "email_handled"}
@@ -83,11 +83,3 @@ def grep(pattern: str, *processes: Process) -> list[dict[str, Any]]:
     """Return the lines of the processes' logs that match, in the order of the processes."""
     lines = [line for process in processes for line in process.output.splitlines()]
     return [msgspec.json.decode(line) for line in lines if re.search(pattern, line)]
-
-
-def described(line: dict[str, Any]) -> str:
-    """Describe the event of a log line."""
-    details = [line.get(name) for name in ("method", "status", "queue", "outcome", "reason")]
-    if line["event"] == "message_dead_lettered":
-        details.remove(line["queue"])
-    return " ".join([line["event"], *(str(detail) for detail in details if detail is not None)])
