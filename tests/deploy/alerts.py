@@ -1,6 +1,7 @@
 """The alerts, and Prometheus's own tool, which checks rules and evaluates them on made-up series."""
 
 import functools
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,11 +19,12 @@ _FILES = [_COMPONENTS / name / "alerts.yaml" for name in ("monitoring", "engine-
 GROUPS = [group for file in _FILES for group in msgspec.yaml.decode(file.read_bytes())["spec"]["groups"]]
 ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
 
+_USUAL = {"namespace": "here", "pod": "1", "queue": "notifications"}
 _JOBS = {"cnpg_": "-postgres", "barman_": "-postgres", "rabbitmq_": "-rabbitmq"}
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """Made-up series, a sample at every interval, and the labels with which the alert fires, if it does."""
+    """Made-up series, a sample at every interval, and labels with which the alert fires, if it does."""
 
     story: str
     series: Mapping[str, str]
@@ -49,12 +51,9 @@ def _file(alert: str, cases: Sequence[Case], folder: Path) -> Path:
 
 
 def _unit_test(alert: str, case: Case) -> dict[str, Any]:
-    rule = ALERTS[alert]
-    labels = {"alertname": alert, "alertstate": "firing", **rule["labels"]}
-    if "namespace" in rule["expr"]:
-        labels["namespace"] = "here"
     samples = [
-        {"labels": f"ALERTS{{{','.join(_matchers({**labels, **more}))}}}", "value": 1} for more in case.fires
+        {"labels": f"ALERTS{{{','.join(_matchers(labels_of(alert, labels)))}}}", "value": 1}
+        for labels in case.fires
     ]
     looks = [(case.at, samples), *([(case.too_early, [])] if case.too_early else [])]
     query = f'ALERTS{{alertname="{alert}",alertstate="firing"}}'
@@ -66,6 +65,15 @@ def _unit_test(alert: str, case: Case) -> dict[str, Any]:
         ],
         "promql_expr_test": [{"expr": query, "eval_time": at, "exp_samples": seen} for at, seen in looks],
     }
+
+
+def labels_of(alert: str, labels: Mapping[str, str]) -> dict[str, str]:
+    """Return all labels of a firing alert: *labels*, and the usual ones by which its rule groups first."""
+    rule = ALERTS[alert]
+    grouping = re.search(r"by \(([^)]*)\)", rule["expr"])
+    grouped_by = re.findall(r"\w+", grouping[1]) if grouping else []
+    usual = {name: value for name, value in _USUAL.items() if name in grouped_by}
+    return {"alertname": alert, "alertstate": "firing", **rule["labels"], **usual, **labels}
 
 
 def of_target(series: str) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -65,29 +66,28 @@ async def create_many(client: httpx.AsyncClient, count: int, *, at_once: int = 4
     return await asyncio.gather(*(create_in_turn() for _ in range(count)))
 
 
+@dataclass
 class Load:
-    """What callers have sent so far, and the answers."""
+    """What callers have sent so far, by external_id, and the answers."""
 
-    def __init__(self) -> None:
-        self.sent: set[str] = set()  # by external_id
-        self.stored: set[str] = set()  # by external_id: these were answered with 200
-        self.refused: list[int] = []  # the status of any other answer
+    sent: set[str] = field(default_factory=set)
+    stored: set[str] = field(default_factory=set)  # These were answered with 200.
+    refused: list[int] = field(default_factory=list)  # the status of any other answer
 
-    async def call(self, api: Process, token: str, stop: asyncio.Event) -> None:
-        """Post one request after another until *stop*, also while the API is down."""
-        async with client_of(api, token) as client:
-            while not stop.is_set():
-                body = another_request()
-                self.sent.add(body["external_id"])
-                try:
-                    response = await client.post("/v1/request", json=body)
-                except httpx.TransportError:
-                    await wait_at_most(_PAUSE_SECONDS, stop)
-                    continue
-                if response.status_code == 200:
-                    self.stored.add(response.json()["data"]["external_id"])
-                else:
-                    self.refused.append(response.status_code)
+    async def call(self, client: httpx.AsyncClient, stop: asyncio.Event) -> None:
+        """Post one request after another until *stop*, even while the API is down."""
+        while not stop.is_set():
+            body = another_request()
+            self.sent.add(body["external_id"])
+            try:
+                response = await client.post("/v1/request", json=body)
+            except httpx.TransportError:
+                await wait_at_most(_PAUSE_SECONDS, stop)
+                continue
+            if response.status_code == 200:
+                self.stored.add(body["external_id"])
+            else:
+                self.refused.append(response.status_code)
 
 
 @asynccontextmanager
@@ -95,9 +95,9 @@ async def under_load(api: Process, token: str, *, callers: int = 4) -> AsyncIter
     """Let *callers* post requests until the block is left."""
     load = Load()
     stop = asyncio.Event()
-    async with asyncio.TaskGroup() as calls:
+    async with client_of(api, token) as client, asyncio.TaskGroup() as calls:
         for _ in range(callers):
-            calls.create_task(load.call(api, token, stop))
+            calls.create_task(load.call(client, stop))
         try:
             yield load
         finally:

@@ -120,33 +120,28 @@ async def test_program_ends_when_its_connection_breaks(consumer, network, amqp_u
         await consumer.exit_status()
 
 
-@pytest.fixture
-def broker(tmp_path):
-    """A node of its own, because accounts stay."""
-    with rabbitmq_node(Place(folder=tmp_path, keep=False, report=print)) as server:
-        yield server
-
-
 @pytest.mark.long
-async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_else(broker, tmp_path):
+async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_else(tmp_path):
     account = code_blocks(PAGE, SECTION, "sh")[-1]
     reader = account.replace("calculations|", "").replace("calculator", "reader")
-    url, reader_url = (
-        str(URL(broker.url).with_user(user).with_password("a-password")) for user in ("calculator", "reader")
-    )
-    async with open_channel(broker.url) as channel:
-        await declare_topology(channel)
-        await asyncio.to_thread(run_as_operator, account + reader, broker, PASSWORD="a-password")
-        async with started(first_consumer(url, tmp_path), ready=False):
-            await eventually(lambda: consumes(broker.url))
-            exchange = await channel.get_exchange(topology.REQUESTS)
-            await exchange.publish(Message(AN_EVENT), topology.NOTIFICATIONS.routing_key)
-            await eventually(lambda: count(channel, topology.CALCULATION_RESULTS.name))
+    # A node of its own, because accounts stay.
+    with rabbitmq_node(Place(folder=tmp_path, keep=False, report=print)) as broker:
+        url, reader_url = (
+            str(URL(broker.url).with_user(user).with_password("a-password")) for user in (QUEUE, "reader")
+        )
+        async with open_channel(broker.url) as channel:
+            await declare_topology(channel)
+            await asyncio.to_thread(run_as_operator, account + reader, broker, PASSWORD="a-password")
+            async with started(first_consumer(url, tmp_path), ready=False):
+                await eventually(lambda: consumes(broker.url))
+                exchange = await channel.get_exchange(topology.REQUESTS)
+                await exchange.publish(Message(AN_EVENT), topology.NOTIFICATIONS.routing_key)
+                await eventually(lambda: count(channel, topology.CALCULATION_RESULTS.name))
 
-    assert not await is_refused(url, send, topology.CALCULATION_RESULTS)
-    assert await is_refused(reader_url, send, topology.CALCULATION_RESULTS)
-    for attempt in (send, read, remove):
-        assert await is_refused(url, attempt, topology.NOTIFICATIONS)
+        assert not await is_refused(url, send, topology.CALCULATION_RESULTS)
+        assert await is_refused(reader_url, send, topology.CALCULATION_RESULTS)
+        for attempt in (send, read, remove):
+            assert await is_refused(url, attempt, topology.NOTIFICATIONS)
 
 
 async def send(channel: AbstractChannel, queue: Queue) -> None:

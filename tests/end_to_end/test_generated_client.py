@@ -112,16 +112,16 @@ async def test_generated_client_creates_repeats_and_reads(generated, api, issuer
         with caller.AuthenticatedClient(base_url=api.base_url, token=key) as client:
             first_question = caller.first_question(client)
 
-    view, is_repeat = created
-    assert view.case_ref == "12 High Street"
+    view = created[0]
+    assert (view.case_ref, view.meta_data["source"]) == ("12 High Street", "website")
     assert view.created_at.utcoffset() is not None
-    assert view.meta_data["source"] == "website"
-    assert others[0] == (view, True)
-    assert (is_repeat, others[1][1]) == (False, False)
+    assert [created, others[0], others[1][1]] == [(view, False), (view, True), False]
     assert retrieved.to_dict() == view.to_dict()
-    assert event_types == ["request.created"]
-    assert refusals == ["invalid_characters"]
-    assert first_question == "case_ref"
+    assert (event_types, refusals, first_question) == (
+        ["request.created"],
+        ["invalid_characters"],
+        "case_ref",
+    )
 
 
 @pytest.mark.long

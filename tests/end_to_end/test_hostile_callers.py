@@ -31,7 +31,7 @@ async def pipeline(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
             await reader.read(100_000)
 
 
-async def pipeline_unread(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def pipeline_unread(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Send as many requests as the server takes, and read no answer."""
     while True:
         writer.write(_LIVEZ * 5000)
@@ -79,10 +79,9 @@ async def attacked(api: Process, *callers: tuple[int, Send]) -> AsyncIterator[No
 
 async def others_are_served(api: Process, token: str) -> None:
     """Check the probe and a create, each over a new connection."""
-    async with client_of(api, token) as client:
-        assert (await client.get("/livez")).status_code == 200
-    async with client_of(api, token) as client:
-        assert (await client.post("/v1/request", json=A_REQUEST)).status_code == 200
+    for method, path in (("GET", "/livez"), ("POST", "/v1/request")):
+        async with client_of(api, token) as client:
+            assert (await client.request(method, path, json=A_REQUEST)).status_code == 200
 
 
 def open_files(api: Process) -> int:
@@ -91,10 +90,7 @@ def open_files(api: Process) -> int:
 
 
 @pytest.mark.long
-async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(
-    service_settings, issuer, tmp_path
-):
-    api = api_process(service_settings, tmp_path)
+async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(api, issuer):
     token = issuer.token()
     body = head_with(token, f"Content-Length: {LARGEST_BODY}") + bytes(LARGEST_BODY - 1)
     headers = b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * MOST_HEADERS
@@ -115,10 +111,7 @@ async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(
 
 @pytest.mark.long
 @pytest.mark.parametrize("sent", [_LIVEZ, _LIVEZ[:-2], _BUNDLE * 5], ids=["idle", "head", "unread"])
-async def test_others_are_served_while_one_caller_holds_all_connections(
-    service_settings, issuer, tmp_path, sent
-):
-    api = api_process(service_settings, tmp_path)
+async def test_others_are_served_while_one_caller_holds_all_connections(api, issuer, sent):
     async with started(api):
         await others_are_served(api, issuer.token())
         async with attacked(api, (MOST_CONNECTIONS + 100, stall(sent))):

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from functools import partial
 
 import httpx
 import pytest
@@ -38,6 +39,9 @@ async def test_request_sent_a_thousand_times_with_one_key_is_stored_and_mailed_o
             except httpx.ConnectError:
                 await asyncio.sleep(_PAUSE_SECONDS)
 
+    def has_been_made(calls: int) -> bool:
+        return len(answers) + len(lost) >= calls
+
     chance = random.Random(20)  # noqa: S311 - the same moments in every run
     client = httpx.AsyncClient(
         base_url=api.base_url,
@@ -51,7 +55,7 @@ async def test_request_sent_a_thousand_times_with_one_key_is_stored_and_mailed_o
                 callers.create_task(call())
             for number in range(_KILLS):
                 goal = number * _TIMES // (_KILLS + 1) + chance.randint(0, 50)
-                await eventually(lambda goal=goal: len(answers) + len(lost) >= goal)
+                await eventually(partial(has_been_made, goal))
                 await api.kill()
                 api.start()
         await eventually(lambda: mail_server.accepted)

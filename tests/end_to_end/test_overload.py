@@ -20,10 +20,6 @@ TIMEOUT_SECONDS = 1.0  # A caller waits half of it for a connection.
 LONGEST_WAIT_SECONDS = 2.5  # The service refuses after 0.5 s at most; the rest is for a busy machine.
 
 
-async def call(client: httpx.AsyncClient) -> httpx.Response:
-    return await client.post("/v1/request", json=A_REQUEST)
-
-
 async def closed_loop(client: httpx.AsyncClient, seconds: float) -> float:
     """Return how many requests a second are served if there are as many callers as connections."""
     end = time.perf_counter() + seconds
@@ -31,7 +27,7 @@ async def closed_loop(client: httpx.AsyncClient, seconds: float) -> float:
     async def call_again_and_again() -> int:
         served = 0
         while time.perf_counter() < end:
-            served += (await call(client)).is_success
+            served += (await client.post("/v1/request", json=A_REQUEST)).is_success
         return served
 
     served = await asyncio.gather(*(call_again_and_again() for _ in range(CONNECTIONS)))
@@ -45,7 +41,7 @@ async def open_loop(client: httpx.AsyncClient, rate: float, seconds: float) -> l
         calls = []
         for number in range(round(rate * seconds)):
             await asyncio.sleep(max(0, began + number / rate - time.perf_counter()))
-            calls.append(group.create_task(call(client)))
+            calls.append(group.create_task(client.post("/v1/request", json=A_REQUEST)))
     return [sent.result() for sent in calls]
 
 

@@ -38,8 +38,7 @@ async def chromium(tmp_path_factory):
 @pytest.fixture(params=SCREENS)
 def screen(request):
     """A screen's name."""
-    name: str = request.param
-    return name
+    return request.param
 
 
 @pytest.fixture
@@ -102,31 +101,21 @@ async def test_deep_link_opens_its_operation(tab, base_url):
     assert await tab.evaluate("document.querySelectorAll('.opblock.is-open').length") == 1
 
 
-async def authorize(tab: Tab, token: str) -> None:
-    """Paste a token into the page."""
+async def test_calls_can_be_tried_out(tab, base_url, screen, issuer, database):
+    await tab.open(f"{base_url}/schema")
     await tab.click(".auth-wrapper .authorize")
-    await tab.fill(".auth-container input[type=text]", token)
+    await tab.fill(".auth-container input[type=text]", issuer.token())
     await tab.click(".auth-container button.authorize")
     await tab.click(".auth-container .btn-done")
-
-
-async def try_out_create(tab: Tab) -> Any:
-    """Create a request with the body that the page suggests, and return the answer that it shows."""
     await tab.click(f"{CREATE} .opblock-summary-control")
     await tab.click(f"{CREATE} .try-out__btn")
     await tab.click(f"{CREATE} .execute")
-    answer = f"document.querySelector('{CREATE} .live-responses-table .response')"
-    await tab.shows(answer)
-    assert await tab.evaluate(f"{answer}.querySelector('.response-col_status').innerText") == "200"
-    return json.loads(await tab.evaluate(f"{answer}.querySelector('.highlight-code code').innerText"))
-
-
-async def test_calls_can_be_tried_out(tab, base_url, screen, issuer, database):
-    await tab.open(f"{base_url}/schema")
-    await authorize(tab, issuer.token())
-    answer = await try_out_create(tab)
+    shown = f"document.querySelector('{CREATE} .live-responses-table .response')"
+    await tab.shows(shown)
     await tab.screenshot(SCREENSHOTS / f"tried-out-{screen}.png")
 
+    assert await tab.evaluate(f"{shown}.querySelector('.response-col_status').innerText") == "200"
+    answer = json.loads(await tab.evaluate(f"{shown}.querySelector('.highlight-code code').innerText"))
     assert await fits(tab)
     assert tab.errors == []
     stored = await database.fetchrow("SELECT * FROM calculation_request")
