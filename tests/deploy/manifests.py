@@ -77,6 +77,14 @@ def workloads(overlay: str) -> dict[str, Manifest]:
     return of_kind(overlay, "Deployment", "StatefulSet")
 
 
+def replicas_when_scaled() -> dict[str, tuple[int, int]]:
+    """Return how many pods of each process there are at least and at most in production."""
+    scaled = {name: one["spec"] for name, one in of_kind("production", "ScaledObject").items()}
+    (api,) = (one["spec"] for one in of_kind("production", "HorizontalPodAutoscaler").values())
+    counts = {name: (one["minReplicaCount"], one["maxReplicaCount"]) for name, one in scaled.items()}
+    return {"api": (api["minReplicas"], api["maxReplicas"]), **counts}
+
+
 def grace_seconds() -> float:
     """Return the grace period of the service's pods. Needs no kustomize."""
     patch = msgspec.yaml.decode((K8S / "base" / "patches" / "every-deployment.yaml").read_bytes())

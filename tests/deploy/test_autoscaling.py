@@ -2,7 +2,7 @@
 
 from service.outbox import lanes
 from service.postgres.pool import Connection
-from tests.deploy.manifests import Manifest, of_kind
+from tests.deploy.manifests import Manifest, of_kind, replicas_when_scaled
 from tests.deploy.pages import INSTALLATION, rows
 from worker.rabbitmq import topology
 
@@ -44,15 +44,11 @@ async def test_relays_are_counted_by_the_age_of_the_oldest_event(database):
 
 
 async def test_question_about_the_age_looks_into_the_index_only_once_for_each_lane(database):
-    for _ in range(20):
-        await add_event(database, lane=3, age_seconds=1)
     await database.execute("SET enable_seqscan = off")
 
     plan = await database.fetch(f"EXPLAIN {question('relay')}")
 
-    text = "\n".join(row["QUERY PLAN"] for row in plan)
-    assert "Index Scan using outbox_pkey" in text
-    assert "Index Cond: (lane = lanes.lane)" in text
+    assert "Index Cond: (lane = lanes.lane)" in str(plan)
 
 
 async def test_senders_are_counted_by_the_emails_that_are_due(database):
@@ -86,10 +82,6 @@ def test_no_trigger_has_a_misspelt_field():
 
 
 def test_page_says_from_and_to_how_many_replicas_each_process_scales():
-    (api,) = of_kind("production", "HorizontalPodAutoscaler").values()
-    expected = {"api": (api["spec"]["minReplicas"], api["spec"]["maxReplicas"])}
-    for name, scaled in of_kind("production", "ScaledObject").items():
-        expected[name] = (scaled["spec"]["minReplicaCount"], scaled["spec"]["maxReplicaCount"])
-
     listed = rows(INSTALLATION, "Scaling", "| from")
-    assert {name: (int(least), int(most)) for name, least, most, _ in listed} == expected
+
+    assert {name: (int(least), int(most)) for name, least, most, _ in listed} == replicas_when_scaled()

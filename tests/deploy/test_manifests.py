@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from tests.deploy.manifests import (
     OVERLAYS,
     PROCESSES,
     WORKERS,
+    Manifest,
     configuration,
     container_of,
     environment_of,
@@ -23,6 +25,7 @@ from tests.deploy.manifests import (
     pod_of,
     render,
     rendered,
+    replicas_when_scaled,
     schema_container_of,
     the_one,
     workloads,
@@ -30,7 +33,6 @@ from tests.deploy.manifests import (
 from tests.deploy.pages import INSTALLATION
 from worker.settings import WorkerSettings
 
-KUBERNETES_VERSION = "1.33"
 OF_KUBERNETES = ("rbac.authorization.k8s.io/", "networking.k8s.io/")
 OF_THE_SECRET = {"DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS"}
 SETTINGS = {
@@ -43,10 +45,12 @@ PAGE = INSTALLATION.read_text()
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 
 
-@pytest.fixture
-def copy_of_k8s(tmp_path):
-    """A copy of the manifests, for a test to change."""
-    return shutil.copytree(K8S, tmp_path / "k8s")
+def rendered_with(old: str, new: str, *, overlay: str, folder: Path) -> tuple[Manifest, ...]:
+    """Return the objects of an overlay after a change of its kustomization, made in a copy in *folder*."""
+    changed = shutil.copytree(K8S, folder / "k8s") / "overlays" / overlay
+    kustomization = changed / "kustomization.yaml"
+    kustomization.write_text(kustomization.read_text().replace(old, new))
+    return render(changed)
 
 
 @each_overlay
@@ -58,7 +62,7 @@ def test_core_kinds_are_valid_in_strict_mode(overlay):
     for manifest in rendered(overlay):
         version = manifest["apiVersion"]
         if "." not in version or version.startswith(OF_KUBERNETES):
-            validator.validate(manifest, KUBERNETES_VERSION, strict=True)
+            validator.validate(manifest, "1.33", strict=True)
             checked.add(manifest["kind"])
 
     assert {"Deployment", "Service", "PodDisruptionBudget", "ConfigMap", "Namespace"} <= checked
@@ -254,13 +258,11 @@ def test_worker_uses_tls_to_rabbitmq_and_trusts_the_authority_that_signed(proces
     assert [one["secretName"] for one in signing] == [authority]
 
 
-def test_namespace_of_the_overlay_reaches_every_address_of_a_service(copy_of_k8s):
-    kustomization = copy_of_k8s / "overlays" / "production" / "kustomization.yaml"
-    kustomization.write_text(
-        kustomization.read_text().replace("\nnamespace: calculation-requests\n", "\nnamespace: elsewhere\n")
-    )
+def test_namespace_of_the_overlay_reaches_every_address_of_a_service(tmp_path):
+    old, new = "\nnamespace: calculation-requests\n", "\nnamespace: elsewhere\n"
+    moved = msgspec.json.encode(rendered_with(old, new, overlay="production", folder=tmp_path))
 
-    addresses = re.findall(rb"\w+\.([\w-]+)\.svc\b", msgspec.json.encode(render(kustomization.parent)))
+    addresses = re.findall(rb"\w+\.([\w-]+)\.svc\b", moved)
 
     assert addresses == [b"elsewhere"] * 4
 
@@ -281,16 +283,12 @@ def test_connections_fit_when_everything_is_scaled_out():
     pooler = the_one("production", "Pooler", "postgres-pooler")["spec"]
     parameters = pooler["pgbouncer"]["parameters"]
     cluster = the_one("production", "Cluster", "postgres")["spec"]["postgresql"]["parameters"]
-    replicas = {"api": the_one("production", "HorizontalPodAutoscaler", "api")["spec"]["maxReplicas"]}
-    for name, scaled in of_kind("production", "ScaledObject").items():
-        replicas[name] = scaled["spec"]["maxReplicaCount"]
-    assert replicas.keys() == set(PROCESSES)
-    surge = 1  # of a rollout, for each Deployment
+    pods = {name: most + 1 for name, (_, most) in replicas_when_scaled().items()}  # one more in a rollout
+    assert pods.keys() == set(PROCESSES)
 
-    clients = sum((count + surge) * connections_of("production", name) for name, count in replicas.items())
-    listening = replicas["relay"] + surge
+    clients = sum(count * connections_of("production", name) for name, count in pods.items())
+    listening, schema = pods["relay"], pods["api"]  # each API applies the schema before it starts
     keda, operators, engine = len(of_kind("production", "ScaledObject")), 5, 15
-    schema = replicas["api"] + surge  # each before it starts
     servers = pooler["instances"] * int(parameters["default_pool_size"])
 
     # One PgBouncer may have to carry all of them.
@@ -300,7 +298,7 @@ def test_connections_fit_when_everything_is_scaled_out():
 
 def test_page_says_how_many_connections_an_external_postgres_must_allow():
     deployments = of_kind("external", "Deployment")
-    pods = {name: deployments[name]["spec"]["replicas"] + 1 for name in PROCESSES}  # one more in a rollout
+    pods = {name: deployments[name]["spec"]["replicas"] + 1 for name in PROCESSES}
 
     pools = sum(count * connections_of("external", name) for name, count in pods.items())
     listening, schema, operators = pods["relay"], pods["api"], 5
@@ -323,12 +321,10 @@ def test_ingress_exposes_only_the_api_of_callers(overlay):
     assert {path["path"] for path in rule["http"]["paths"]} == {"/v1", "/schema"}
 
 
-def test_gateway_may_take_the_place_of_the_ingress(copy_of_k8s):
-    external = copy_of_k8s / "overlays" / "external"
-    kustomization = external / "kustomization.yaml"
-    kustomization.write_text(kustomization.read_text().replace("components/ingress", "components/gateway"))
+def test_gateway_may_take_the_place_of_the_ingress(tmp_path):
+    objects = rendered_with("components/ingress", "components/gateway", overlay="external", folder=tmp_path)
 
-    specifications = {one["kind"]: one["spec"] for one in render(external) if "spec" in one}
+    specifications = {one["kind"]: one["spec"] for one in objects if "spec" in one}
 
     assert "Ingress" not in specifications
     (rule,) = specifications["HTTPRoute"]["rules"]

@@ -1,6 +1,5 @@
 """Logs: machine-readable lines without anything personal or secret, whatever the input."""
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -22,7 +21,8 @@ from tests.end_to_end.events import publish_calculation
 from tests.harness import queues
 from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 from tests.harness.issuer import Issuer
-from tests.harness.processes import Process, api_process, started, worker_process
+from tests.harness.processes import api_process, started, worker_process
+from tests.harness.raw_connection import connect_to, head
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 
@@ -82,12 +82,12 @@ async def test_logs_of_the_api_hold_nothing_personal_or_secret(verbose_api, issu
         await database.execute(f"ALTER TABLE calculation_request RENAME customer_email TO {MARK}")
         seen.add((await caller.post("/v1/request", json=A_MARKED_REQUEST)).status_code)
         await database.execute(f"ALTER TABLE calculation_request RENAME {MARK} TO customer_email")
-        await _send_raw(verbose_api, f"GET /{MARK} HTTP/{MARK}\r\n\r\n")
-        await _send_raw(
-            verbose_api,
-            f"POST /v1/request HTTP/1.1\r\nHost: {MARK}\r\nAuthorization: Bearer {token}\r\n"
-            f'Content-Type: application/json\r\nContent-Length: 500\r\n\r\n{{"notes": "{MARK}',
-        )
+        malformed = f"GET /{MARK} HTTP/{MARK}\r\n\r\n".encode()
+        interrupted = head(caller, f"Cookie: {MARK}", "Content-Length: 500") + f'{{"notes": "{MARK}'.encode()
+        for sent in (malformed, interrupted):
+            connection = await connect_to(caller)
+            connection.send(sent)
+            connection.hang_up()
         await verbose_api.becomes_ready()
 
     assert seen >= {200, 400, 401, 403, 404, 405, 413, 415, 422, 500}
@@ -140,15 +140,6 @@ def calls_with_credentials(record: dict[str, Any], issuer: Issuer) -> list[Call]
         calls += [("GET", path, options) for path in (*paths, "/v1/questionnaire/structure")]
         calls += [("POST", "/v1/request", options | {"json": A_MARKED_REQUEST})]
     return calls
-
-
-async def _send_raw(process: Process, text: str) -> None:
-    """Send malformed HTTP, and hang up."""
-    _, writer = await asyncio.open_connection("127.0.0.1", process.port)
-    writer.write(text.encode())
-    await writer.drain()
-    writer.close()
-    await writer.wait_closed()
 
 
 async def test_logs_of_the_worker_hold_nothing_personal_or_secret(
