@@ -5,8 +5,7 @@ Not part of `make test`, because building takes its time: `make deploy-check` ru
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -47,21 +46,8 @@ def image():
     """The image, built from this checkout."""
     given = [part for name in _PIP_SETTINGS for part in ("--build-arg", name)]
     where = ("--file", "deploy/Dockerfile", "--tag", _IMAGE, ".")
-    docker("build", "--network", "host", *given, *where, seconds=_BUILD_SECONDS)
+    docker("build", "--quiet", "--network", "host", *given, *where, seconds=_BUILD_SECONDS)
     return _IMAGE
-
-
-@contextmanager
-def running(image: str, *command: str, environment: Mapping[str, str], jwks: Path) -> Iterator[str]:
-    """Run a process in a container; yields the container's id."""
-    variables = [part for name, value in environment.items() for part in ("--env", f"{name}={value}")]
-    volume = ("--volume", f"{jwks}:{jwks}:ro")
-    container = docker("run", "--detach", *_RESTRICTED, *variables, *volume, image, *command)
-    try:
-        yield container
-    finally:
-        print(f"--- {' '.join(command)}", docker("logs", "--tail", "40", container), sep="\n")  # noqa: T201
-        docker("rm", "--force", container)
 
 
 def test_image_holds_the_program_and_nothing_to_install_or_compile_with_and_its_user_is_not_root(image):
@@ -87,10 +73,12 @@ async def test_one_request_goes_through_the_whole_chain_in_restricted_containers
         worker = of_container(worker_settings, **ports, SMTP_URL=f"smtp://127.0.0.1:{smtp_port}")
         database = ("--env", f"DATABASE_URL={service_settings.database_url}")
         docker("run", "--rm", *_RESTRICTED, *database, image, "service", "schema", "apply")
-        containers = [
-            stack.enter_context(running(image, "service", "serve", environment=api, jwks=issuer.jwks)),
-            stack.enter_context(running(image, "worker", environment=worker, jwks=issuer.jwks)),
-        ]
+        containers = []
+        for command, environment in ((("service", "serve"), api), (("worker",), worker)):
+            given = [part for variable in environment.items() for part in ("--env", "=".join(variable))]
+            volume = ("--volume", f"{issuer.jwks}:{issuer.jwks}:ro")
+            containers += [docker("run", "--detach", *_RESTRICTED, *given, *volume, image, *command)]
+            stack.callback(remove, containers[-1])
         for port in ports.values():
             await Process("container", [], environment={}, port=int(port), folder=tmp_path).becomes_ready()
 
@@ -108,6 +96,12 @@ async def test_one_request_goes_through_the_whole_chain_in_restricted_containers
 
     assert statuses == ["0", "0"]
     assert seconds < grace_seconds()
+
+
+def remove(container: str) -> None:
+    """Remove a container, and print the end of its log, which pytest shows on failure."""
+    print(docker("logs", "--tail", "40", container))  # noqa: T201
+    docker("rm", "--force", container)
 
 
 def of_container(settings: Settings, **variables: str) -> dict[str, str]:

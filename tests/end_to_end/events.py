@@ -11,6 +11,13 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 
+ALL_ARE_DONE = """
+    SELECT NOT EXISTS (SELECT FROM outbox)
+       AND NOT EXISTS (SELECT FROM outbox_held)
+       AND NOT EXISTS (SELECT FROM email WHERE state <> 'sent')
+       AND NOT EXISTS (SELECT FROM calculation_request WHERE calculation_id IS NULL OR sequence < 3)
+"""
+
 
 class Subscriber:
     """Another team: gets every event about requests, in the order of delivery."""

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import msgspec
 
 from tests.end_to_end.callers import create_many, under_load
-from tests.end_to_end.events import publish_calculation
+from tests.end_to_end.events import ALL_ARE_DONE, publish_calculation
 from tests.harness.processes import started, worker_process
 from tests.harness.waiting import eventually
 
@@ -42,7 +42,7 @@ async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
                 )
                 in_flight_at_a_kill |= {row["email_key"] for row in rows}
                 worker.start()
-        await eventually(lambda: database.fetchval(_ALL_ARE_DONE))
+        await eventually(lambda: database.fetchval(ALL_ARE_DONE))
         await eventually(lambda: len(subscriber.event_ids) == 3 * len(uuids))
 
     assert len(uuids) == _ROUNDS * _REQUESTS_A_ROUND
@@ -66,14 +66,6 @@ async def _any_moment_while_growing(collection: Collection[object]) -> None:
     """Wait for a random moment while work is in progress."""
     goal = len(collection) + _CHANCE.randint(1, _REQUESTS_A_ROUND - 5)
     await eventually(lambda: len(collection) >= goal)
-
-
-_ALL_ARE_DONE = """
-    SELECT NOT EXISTS (SELECT FROM outbox)
-       AND NOT EXISTS (SELECT FROM outbox_held)
-       AND NOT EXISTS (SELECT FROM email WHERE state <> 'sent')
-       AND NOT EXISTS (SELECT FROM calculation_request WHERE calculation_id IS NULL OR sequence < 3)
-"""
 
 
 async def test_every_answer_of_a_killed_api_is_stored_with_one_event(api, issuer, database):

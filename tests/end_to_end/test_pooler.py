@@ -15,7 +15,7 @@ from deploy.local.machine.ports import accepts, free_port
 from deploy.local.machine.processes import Program, running
 from deploy.local.machine.waiting import wait_until
 from tests.end_to_end.callers import client_of
-from tests.end_to_end.events import publish_calculation
+from tests.end_to_end.events import ALL_ARE_DONE, publish_calculation
 from tests.harness.examples import A_REQUEST
 from tests.harness.processes import api_process, started, worker_process
 from tests.harness.waiting import eventually
@@ -82,19 +82,8 @@ async def test_chain_works_through_a_transaction_pooler(
         uuids = {response.json()["data"]["uuid"] for response in responses}
         for uuid in uuids:
             await publish_calculation(channel, uuid, f"of-{uuid}")
-        await eventually(lambda: database.fetchval(_ALL_ARE_DONE))
+        await eventually(lambda: database.fetchval(ALL_ARE_DONE))
 
     assert {response.status_code for response in responses} == {200}
     assert sum("Idempotent-Replayed" not in response.headers for response in responses) == 50
     assert len(uuids) == len(mail_server.accepted) == 50
-
-
-_ALL_ARE_DONE = """
-    SELECT count(*) = 50 AND NOT EXISTS (SELECT FROM outbox)
-      FROM calculation_request AS request
-      JOIN email
-        ON email.request_id = request.id
-     WHERE email.state = 'sent'
-       AND request.calculation_id IS NOT NULL
-       AND request.sequence = 3
-"""

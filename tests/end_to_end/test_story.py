@@ -36,10 +36,9 @@ async def test_request_id_leads_to_the_uuid_and_the_uuid_to_every_line_about_the
     (posted,) = grep(REQUEST_ID, api, worker)
     assert (posted["event"], posted["uuid"], posted["trace_id"]) == ("request_served", uuid, TRACE_ID)
     for line in grep(ABOUT_A_REQUEST, api, worker):
-        if line.get("route") in probes.PATHS:
-            continue
-        assert line["uuid"]
-        assert re.fullmatch("[0-9a-f]{32}", line["trace_id"])
+        if line.get("route") not in probes.PATHS:
+            assert line["uuid"]
+            assert re.fullmatch("[0-9a-f]{32}", line["trace_id"])
     story = grep(f"{uuid}|{TRACE_ID}", api, worker)
     assert {line["uuid"] for line in story} == {uuid}
     assert sorted((line["event"], line.get("queue") or line.get("method", "")) for line in story) == [
@@ -64,15 +63,11 @@ async def test_refused_request_is_logged_with_its_reasons_and_a_uuid_only_if_it_
         await client.get(f"/v1/request/{unknown}")
         await client.get(f"/v1/request/{unknown}", headers=unscoped)
         await client.get("/v1/request/zqmark@customer.example.com")
-        await client.get("/v1/request", params={"limit": 0})
-        await client.get("/nonsense")
 
     assert [(line["status"], line.get("uuid"), line["error_codes"]) for line in served(logs)] == [
         (422, None, ["required", "invalid_type", "invalid_email"]),
         (404, unknown, ["not_found"]),
         (403, unknown, ["insufficient_scope"]),
-        (404, None, ["not_found"]),
-        (422, None, ["out_of_range"]),
         (404, None, ["not_found"]),
     ]
     assert all(re.fullmatch("[0-9a-f]{32}", line["trace_id"]) for line in served(logs))
