@@ -36,18 +36,16 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 def see(cases: Mapping[str, Sequence[Case]], folder: Path) -> None:
     """Evaluate the cases of each alert. Fails with what is different. Skips the test without promtool."""
-    promtool("test", "rules", *(_file(alert, its_own, folder) for alert, its_own in cases.items()))
-
-
-def _file(alert: str, cases: Sequence[Case], folder: Path) -> Path:
-    (every,) = {case.every for case in cases}
-    rules = {"groups": [{"name": alert, "rules": [ALERTS[alert]]}]}
-    content = {
-        "rule_files": [str(written(folder / f"{alert}-rules.json", rules))],
-        "evaluation_interval": every,
-        "tests": [_unit_test(alert, case) for case in cases],
-    }
-    return written(folder / f"{alert}.json", content)
+    files = []
+    for alert, its_own in cases.items():
+        rules = {"groups": [{"name": alert, "rules": [ALERTS[alert]]}]}
+        content = {
+            "rule_files": [str(written(folder / f"{alert}-rules.json", rules))],
+            "evaluation_interval": its_own[0].every,
+            "tests": [_unit_test(alert, case) for case in its_own],
+        }
+        files.append(written(folder / f"{alert}.json", content))
+    promtool("test", "rules", *files)
 
 
 def _unit_test(alert: str, case: Case) -> dict[str, Any]:

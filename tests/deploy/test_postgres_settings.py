@@ -23,20 +23,16 @@ async def test_slow_statements_are_logged_without_personal_data_and_vanished_cli
         await administrator.close()
         client = await asyncpg.connect(server.url)
         await client.fetch("SELECT $1::text, pg_sleep(1.1)", ADDRESS)
-        silence = await client.fetchval(
-            """
-            SELECT current_setting('tcp_keepalives_idle')::integer
-                   + current_setting('tcp_keepalives_interval')::integer
-                   * current_setting('tcp_keepalives_count')::integer
-            """
-        )
-        unacknowledged = await client.fetchval("SHOW tcp_user_timeout")
+        idle, interval, count, unacknowledged = [
+            int(await client.fetchval(f"SHOW tcp_{name}"))
+            for name in ("keepalives_idle", "keepalives_interval", "keepalives_count", "user_timeout")
+        ]
         await client.close()
         log = server.last_lines()
 
     assert "pg_sleep" in log
     assert ADDRESS not in log
-    assert (silence, unacknowledged) == (60, "60000")
+    assert (idle + interval * count, unacknowledged) == (60, 60_000)
 
 
 def test_backups_are_kept_and_commits_wait_for_a_standby_as_the_page_says():

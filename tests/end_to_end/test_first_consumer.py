@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,12 +55,10 @@ async def consumer(network, channel, tmp_path):
 
 async def consumes(amqp_url: str) -> bool:
     """Whether a program consumes the team's queue."""
-    async with open_channel(amqp_url) as channel:
-        try:
-            queue = await channel.get_queue(QUEUE)
-        except ChannelNotFoundEntity:
-            return False
-        return bool(queue.declaration_result.consumer_count)
+    with suppress(ChannelNotFoundEntity):
+        async with open_channel(amqp_url) as channel:
+            return bool((await channel.get_queue(QUEUE)).declaration_result.consumer_count)
+    return False
 
 
 def test_page_quotes_the_program():
@@ -96,7 +95,6 @@ async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
             await eventually(lambda: has_at_least(4, calculations.name))
             await eventually(lambda: holds(channel, topology.CALCULATION_RESULTS.name, 0))
 
-    assert await holds(channel, topology.CALCULATION_RESULTS.name, 0)
     assert await holds(channel, topology.CALCULATION_RESULTS.dead_letters, 0)
     assert len(subscriber.event_ids) == 6
 
@@ -161,9 +159,8 @@ async def is_refused(
     url: str, attempt: Callable[[AbstractChannel, Queue], Awaitable[None]], queue: Queue
 ) -> bool:
     """Whether the broker refuses what the user of *url* attempts."""
-    async with open_channel(url) as channel:
-        try:
+    with suppress(ChannelAccessRefused):
+        async with open_channel(url) as channel:
             await attempt(channel, queue)
-        except ChannelAccessRefused:
-            return True
-    return False
+            return False
+    return True

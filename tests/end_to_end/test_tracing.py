@@ -1,10 +1,11 @@
 """One trace from the caller to the e-mail, exported over OTLP; and no tracing unless it is configured."""
 
 import json
+import re
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -16,12 +17,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span, Status
 
-from service.settings import ServiceSettings
 from service.telemetry import tracing
 from tests.end_to_end.callers import client_of
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client, worker_probes
-from tests.harness.issuer import Issuer
 from tests.harness.processes import api_process, started, worker_process
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
@@ -65,13 +64,11 @@ def collector():
         def log_message(self, *_: object) -> None:
             """Log nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server, ThreadPoolExecutor() as thread:
+        thread.submit(server.serve_forever, poll_interval=0.05)
         made.endpoint = f"http://127.0.0.1:{server.server_port}"
-        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        serving.start()
         yield made
         server.shutdown()
-        serving.join()
 
 
 def attributes_of(traced: Span | Resource) -> dict[str, str | int]:
@@ -82,25 +79,19 @@ def attributes_of(traced: Span | Resource) -> dict[str, str | int]:
     }
 
 
-@asynccontextmanager
-async def exporting(
-    settings: ServiceSettings, collector: Collector, issuer: Issuer
-) -> AsyncIterator[httpx.AsyncClient]:
-    """Yield a client of an API in this process. All spans are exported when the block is left."""
-    settings = replace(settings, otel_exporter_otlp_endpoint=collector.endpoint)
-    with tracing.exporting(settings, service="tests"):
-        async with api_client(settings, issuer.token()) as caller:
-            yield caller
-
-
 @pytest.fixture
 def traced_chain(service_settings, worker_settings, collector, issuer):
-    """An API and a worker in this process, to be run once."""
+    """An API, with changes to its settings, and a worker in this process, to be run once.
+
+    All spans are exported when the block is left.
+    """
 
     @asynccontextmanager
-    async def run() -> AsyncIterator[httpx.AsyncClient]:
-        async with exporting(service_settings, collector, issuer) as caller, worker_probes(worker_settings):
-            yield caller
+    async def run(**changes: str) -> AsyncIterator[httpx.AsyncClient]:
+        settings = replace(service_settings, otel_exporter_otlp_endpoint=collector.endpoint, **changes)
+        with tracing.exporting(settings, service="tests"):
+            async with api_client(settings, issuer.token()) as caller, worker_probes(worker_settings):
+                yield caller
 
     return run
 
@@ -142,7 +133,7 @@ async def test_one_trace_leads_from_the_caller_to_the_email(
         "messaging.rabbitmq.destination.routing_key": "request.created",
         "messaging.message.id": f"{uuid}.request.created.1",
     }
-    assert all(event["traceparent"].split("-")[1] == _TRACE for event in subscriber.about(uuid))
+    assert all(_TRACE in event["traceparent"] for event in subscriber.about(uuid))
     assert {attributes_of(each.resource)["service.name"] for each in collector.received} == {
         "calculation-requests-api",
         "calculation-requests-worker",
@@ -183,9 +174,9 @@ async def test_trace_that_the_caller_does_not_sample_is_passed_on_but_not_export
 
     await eventually(lambda: "GET" in {span.name for span in collector.spans})
     assert collector.of_trace(_TRACE) == {}
-    for event in subscriber.about(uuid):
-        _, trace_id, _, flags = event["traceparent"].split("-")
-        assert (trace_id, flags) == (_TRACE, "00")
+    assert all(
+        re.fullmatch(f"00-{_TRACE}-.{{16}}-00", event["traceparent"]) for event in subscriber.about(uuid)
+    )
 
 
 async def test_traces_contain_nothing_personal_or_secret(traced_chain, collector, subscriber):
@@ -206,16 +197,12 @@ async def test_traces_contain_nothing_personal_or_secret(traced_chain, collector
     assert record["uuid"] in exported  # in the ids of messages: that is how a trace is found
     for private in (*A_REQUEST.values(), CONVEYANCER, token, record["secret"], "query-string", "secret="):
         assert str(private) not in exported
-    assert {span.name for span in collector.spans} >= {
-        "GET",
-        "GET /v1/request/{uuid}",
-        "HEAD /v1/request/{uuid}",
-    }
+    names = {span.name for span in collector.spans}
+    assert names >= {"GET", "GET /v1/request/{uuid}", "HEAD /v1/request/{uuid}"}
 
 
-async def test_internal_error_is_marked_and_its_text_left_out(service_settings, collector, issuer):
-    settings = replace(service_settings, database_url="postgresql://nobody:hidden@127.0.0.1:9/nothing")
-    async with exporting(settings, collector, issuer) as caller:
+async def test_internal_error_is_marked_and_its_text_left_out(traced_chain, collector):
+    async with traced_chain(database_url="postgresql://nobody:hidden@127.0.0.1:9/nothing") as caller:
         response = await caller.post("/v1/request", json=A_REQUEST)
 
     assert response.status_code == 503
