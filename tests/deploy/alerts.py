@@ -1,6 +1,5 @@
 """The alerts, and Prometheus's own tool, which checks rules and evaluates them on made-up series."""
 
-import functools
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -91,21 +90,13 @@ def _matchers(labels: Mapping[str, str]) -> list[str]:
 
 def promtool(*words: str | Path) -> str:
     """Run promtool, which must succeed, and return its output. Skips the test where there is none."""
-    command = _command()
-    if isinstance(command, LocalStackError):
-        pytest.skip(f"promtool is missing: {command}")
+    try:
+        command = packages.command("promtool", package="prometheus", report=print)
+    except LocalStackError as reason:
+        pytest.skip(f"promtool is missing: {reason}")
     ended = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
-
-
-@functools.cache
-def _command() -> Sequence[str] | LocalStackError:
-    """Return the command, or why there is none."""
-    try:
-        return packages.command("promtool", package="prometheus", report=print)
-    except LocalStackError as reason:
-        return reason
 
 
 def check_rules(groups: Any, folder: Path) -> str:

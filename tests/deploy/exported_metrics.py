@@ -9,10 +9,7 @@ from tests.deploy.pages import metrics_listed
 TARGET_LABELS = frozenset({"job", "instance", "namespace", "pod", "container", "endpoint"})
 
 # Of the client library, and used by the dashboard.
-_OF_THE_LIBRARY: Mapping[str, frozenset[str]] = {
-    "process_cpu_seconds_total": frozenset(),
-    "process_resident_memory_bytes": frozenset(),
-}
+_OF_THE_LIBRARY = ("process_cpu_seconds_total", "process_resident_memory_bytes")
 
 # Of CloudNativePG, its Barman Cloud plugin, RabbitMQ and the kubelet: only those that are used.
 _OF_ENGINES: Mapping[str, frozenset[str]] = {
@@ -38,13 +35,11 @@ def exported_metrics() -> Mapping[str, frozenset[str]]:
 
 def our_metrics() -> Mapping[str, frozenset[str]]:
     """Return the labels of every series of our processes, as deploy/reference.md lists them, by its name."""
-    series = dict(_OF_THE_LIBRARY)
+    series: dict[str, frozenset[str]] = dict.fromkeys(_OF_THE_LIBRARY, frozenset())
     for process in ("both processes", "API", "worker"):
         for name, (labels, is_histogram) in metrics_listed(process).items():
-            if is_histogram:
-                series |= {f"{name}_bucket": labels | {"le"}, f"{name}_sum": labels, f"{name}_count": labels}
-            else:
-                series[name] = labels
+            of_histogram = {f"{name}_bucket": labels | {"le"}, f"{name}_sum": labels, f"{name}_count": labels}
+            series |= of_histogram if is_histogram else {name: labels}
     return series
 
 

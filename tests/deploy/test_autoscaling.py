@@ -1,7 +1,6 @@
 """The autoscalers' queries work, and return what they scale on."""
 
 from service.outbox import lanes
-from service.postgres.pool import Connection
 from tests.deploy.manifests import Manifest, of_kind, replicas_when_scaled
 from tests.deploy.pages import INSTALLATION, rows
 from worker.rabbitmq import topology
@@ -22,23 +21,17 @@ def question(name: str) -> str:
     return query
 
 
-async def add_event(database: Connection, *, lane: int, age_seconds: int) -> None:
-    await database.execute(
-        """
-        INSERT INTO outbox (lane, request_id, type, sequence, payload, created_at)
-        VALUES ($1, gen_random_uuid(), 'request.created', 1, '', now() - $2 * interval '1 second')
-        """,
-        lane,
-        age_seconds,
-    )
-
-
 async def test_relays_are_counted_by_the_age_of_the_oldest_event(database):
     assert await database.fetchval(question("relay")) == 0
 
-    await add_event(database, lane=lanes.LANES - 1, age_seconds=40)
-    await add_event(database, lane=0, age_seconds=15)
-    await add_event(database, lane=0, age_seconds=5)
+    await database.execute(
+        """
+        INSERT INTO outbox (lane, request_id, type, sequence, payload, created_at)
+        SELECT lane, gen_random_uuid(), 'request.created', 1, '', now() - seconds * interval '1 second'
+          FROM (VALUES ($1::integer, 40), (0, 15), (0, 5)) AS event (lane, seconds)
+        """,
+        lanes.LANES - 1,
+    )
 
     assert 40 <= await database.fetchval(question("relay")) < 60
 

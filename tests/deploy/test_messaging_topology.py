@@ -5,7 +5,6 @@ import re
 
 import pytest
 from aio_pika import ExchangeType, Message
-from aio_pika.abc import AbstractChannel
 from aiormq.exceptions import ChannelPreconditionFailed
 
 from deploy.local.machine.folders import CHECKOUT
@@ -18,31 +17,23 @@ def specifications(kind: str) -> list[Manifest]:
     return [manifest["spec"] for manifest in of_kind("production", kind).values()]
 
 
-async def declare_as_the_operator_does(channel: AbstractChannel) -> None:
+async def test_broker_lets_the_worker_declare_over_what_the_operator_has_declared(channel):
+    """A broker refuses a second declaration with any other argument."""
     for exchange in specifications("Exchange"):
-        await channel.exchange_delete(exchange["name"])
-        await channel.declare_exchange(
-            exchange["name"], ExchangeType(exchange["type"]), durable=exchange["durable"]
-        )
+        name, type_ = exchange["name"], ExchangeType(exchange["type"])
+        await channel.exchange_delete(name)
+        await channel.declare_exchange(name, type_, durable=exchange["durable"])
     for queue in specifications("Queue"):
         await channel.queue_delete(queue["name"])
         arguments = {"x-queue-type": queue["type"], **queue["arguments"]}
         await channel.declare_queue(queue["name"], durable=queue["durable"], arguments=arguments)
-
-
-async def test_broker_lets_the_worker_declare_over_what_the_operator_has_declared(channel):
-    """A broker refuses a second declaration with any other argument."""
-    await declare_as_the_operator_does(channel)
 
     await declare_topology(channel)
 
 
 def test_manifests_name_what_the_worker_declares_and_no_more():
     names = {name for queue in topology.QUEUES for name in (queue.name, queue.dead_letters)}
-    bindings = {
-        (binding["source"], binding["destination"], binding["routingKey"])
-        for binding in specifications("Binding")
-    }
+    bindings = {(one["source"], one["destination"], one["routingKey"]) for one in specifications("Binding")}
 
     assert {queue["name"] for queue in specifications("Queue")} == names
     assert {exchange["name"] for exchange in specifications("Exchange")} == topology.EXCHANGES.keys()

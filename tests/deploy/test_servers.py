@@ -76,12 +76,12 @@ def test_image_that_cannot_be_pulled_is_one_line_or_an_error_if_it_was_named(mon
             pytest.raises(
                 LocalStackError, match="TEST_POSTGRES_IMAGE is set, but no container of that image"
             ),
-            servers.postgres(place.folder, keep=False, report=[].append),
+            servers.postgres(place.folder, keep=False, report=place.report),
         ):
             pass
         engine.shutdown()
 
-    pulling, refused, running = reports
+    pulling, refused, running, *_ = reports
     assert pulling == "Pulling the image postgres:18 …"
     assert refused.startswith("No container for Postgres: postgres:18 cannot be pulled (")
     assert running.startswith("Postgres 18 runs on this machine, port ")

@@ -9,9 +9,10 @@ from aio_pika.abc import AbstractChannel
 
 from service.settings import ServiceSettings
 from tests.end_to_end.callers import client_of
-from tests.end_to_end.events import Subscriber, subscribed
+from tests.end_to_end.events import Subscriber
 from tests.harness.issuer import Issuer
 from tests.harness.processes import Process, api_process, worker_process
+from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
 
@@ -37,5 +38,9 @@ async def caller(api: Process, issuer: Issuer) -> AsyncIterator[httpx.AsyncClien
 @pytest.fixture
 async def subscriber(channel: AbstractChannel) -> AsyncIterator[Subscriber]:
     """Another team, subscribed to every event about requests."""
-    async with subscribed(channel) as team:
-        yield team
+    team = Subscriber()
+    queue = await channel.declare_queue(exclusive=True)
+    await queue.bind(topology.REQUESTS, "#")
+    await queue.consume(team.receive, no_ack=True)
+    yield team
+    await queue.delete(if_unused=False, if_empty=False)

@@ -1,8 +1,7 @@
 """Other teams on RabbitMQ: a subscriber to the events, and a calculation team."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from aio_pika import DeliveryMode, Message
@@ -19,11 +18,11 @@ ALL_ARE_DONE = """
 """
 
 
+@dataclass
 class Subscriber:
     """Another team: gets every event about requests, in the order of delivery."""
 
-    def __init__(self) -> None:
-        self.received: list[dict[str, Any]] = []
+    received: list[dict[str, Any]] = field(default_factory=list)
 
     async def receive(self, message: AbstractIncomingMessage) -> None:
         """Take one message."""
@@ -41,17 +40,6 @@ class Subscriber:
     def types(self, uuid: str) -> set[str]:
         """Return the types of the events about one request."""
         return {event["type"] for event in self.about(uuid)}
-
-
-@asynccontextmanager
-async def subscribed(channel: AbstractChannel) -> AsyncIterator[Subscriber]:
-    """Bind an exclusive queue to the events about requests."""
-    subscriber = Subscriber()
-    queue = await channel.declare_queue(exclusive=True)
-    await queue.bind(topology.REQUESTS, "#")
-    await queue.consume(subscriber.receive, no_ack=True)
-    yield subscriber
-    await queue.delete(if_unused=False, if_empty=False)
 
 
 async def publish_calculation(channel: AbstractChannel, uuid: str, calculation_id: str) -> None:

@@ -5,8 +5,6 @@ import random
 from collections import defaultdict
 from collections.abc import Collection
 
-import msgspec
-
 from tests.end_to_end.callers import create_many, under_load
 from tests.end_to_end.events import ALL_ARE_DONE, publish_calculation
 from tests.harness.processes import started, worker_process
@@ -22,7 +20,7 @@ async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
 ):
     mail_server.data_delay_seconds = 0.02
     # A claim that a busy machine renews in time; after a kill its e-mail waits for the end of it.
-    worker = worker_process(msgspec.structs.replace(worker_settings, email_claim_seconds=5.0), tmp_path)
+    worker = worker_process(worker_settings, tmp_path, EMAIL_CLAIM_SECONDS="5")
     uuids: list[str] = []
     in_flight_at_a_kill: set[str] = set()
 

@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from deploy.local import environment, example
 from deploy.local.machine.folders import CHECKOUT
@@ -39,7 +38,7 @@ async def test_printed_calls_are_answered_and_lead_to_one_email_each_that_only_i
     of_front_page = code_blocks(CHECKOUT / "README.md", "Two commands", "sh")[-1]
 
     with mail_catcher(mails) as port:
-        worker = worker_process(replace(worker_settings, smtp_url=f"smtp://127.0.0.1:{port}"), tmp_path)
+        worker = worker_process(worker_settings, tmp_path, SMTP_URL=f"smtp://127.0.0.1:{port}")
         async with started(api, worker):
             first, repeated = [await run(of_callers, tmp_path) for _ in range(2)]
             mailed = len(list(mails.iterdir()))

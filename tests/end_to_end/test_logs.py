@@ -8,10 +8,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
-import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
-from msgspec.structs import replace
 
 from service.api.request_body import CreateBody
 from service.authentication import api_keys
@@ -44,30 +42,16 @@ A_MARKED_REQUEST: dict[str, Any] = {
     "calculation_fee_exempt": True,
 }
 BAD_VALUES: dict[str, Any] = {
+    **dict.fromkeys(("property_value", "request_type", "meta_data", "calculation_fee_exempt"), MARK),
+    f"{MARK}_unknown": MARK,
     "customer_email": f"{MARK} is no address",
-    "customer_phone": f"{MARK}" * 100,
+    "customer_phone": MARK * 100,
     "customer_first_name": f"{MARK}\x00",
-    "property_value": f"{MARK}",
-    "request_type": f"{MARK}",
-    "meta_data": f"{MARK}",
-    f"{MARK}_unknown": f"{MARK}",
-    "calculation_fee_exempt": f"{MARK}",
 }
 
 
-@pytest.fixture
-def verbose_api(service_settings, tmp_path):
-    """An API that logs as much as possible."""
-    return api_process(replace(service_settings, log_level="DEBUG"), tmp_path)
-
-
-@pytest.fixture
-def verbose_worker(worker_settings, tmp_path):
-    """A worker that logs as much as possible."""
-    return worker_process(replace(worker_settings, log_level="DEBUG"), tmp_path)
-
-
-async def test_logs_of_the_api_hold_nothing_personal_or_secret(verbose_api, issuer, database):
+async def test_logs_of_the_api_hold_nothing_personal_or_secret(service_settings, issuer, database, tmp_path):
+    verbose_api = api_process(service_settings, tmp_path, LOG_LEVEL="DEBUG")
     token = issuer.token()
     api_key = await api_keys.create(database, CONVEYANCER)
     async with started(verbose_api), client_of(verbose_api, token) as caller:
@@ -143,8 +127,9 @@ def calls_with_credentials(record: dict[str, Any], issuer: Issuer) -> list[Call]
 
 
 async def test_logs_of_the_worker_hold_nothing_personal_or_secret(
-    *, verbose_api, verbose_worker, issuer, channel, subscriber, mail_server, database
+    *, api, worker_settings, issuer, channel, subscriber, mail_server, database, tmp_path
 ):
+    verbose_worker = worker_process(worker_settings, tmp_path, LOG_LEVEL="DEBUG")
     token = issuer.token()
 
     async def create() -> dict[str, Any]:
@@ -159,7 +144,7 @@ async def test_logs_of_the_worker_hold_nothing_personal_or_secret(
         await eventually(lambda: part in verbose_worker.output)
 
     secrets: list[str] = []
-    async with started(verbose_api, verbose_worker), client_of(verbose_api, token) as caller:
+    async with started(api, verbose_worker), client_of(api, token) as caller:
         mail_server.data_reply = f"451 4.3.0 {MARK}-customer@customer.example.com: later"
         record = await create()
         await logs('"outcome":"postponed"')

@@ -5,7 +5,6 @@ import statistics
 import time
 
 import httpx
-import msgspec
 import pytest
 
 from tests.end_to_end.callers import client_of
@@ -57,10 +56,8 @@ async def test_at_twice_the_load_it_can_bear_most_of_what_it_can_serve_is_served
             FOR EACH ROW EXECUTE FUNCTION take_time()
         """
     )
-    settings = msgspec.structs.replace(
-        service_settings, database_timeout_seconds=TIMEOUT_SECONDS, database_pool_size=CONNECTIONS
-    )
-    api = api_process(settings, tmp_path)
+    limits = {"DATABASE_TIMEOUT_SECONDS": str(TIMEOUT_SECONDS), "DATABASE_POOL_SIZE": str(CONNECTIONS)}
+    api = api_process(service_settings, tmp_path, **limits)
     async with started(api), client_of(api, issuer.token()) as client:
         capacity = await closed_loop(client, 2.0)
         answers = await open_loop(client, 2 * CAPACITY, LOAD_SECONDS)

@@ -7,11 +7,9 @@ import msgspec
 import pytest
 
 from deploy.local.machine.folders import LOCAL
-from service.app import create_app
 from service.contracts import openapi
 from tests.harness import browser
 from tests.harness.browser import Tab
-from tests.harness.in_process import serve
 
 pytestmark = pytest.mark.long
 
@@ -48,20 +46,13 @@ async def tab(chromium, screen):
     return await chromium.new_tab(width=width, height=height)
 
 
-@pytest.fixture
-async def base_url(service_settings):
-    """The URL of an API."""
-    async with serve(create_app(service_settings)) as url:
-        yield url
-
-
 async def fits(tab: Tab) -> bool:
     """Whether nothing is wider than the screen."""
     return bool(await tab.evaluate(f"document.documentElement.scrollWidth <= {tab.width}"))
 
 
-async def test_page_and_operations_fit_the_screen_and_show_no_names_of_types(tab, base_url, screen):
-    await tab.open(f"{base_url}/schema")
+async def test_page_and_operations_fit_the_screen_and_show_no_names_of_types(tab, client, screen):
+    await tab.open(f"{client.base_url}schema")
     await tab.shows(ALL_LISTED)
     await tab.screenshot(SCREENSHOTS / f"api-{screen}.png")
     assert await fits(tab)
@@ -91,8 +82,8 @@ async def test_page_and_operations_fit_the_screen_and_show_no_names_of_types(tab
     assert tab.errors == []
 
 
-async def test_deep_link_opens_its_operation(tab, base_url):
-    await tab.open(f"{base_url}/schema#/requests/create_request")
+async def test_deep_link_opens_its_operation(tab, client):
+    await tab.open(f"{client.base_url}schema#/requests/create_request")
 
     opened = f"document.querySelector('{CREATE}.is-open')"
     await tab.shows(
@@ -101,8 +92,8 @@ async def test_deep_link_opens_its_operation(tab, base_url):
     assert await tab.evaluate("document.querySelectorAll('.opblock.is-open').length") == 1
 
 
-async def test_calls_can_be_tried_out(tab, base_url, screen, issuer, database):
-    await tab.open(f"{base_url}/schema")
+async def test_calls_can_be_tried_out(tab, client, screen, issuer, database):
+    await tab.open(f"{client.base_url}schema")
     await tab.click(".auth-wrapper .authorize")
     await tab.fill(".auth-container input[type=text]", issuer.token())
     await tab.click(".auth-container button.authorize")

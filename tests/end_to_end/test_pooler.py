@@ -3,17 +3,14 @@
 import asyncio
 import os
 from pathlib import Path
-from textwrap import dedent
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import pytest
-from msgspec.structs import replace
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
 from deploy.local.machine.ports import accepts, free_port
-from deploy.local.machine.processes import Program, running
-from deploy.local.machine.waiting import wait_until
+from deploy.local.machine.processes import Program, running, wait_for
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.events import ALL_ARE_DONE, publish_calculation
 from tests.harness.examples import A_REQUEST
@@ -37,21 +34,11 @@ def pooler_url(database_url, tmp_path):
     tmp_path.chmod(0o755)
     config = tmp_path / "pgbouncer.ini"
     server = f"host={database.hostname} port={database.port} user={database.username}"
-    config.write_text(
-        dedent(
-            f"""\
-            [databases]
-            * = {server} password={unquote(database.password or "")}
-            [pgbouncer]
-            listen_addr = 127.0.0.1
-            listen_port = {port}
-            unix_socket_dir =
-            auth_type = any
-            pool_mode = transaction
-            default_pool_size = 3
-            """
-        )
-    )
+    password = unquote(database.password or "")
+    options = ["unix_socket_dir =", "auth_type = any", "pool_mode = transaction", "default_pool_size = 3"]
+    options += ["listen_addr = 127.0.0.1", f"listen_port = {port}"]
+    lines = ["[databases]", f"* = {server} password={password}", "[pgbouncer]", *options, ""]
+    config.write_text("\n".join(lines))
     config.chmod(0o644)
     program = Program(
         name="PgBouncer",
@@ -62,17 +49,17 @@ def pooler_url(database_url, tmp_path):
         stop_seconds=5.0,
     )
     with running(program) as process:
-        assert wait_until(lambda: accepts(port), seconds=30), process.describe("PgBouncer does not answer.")
+        wait_for(process, lambda: accepts(port), seconds=30)
         yield urlunsplit(database._replace(netloc=f"{database.username}@127.0.0.1:{port}"))
 
 
 async def test_chain_works_through_a_transaction_pooler(
     *, service_settings, worker_settings, pooler_url, database, channel, mail_server, issuer, tmp_path
 ):
-    pooled = {"database_url": pooler_url, "database_statement_cache_size": 0}
-    api = api_process(replace(service_settings, **pooled, database_timeout_seconds=30), tmp_path)
-    settings = replace(worker_settings, **pooled, listen_database_url=service_settings.database_url)
-    workers = [worker_process(settings, tmp_path) for _ in range(2)]
+    pooled = {"DATABASE_URL": pooler_url, "DATABASE_STATEMENT_CACHE_SIZE": "0"}
+    api = api_process(service_settings, tmp_path, **pooled, DATABASE_TIMEOUT_SECONDS="30")
+    directly = {"LISTEN_DATABASE_URL": service_settings.database_url}
+    workers = [worker_process(worker_settings, tmp_path, **pooled, **directly) for _ in range(2)]
     async with started(api, *workers), client_of(api, issuer.token()) as caller:
         sent = [
             caller.post("/v1/request", json=A_REQUEST, headers={"Idempotency-Key": f"key-{number % 50}"})

@@ -47,15 +47,11 @@ async def test_request_gets_its_email_and_its_calculation_over_tls(
         TcpProxy(worker_settings.amqp_url, context=context) as broker,
         MailServer("smtp+starttls", context, _LOGIN) as mail_server,
     ):
-        database_url = verifying(postgres.url, authority)
-        settings = replace(
-            worker_settings,
-            database_url=database_url,
-            amqp_url=trusting(broker.url, authority),
-            smtp_url=mail_server.url,
-        )
-        api = api_process(replace(service_settings, database_url=database_url), tmp_path)
-        worker = worker_process(settings, tmp_path, SSL_CERT_FILE=str(authority.file))
+        database = {"DATABASE_URL": verifying(postgres.url, authority)}
+        others = {"AMQP_URL": trusting(broker.url, authority), "SMTP_URL": mail_server.url}
+        api = api_process(service_settings, tmp_path, **database)
+        authorities = {"SSL_CERT_FILE": str(authority.file)}
+        worker = worker_process(worker_settings, tmp_path, **database, **others, **authorities)
         async with started(api, worker), client_of(api, issuer.token()) as caller:
             created = await create(caller)
             uuid = created["uuid"]
