@@ -17,8 +17,7 @@ def triggers(kind: str) -> list[tuple[str, Manifest]]:
 
 
 def question(name: str) -> str:
-    query: str = dict(triggers("postgresql"))[name]["query"]
-    return query
+    return str(dict(triggers("postgresql"))[name]["query"])
 
 
 async def test_relays_are_counted_by_the_age_of_the_oldest_event(database):

@@ -13,7 +13,6 @@ from service.settings import ServiceSettings
 from tests.deploy.manifests import (
     PROCESSES,
     WORKERS,
-    Manifest,
     container_of,
     grace_seconds,
     pod_of,
@@ -28,8 +27,7 @@ FILE = CHECKOUT / "deploy" / "compose.yaml"
 @pytest.fixture(scope="module")
 def services():
     """Every service, by name."""
-    found: dict[str, Manifest] = msgspec.yaml.decode(FILE.read_bytes())["services"]
-    return found
+    return msgspec.yaml.decode(FILE.read_bytes())["services"]
 
 
 def test_compose_accepts_the_file():
@@ -46,12 +44,13 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_processes_run_as_on_kubernetes(services):
+def test_processes_run_as_on_kubernetes_and_as_the_user_of_the_image(services):
     deployed = workloads("dev")
     user = pod_of(deployed["api"])["securityContext"]
     restricted = {"user": f"{user['runAsUser']}:{user['runAsGroup']}", "read_only": True, "cap_drop": ["ALL"]}
     containers = {name: container_of(deployed[name]) for name in PROCESSES}
 
+    assert f"\nUSER {restricted['user']}\n" in (FILE.parent / "Dockerfile").read_text()
     assert len({container["image"] for container in containers.values()}) == 1
     for name, container in {**containers, "schema": schema_container_of("dev")}.items():
         assert services[name].items() >= {**restricted, "command": container["args"]}.items()

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from yarl import URL
 
-from deploy.local.machine.folders import CHECKOUT
 from service.settings import ServiceSettings, Settings
 from service.telemetry import tracing
 from tests.deploy.manifests import (
@@ -83,13 +82,6 @@ def test_pods_meet_the_restricted_pod_security_standard(overlay):
             assert one["securityContext"].items() >= expected.items()
 
 
-def test_pods_run_as_the_user_of_the_image():
-    user = pod_of(workloads("production")["api"])["securityContext"]
-    dockerfile = (CHECKOUT / "deploy" / "Dockerfile").read_text()
-
-    assert f"\nUSER {user['runAsUser']}:{user['runAsGroup']}\n" in dockerfile
-
-
 @each_overlay
 def test_liveness_has_no_dependencies_and_every_probe_meets_the_port_of_its_process(overlay):
     for name in PROCESSES:
@@ -136,13 +128,8 @@ def test_every_setting_without_a_default_is_set_and_none_is_invalid(overlay, pro
     settings: type[Settings] = ServiceSettings if process == "api" else WorkerSettings
     given = environment_of(overlay, process)
     # Values from a Secret are unknown here, and those from other variables are not expanded.
-    made_up = {
-        "DATABASE_URL": "postgresql://host/name",
-        "AMQP_URL": "amqp://host/",
-        "SMTP_URL": "smtp://host",
-        "REQUEST_SECRET_KEYS": "key",
-        "LISTEN_DATABASE_URL": "postgresql://host/name",
-    }
+    made_up = dict.fromkeys(("DATABASE_URL", "LISTEN_DATABASE_URL"), "postgresql://host/name")
+    made_up |= {"AMQP_URL": "amqp://host/", "SMTP_URL": "smtp://host", "REQUEST_SECRET_KEYS": "key"}
 
     msgspec.convert({name: made_up.get(name, value) for name, value in given.items()}, settings, strict=False)
 
@@ -335,9 +322,8 @@ def test_gateway_may_take_the_place_of_the_ingress(tmp_path):
 
 def test_metrics_are_read_at_ports_that_the_processes_have():
     monitor = the_one("production", "PodMonitor", "calculation-requests")["spec"]
-    ports = {
-        port["name"] for name in PROCESSES for port in container_of(workloads("production")[name])["ports"]
-    }
+    deployed = workloads("production")
+    ports = {port["name"] for name in PROCESSES for port in container_of(deployed[name])["ports"]}
 
     assert {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]} == ports
 

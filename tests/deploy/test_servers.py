@@ -55,7 +55,7 @@ def test_unreachable_url_is_one_clear_line_without_its_password(variable, url, s
         pass
 
     text = str(refusal.value)
-    assert re.match(rf"{variable} is set, but no .*127\.0\.0\.1:{port}.*$", text)
+    assert re.fullmatch(rf"{variable} is set, but no .*127\.0\.0\.1:{port}.*", text)
     assert "s3cret" not in text
 
 

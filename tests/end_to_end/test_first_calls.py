@@ -1,16 +1,17 @@
 """The calls that the pages begin with and `make run` prints: run as printed, they lead to an e-mail."""
 
 import asyncio
+import os
 import re
 import shutil
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from deploy.local import environment, example
 from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.processes import run_command
 from service.authentication import api_keys
 from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.pages import code_blocks
@@ -59,11 +60,10 @@ async def test_printed_calls_are_answered_and_lead_to_one_email_each_that_only_i
 
 async def run(block: str, folder: Path) -> str:
     """Return what the block of a page printed, beside a stack described by `.local/env` in *folder*."""
-    shell = await asyncio.create_subprocess_exec(
-        "sh", "-euc", block, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    shell = ("sh", "-euc", block)
+    return await asyncio.to_thread(
+        run_command, "sh", shell, environment=os.environ, folder=folder, seconds=60
     )
-    async with asyncio.timeout(60):
-        return (await shell.communicate())[0].decode()
 
 
 def uuids(printed: str) -> set[str]:

@@ -124,9 +124,8 @@ async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_els
     reader = account.replace("calculations|", "").replace("calculator", "reader")
     # A node of its own, because accounts stay.
     with rabbitmq_node(Place(folder=tmp_path, keep=False, report=print)) as broker:
-        url, reader_url = (
-            str(URL(broker.url).with_user(user).with_password("a-password")) for user in (QUEUE, "reader")
-        )
+        with_password = URL(broker.url).with_password("a-password")
+        url, reader_url = (str(with_password.with_user(user)) for user in (QUEUE, "reader"))
         async with open_channel(broker.url) as channel:
             await declare_topology(channel)
             await asyncio.to_thread(run_as_operator, account + reader, broker, PASSWORD="a-password")

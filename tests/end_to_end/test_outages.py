@@ -70,7 +70,7 @@ async def test_api_works_without_the_broker_and_all_is_delivered_when_it_is_back
 async def test_both_start_without_postgres_say_so_in_time_when_it_is_away_and_recover_by_themselves(
     *, outage, service_settings, worker_settings, issuer, database, channel, subscriber
 ):
-    api_key = await api_keys.create(database, CONVEYANCER)
+    key = {"Authorization": f"Bearer {await api_keys.create(database, CONVEYANCER)}"}
     async with TcpProxy(service_settings.database_url) as network:
         api = replace(service_settings, database_url=network.url, database_timeout_seconds=2.0)
         settings = replace(worker_settings, database_url=network.url, database_timeout_seconds=1.0)
@@ -86,7 +86,7 @@ async def test_both_start_without_postgres_say_so_in_time_when_it_is_away_and_re
             responses = await asyncio.gather(
                 caller.post("/v1/request", json=another_request()),
                 caller.get(f"/v1/request/{before['uuid']}"),
-                caller.get("/v1/questionnaire/structure", headers={"Authorization": f"Bearer {api_key}"}),
+                caller.get("/v1/questionnaire/structure", headers=key),
             )
             questionnaire = await caller.get("/v1/questionnaire/structure")
             api_ready = await caller.get("/readyz")
@@ -112,15 +112,13 @@ async def test_api_that_starts_without_the_issuers_keys_says_so_until_it_gets_th
     key_server.answer = status(200, own_issuer.jwks.read_bytes())
     async with key_server.up():
         settings = replace(service_settings, auth_jwks_url=key_server.url)  # now that it has a port
-    api_key = await api_keys.create(database, CONVEYANCER)
+    key = {"Authorization": f"Bearer {await api_keys.create(database, CONVEYANCER)}"}
     async with api_client(settings, own_issuer.token()) as caller:
         responses = await asyncio.gather(
             caller.post("/v1/request", json=another_request()),
             caller.get("/v1/questionnaire/structure"),
         )
-        with_api_key = await caller.get(
-            "/v1/questionnaire/structure", headers={"Authorization": f"Bearer {api_key}"}
-        )
+        with_api_key = await caller.get("/v1/questionnaire/structure", headers=key)
         async with key_server.up():
             await eventually(lambda: answers(caller, "/v1/questionnaire/structure", 200))
             await create(caller)

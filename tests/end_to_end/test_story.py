@@ -26,8 +26,7 @@ async def test_request_id_leads_to_the_uuid_and_the_uuid_to_every_line_about_the
     async with started(api, worker):
         sent = {"X-Request-Id": REQUEST_ID, "traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
         await caller.post("/v1/request", json=A_REQUEST)  # another one
-        record = (await caller.post("/v1/request", json=A_REQUEST, headers=sent)).json()["data"]
-        uuid = record["uuid"]
+        uuid = (await caller.post("/v1/request", json=A_REQUEST, headers=sent)).json()["data"]["uuid"]
         await complete(uuid, channel, subscriber)
         await publish_calculation(channel, uuid, "calc-2")
         await eventually(lambda: "message_dead_lettered" in worker.output)

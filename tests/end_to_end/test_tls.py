@@ -1,7 +1,4 @@
-"""The whole chain over TLS to Postgres, the broker and the mail server; a wrong certificate is refused.
-
-tests/worker/mail/test_smtp.py has what concerns the mail server alone.
-"""
+"""The whole chain over TLS; a Postgres or a broker with a wrong certificate gets no login."""
 
 import asyncio
 
