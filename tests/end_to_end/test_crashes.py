@@ -53,9 +53,8 @@ async def test_no_event_email_or_calculation_is_lost_when_the_worker_is_killed(
     for mail in mail_server.accepted:
         message_ids[mail.recipients[0]].append(mail.message["Message-ID"])
     assert len(message_ids) == len(uuids)
-    for (
-        sent
-    ) in message_ids.values():  # A second e-mail is a copy, because the outcome of the first is unknown.
+    for sent in message_ids.values():
+        # A second e-mail is a copy, because the outcome of the first is unknown.
         assert len(set(sent)) == 1
         assert len(sent) == 1 or sent[0].strip("<>").partition("@")[0] in in_flight_at_a_kill
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 from aio_pika import Message
-from aio_pika.abc import AbstractChannel, FieldValue
+from aio_pika.abc import AbstractChannel
 
 from service.api.request_body import CreateBody
 from service.authentication import api_keys
@@ -192,7 +192,6 @@ async def poison_both_queues(channel: AbstractChannel) -> None:
         json.dumps({"request_uuid": "req_" + "0" * 22, "calculation_id": f"{MARK} {PHONE}"}).encode(),
         json.dumps({"specversion": "1.0", "id": MARK, "source": MARK, "type": MARK, "data": MARK}).encode(),
     ]
-    headers: dict[str, FieldValue] = {"traceparent": MARK, MARK: MARK}
     for queue in topology.QUEUES:
         for body in bodies:
             message = Message(
@@ -200,7 +199,7 @@ async def poison_both_queues(channel: AbstractChannel) -> None:
                 message_id=f"{MARK}@customer.example.com",
                 type=MARK,
                 correlation_id=MARK,
-                headers=headers,
+                headers={"traceparent": MARK, MARK: MARK},
             )
             await channel.default_exchange.publish(message, queue.name)
         dead = len(bodies) + (queue is topology.CALCULATION_RESULTS)  # which has calc-2, too

@@ -85,9 +85,8 @@ async def test_deep_link_opens_its_operation(tab, client):
     await tab.open(f"{client.base_url}schema#/requests/create_request")
 
     opened = f"document.querySelector('{CREATE}.is-open')"
-    await tab.shows(
-        f"{opened} && {opened}.getBoundingClientRect().top < innerHeight / 2"
-    )  # It is scrolled to.
+    # Swagger UI scrolls to it.
+    await tab.shows(f"{opened} && {opened}.getBoundingClientRect().top < innerHeight / 2")
     assert await tab.evaluate("document.querySelectorAll('.opblock.is-open').length") == 1
 
 
