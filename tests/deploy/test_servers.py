@@ -59,32 +59,37 @@ def test_unreachable_url_is_one_clear_line_without_its_password(variable, url, s
     assert "s3cret" not in text
 
 
-def test_image_that_cannot_be_pulled_is_one_line_or_an_error_if_it_was_named(monkeypatch, place, reports):
-    monkeypatch.delenv("DATABASE_URL", raising=False)
-    monkeypatch.delenv("TEST_POSTGRES_IMAGE", raising=False)
+@pytest.fixture
+def docker_without_images(monkeypatch):
     with (
         http.server.ThreadingHTTPServer(("127.0.0.1", 0), DockerEngine) as engine,
         ThreadPoolExecutor() as thread,
     ):
         thread.submit(engine.serve_forever)
         monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{engine.server_port}")
-
-        with servers.postgres(place.folder, keep=False, report=place.report) as server:
-            asyncio.run(execute(server.url, "SELECT 1"))
-        monkeypatch.setenv("TEST_POSTGRES_IMAGE", "postgres:17")
-        with (
-            pytest.raises(
-                LocalStackError, match="TEST_POSTGRES_IMAGE is set, but no container of that image"
-            ),
-            servers.postgres(place.folder, keep=False, report=place.report),
-        ):
-            pass
+        yield
         engine.shutdown()
 
-    pulling, refused, running, *_ = reports
+
+@pytest.mark.usefixtures("docker_without_images")
+def test_image_that_cannot_be_pulled_is_one_line_or_an_error_if_it_was_named(monkeypatch, place, reports):
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.delenv("TEST_POSTGRES_IMAGE", raising=False)
+
+    with servers.postgres(place.folder, keep=False, report=place.report) as server:
+        asyncio.run(execute(server.url, "SELECT 1"))
+
+    pulling, refused, running = reports
     assert pulling == "Pulling the image postgres:18 …"
     assert refused.startswith("No container for Postgres: postgres:18 cannot be pulled (")
     assert running.startswith("Postgres 18 runs on this machine, port ")
+
+    monkeypatch.setenv("TEST_POSTGRES_IMAGE", "postgres:17")
+    with (
+        pytest.raises(LocalStackError, match="TEST_POSTGRES_IMAGE is set, but no container of that image"),
+        servers.postgres(place.folder, keep=False, report=place.report),
+    ):
+        pass
 
 
 @pytest.mark.long
