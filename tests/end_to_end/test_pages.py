@@ -51,7 +51,7 @@ async def fits(tab: Tab) -> bool:
 
 
 async def test_page_and_operations_fit_the_screen_and_show_no_names_of_types(tab, client, screen):
-    await tab.open(f"{client.base_url}schema")
+    await tab.open(f"{client.base_url}/schema")
     await tab.shows(f"document.querySelectorAll('.opblock').length === {len(OPERATIONS)}")
     await tab.screenshot(SCREENSHOTS / f"api-{screen}.png")
     assert await fits(tab)
@@ -82,7 +82,7 @@ async def test_page_and_operations_fit_the_screen_and_show_no_names_of_types(tab
 
 
 async def test_deep_link_opens_its_operation(tab, client):
-    await tab.open(f"{client.base_url}schema#/requests/create_request")
+    await tab.open(f"{client.base_url}/schema#/requests/create_request")
 
     opened = f"document.querySelector('{CREATE}.is-open')"
     # Swagger UI scrolls to it.
@@ -91,7 +91,7 @@ async def test_deep_link_opens_its_operation(tab, client):
 
 
 async def test_calls_can_be_tried_out(tab, client, screen, issuer, database):
-    await tab.open(f"{client.base_url}schema")
+    await tab.open(f"{client.base_url}/schema")
     await tab.click(".auth-wrapper .authorize")
     await tab.fill(".auth-container input[type=text]", issuer.token())
     await tab.click(".auth-container button.authorize")
