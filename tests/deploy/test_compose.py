@@ -53,7 +53,7 @@ def test_processes_run_as_on_kubernetes_and_as_the_user_of_the_image(services):
     assert f"\nUSER {restricted['user']}\n" in (FILE.parent / "Dockerfile").read_text()
     assert len({container["image"] for container in containers.values()}) == 1
     for name, container in {**containers, "schema": schema_container_of("dev")}.items():
-        assert services[name].items() >= {**restricted, "command": container["args"]}.items()
+        assert services[name] == services[name] | restricted | {"command": container["args"]}
     assert {services[name]["stop_grace_period"] for name in PROCESSES} == {f"{grace_seconds():.0f}s"}
 
 

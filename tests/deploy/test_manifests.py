@@ -79,7 +79,7 @@ def test_pods_meet_the_restricted_pod_security_standard(overlay):
         read_only = {"readOnlyRootFilesystem": True} if workload["metadata"]["name"] in PROCESSES else {}
         for one in (container, *pod.get("initContainers", [])):
             expected = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, **read_only}
-            assert one["securityContext"].items() >= expected.items()
+            assert one["securityContext"] == one["securityContext"] | expected
 
 
 @each_overlay
