@@ -141,7 +141,8 @@ async def execute(url: str, statement: str) -> None:
         await connection.close()
 
 
-def test_interrupted_start_leaves_nothing_behind(place, monkeypatch):
+def test_interrupted_start_leaves_nothing_behind(place, broker_start, monkeypatch):
+    broker_start.result()  # Otherwise its start would be interrupted, too.
     monkeypatch.setattr(waiting, "_end_asked_for", True)
 
     with pytest.raises(Interrupted), postgres_process(place):
@@ -179,8 +180,7 @@ def test_broker_runs_from_unpacked_packages(place):
     with rabbitmq_node(place, unpacked_programs(place, packages)) as server:
         assert server.process is not None
         check_rabbitmq(server.url)
-        # Runs rabbitmqctl.
-        asyncio.run(KillableBroker(server, check_rabbitmq).clear_memory_alarm())
+        asyncio.run(KillableBroker(server, check_rabbitmq).clear_memory_alarm())  # with rabbitmqctl
         assert Path(f"/proc/{server.process.pid}/exe").resolve().is_relative_to(packages)
         epmd_port = int(server.process.program.environment["ERL_EPMD_PORT"])
         assert accepts(epmd_port)
