@@ -35,7 +35,7 @@ def create_api(settings: ServiceSettings) -> Litestar:
     secret_keys = SecretKeyRing.parse(settings.request_secret_keys)
     return Litestar(
         route_handlers=[
-            handlers.show_methods,  # First: otherwise Litestar answers OPTIONS itself.
+            handlers.show_methods,  # First, because otherwise Litestar answers OPTIONS.
             handlers.create_request,
             handlers.list_requests,
             handlers.retrieve_request,

@@ -1,6 +1,6 @@
 """The code that the commands of `python -m service` and `python -m worker` share, on top of click.
 
-A command is an async function that returns an Answer, below click's decorators and `@answering`.
+A command is an async function that returns an Answer. Its decorators are click's and then `@answering`.
 click.ClickException and the errors that `run` expects are printed as one line for the operator.
 """
 
@@ -63,7 +63,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def run(program: click.Group, words: Sequence[str], *, expects: tuple[type[Exception], ...] = ()) -> int:
-    """Run one command and return its exit status: 2 on bad usage; on failure 1, and one line on stderr."""
+    """Run one command and return the exit status: 1 on failure, after a line on stderr; 2 on bad usage."""
     try:
         status: int | None = program.main(list(words), prog_name=program.name, standalone_mode=False)
     except click.UsageError as error:
@@ -82,7 +82,7 @@ def answering(function: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
     @functools.wraps(function)
     def callback(*, as_json: bool, **arguments: Any) -> int:  # noqa: ANN401 - click's
-        # Only the answer is printed. The libraries raise the errors that they log.
+        # Only the answer is to be printed, so nothing is logged. Libraries raise the errors that they log.
         logging.disable()
         structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
         try:
@@ -123,14 +123,14 @@ def uuid(text: str) -> UUID:
 
 
 def time(text: str) -> datetime:
-    """Read an ISO 8601 time, in UTC unless it has an offset, or a span before now, such as 90m, 2h or 3d."""
+    """Read a time: ISO 8601, in UTC unless it has an offset; or a span before now, such as 90m, 2h or 3d."""
     if span := re.fullmatch("([0-9]{1,4})([mhd])", text):
         return datetime.now(UTC) - int(span[1]) * timedelta(minutes={"m": 1, "h": 60, "d": 1440}[span[2]])
     try:
         read = datetime.fromisoformat(text)
     except ValueError:
         read = datetime.min  # noqa: DTZ901 - refused below
-    if not 1970 < read.year < MAXYEAR:  # no request is that old; calculating with later times overflows
+    if not 1970 < read.year < MAXYEAR:  # no request is older; later times overflow in calculations
         raise click.BadParameter(f"{text!r} is not a time like 2026-01-31T09:30:00Z, or 2h")
     return read if read.tzinfo else read.replace(tzinfo=UTC)
 
@@ -142,10 +142,10 @@ POSITIVE = click.IntRange(1, 100_000_000)
 
 
 def on_record(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options --by and --note to a command that changes something. It receives both as *by*."""
+    """Add the options --by and --note to a command that changes something. The command gets both as *by*."""
 
-    @click.option("--by", metavar="NAME", default=_login, type=line, help="Who; else the login.")
-    @click.option("--note", metavar="TEXT", type=line, help="Why; no personal data.")
+    @click.option("--by", metavar="NAME", default=_login, type=line, help="Who; by default your login.")
+    @click.option("--note", metavar="TEXT", type=line, help="Why, without personal data.")
     @functools.wraps(function)
     def callback(*, by: str, note: str | None, **arguments: Any) -> Any:  # noqa: ANN401 - click's
         return function(by=Operator(by, note), **arguments)
@@ -162,7 +162,7 @@ def _login() -> str:
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show progress, on a terminal only and not with --json. Yields the function that adds finished steps."""
+    """Show progress on a terminal, unless --json is given. Yields the function that adds finished steps."""
     hidden = click.get_current_context().params.get("as_json", False) or not sys.stderr.isatty()
     with click.progressbar(length=total, label=label, show_pos=True, file=sys.stderr, hidden=hidden) as bar:
         yield bar.update
@@ -174,7 +174,8 @@ async def postgres(
 ) -> AsyncIterator[Connection]:
     """Open a direct connection to Postgres. A standby is enough for commands that only read.
 
-    Raises InvalidSetting, PostgresUnavailable, SchemaOutdated; ClickException if access or a lock is denied.
+    Raises InvalidSetting, PostgresUnavailable and SchemaOutdated, or ClickException if access or a lock is
+    denied.
     """
     try:
         connection = await _connect(load(DatabaseSettings).database_url, statement_seconds)
@@ -191,10 +192,10 @@ async def postgres(
         asyncpg.InvalidSchemaNameError,
         asyncpg.DuplicateTableError,
     ) as error:
-        refusal = f"Postgres refused it: {error}. Is the user of DATABASE_URL the owner of the schema?"
+        refusal = f"Postgres refused: {error}. Is the user of DATABASE_URL the owner of the schema?"
         raise click.ClickException(refusal) from None
     except asyncpg.LockNotAvailableError:
-        held = "Another transaction holds a lock on the same rows: pg_stat_activity shows it. Then try again."
+        held = "Another transaction has locked the same rows. Find it in pg_stat_activity, then try again."
         raise click.ClickException(held) from None
     except outages.OUTAGE_ERRORS as error:
         reason = f"Postgres at DATABASE_URL is unreachable ({type(error).__name__})."
@@ -240,7 +241,7 @@ def cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return *text* with control and bidirectional characters escaped, which could manipulate a terminal."""
+    """Escape the characters of *text* that could manipulate a terminal: control and bidirectional ones."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text

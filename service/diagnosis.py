@@ -131,7 +131,7 @@ Part = Callable[[Connection], AsyncIterator[Finding]]
 
 
 def postgres_check(settings: Settings, *parts: Part) -> Check:
-    """Return the check of Postgres. *parts* are further checks that one process makes in its tables."""
+    """Return the check of Postgres. *parts* are further checks of the tables, such as the worker's."""
 
     async def run() -> AsyncIterator[Finding]:
         connection = await asyncpg.connect(settings.database_url, statement_cache_size=0)
@@ -151,7 +151,7 @@ def postgres_check(settings: Settings, *parts: Part) -> Check:
 
 
 async def _try_to_write(connection: Connection) -> None:
-    """Write ten pages with the locks of a create, then roll back. A full disk has no room for them."""
+    """Write ten pages with the locks of a create, then roll back. If the disk is full, this fails."""
     writing = connection.transaction()
     await writing.start()
     await connection.execute("SET LOCAL lock_timeout = '1s'")
@@ -178,7 +178,7 @@ def _secret_keys(text: str | None) -> Part:
         await looking.start()
         others = await request_secrets.remember_keys(connection, ring)
         await looking.rollback()
-        do = "put the right one back: without it the links that customers have are dead"
+        do = "put the right key back: without it the links that customers have are not valid"
         for key_id in others:
             yield Finding("wrong", "secret keys", f"another key than before has the id {key_id}", do)
         for key_id in sorted(used - ring.keys.keys()):
@@ -207,7 +207,7 @@ def app_check(settings: Settings) -> Check:
             status = await asyncio.to_thread(_status_of, settings.app_url)
         except OSError as error:
             says = reason(error, {})
-            # A worker's network policy may block the way to it.
+            # A worker's network policy may block the connection.
             yield Finding("warning" if says == _REASONS[TimeoutError] else "wrong", "application", says, do)
             return
         fault = Finding("wrong", "application", f"it answers {status}", do)

@@ -41,7 +41,7 @@ def in_json_words(problem: str) -> str:
 
 
 def describe(error: msgspec.ValidationError) -> str:
-    """Return what is wrong and in which field, such as `data.calculation_id`, but never its value."""
+    """Return what is wrong and in which field, such as `data.calculation_id`, but never the value."""
     problem, _, path = str(error).partition(" - at `$")
     field = path.rstrip("`").removeprefix(".")
     reason = in_json_words(_QUOTING.sub("This value is not allowed", problem))

@@ -12,7 +12,7 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 NonBlank = Annotated[str, msgspec.Meta(min_length=1)]
 
 # The part of a server's URL after `scheme://`. It is checked here because the libraries that parse it later
-# quote what they reject. If a password contains a `/`, they take part of it for the port.
+# quote what they reject. That may be part of a password, because the part before a `/` is taken for the port.
 _PORT = r":(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
 _HOST = rf"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@,\[\]]+)({_PORT})?"
 ADDRESS = rf"([^\s/?#]*@)?{_HOST}([/?]\S*)?\Z"
@@ -21,7 +21,7 @@ _POSTGRES_ADDRESS = rf"([^\s/?#]*@)?({_HOST}(,{_HOST})*)?([/?]\S*)?\Z"
 
 PostgresUrl = Annotated[str, msgspec.Meta(pattern=rf"\Apostgres(ql)?://{_POSTGRES_ADDRESS}")]
 
-# Shown to callers, and its origin goes into a header, so it has a plain host, and no user or password.
+# This URL is shown to callers, and its origin goes into a header. So it has a plain host, and no password.
 PublicUrl = Annotated[str, msgspec.Meta(pattern=rf"\Ahttps://[A-Za-z0-9.-]+({_PORT})?(/\S*)?\Z")]
 
 
@@ -30,7 +30,7 @@ CONNECT_SHARE = 0.8  # for connecting, so that it fails before the caller's dead
 QUEUE_SHARE = 0.5  # for waiting for a connection; after a longer wait too little time is left
 JOIN_SHARE = 0.75  # that the leader of a group commit must have left for others to join
 SLOW_SHARE = 0.25  # from which a group commit counts as slow
-KEY_WAIT_SHARE = 0.4  # for a create to wait for another one with the same idempotency key
+KEY_WAIT_SHARE = 0.4  # for a create to wait for another create with the same idempotency key
 
 
 class InvalidSetting(Exception):
@@ -56,7 +56,7 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     """The settings of the API. It gets no broker address, because it publishes only through the outbox."""
 
     port: Port = 8000
-    # Longer than proxies keep theirs: otherwise they could use a connection as we close it, and answer 502.
+    # Longer than proxies keep connections, because a proxy that uses one as we close it answers 502.
     keep_alive_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 75
     auth_issuer: NonBlank
     auth_audience: NonBlank
@@ -92,7 +92,7 @@ def examine(
 ) -> tuple[AnyStruct, dict[str, str]]:
     """Read all valid settings, and return a problem for every variable that is missing or invalid.
 
-    Check the problems first: a missing or invalid setting has its default, or None if it has none.
+    Check the problems first: a missing or invalid setting has its default or, without a default, None.
     """
     values: dict[str, Any] = {}
     problems = {}

@@ -19,7 +19,7 @@ AnyRequest: TypeAlias = Request[Any, Any, Any]
 
 
 class SecretHolder(msgspec.Struct, frozen=True):
-    """A caller whose token has the form of a secret. Only reading the request shows whether it is right."""
+    """A caller whose token has the form of a secret. The secret is checked when the request is read."""
 
     secret: str
 
@@ -27,7 +27,7 @@ class SecretHolder(msgspec.Struct, frozen=True):
 def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
     """Return the `before_request` of an endpoint that needs Postgres and an access token with *scope*.
 
-    It is not a guard: at every request Litestar would copy the handler for it, which takes 15 µs.
+    It is not a guard, because Litestar would then copy the handler at every request, which takes 15 µs.
     """
 
     async def admit(request: AnyRequest) -> None:
@@ -62,7 +62,7 @@ async def requires_reader_or_secret(request: AnyRequest) -> None:
 async def requires_api_key_or_token(request: AnyRequest) -> None:
     """Admit a caller of the questionnaire, with an API key or any access token.
 
-    Access tokens need no Postgres, so the questionnaire is served while Postgres is down.
+    Access tokens are verified without Postgres, so callers that send one are served while Postgres is down.
     """
     resources: Resources = request.app.state.resources
     firm_served.set("")
@@ -86,10 +86,10 @@ def _token(request: AnyRequest) -> str:
 
 
 def bearer_token(authorization: Sequence[str]) -> str:
-    """Return the token in the header's values, of any kind. Raises ApiError.
+    """Return the token, of any kind, in the header's values. Raises ApiError.
 
-    Two headers are rejected (RFC 6750, section 3.1), because a gateway may have checked the other one.
-    Without a token the challenge has no error code.
+    Two Authorization headers are rejected, because a gateway may have checked the one that we would not read.
+    If there is no token, the challenge has no error code (RFC 6750, section 3.1).
     """
     if len(authorization) > 1:
         raise ApiError(
@@ -103,17 +103,17 @@ def bearer_token(authorization: Sequence[str]) -> str:
             HTTPStatus.UNAUTHORIZED,
             "unauthenticated",
             "The Authorization header is missing: send `Authorization: Bearer …` with an access token; a "
-            "request's secret also reads that request, and an API key the questionnaire.",
+            "request's secret also opens that request, and an API key opens the questionnaire.",
             challenge="",
         )
     scheme, _, token = authorization[0].partition(" ")
-    token = token.strip(" ")  # Only spaces, because other white space is not all ASCII.
+    token = token.strip(" ")  # Only spaces: a plain strip() would also remove what is not ASCII.
     if scheme.lower() != "bearer" or not token:
         raise ApiError(
             HTTPStatus.UNAUTHORIZED,
             "unauthenticated",
             "The Authorization header has no Bearer token: send `Authorization: Bearer …` with an access "
-            "token; a request's secret also reads that request, and an API key the questionnaire.",
+            "token; a request's secret also opens that request, and an API key opens the questionnaire.",
             challenge="",
         )
     return token

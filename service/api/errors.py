@@ -28,11 +28,11 @@ from service.server.asgi import Header, Scope
 from service.telemetry import logs
 
 Failure = tuple[ErrorCode, str]  # why a field is rejected: the code, and the message for the caller
-# The error code in WWW-Authenticate (RFC 6750, section 3.1); "" makes a challenge without one.
+# The error code in WWW-Authenticate (RFC 6750, section 3.1); with "" the challenge has no code.
 Challenge: TypeAlias = Literal["", "invalid_request", "invalid_token", "insufficient_scope"]
 
 _SOON: Header = (b"retry-after", b"1")
-_AFTER_REPAIR: Header = (b"retry-after", b"60")  # where an operator has to act first
+_AFTER_REPAIR: Header = (b"retry-after", b"60")  # if an operator has to act first
 
 _log = structlog.get_logger()
 
@@ -75,8 +75,8 @@ class InvalidSubmission(ApiError):
         self.errors = errors
 
 
-# The responses to exceptions of the layers below and of Litestar. An exception gets the response of its
-# class, or of its closest base class in this table.
+# The responses to exceptions that Litestar raises, and to those of the packages that the API calls. An
+# exception gets the response of its class or, if that is not listed, of its closest base class.
 _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
     # Raised by Litestar's router and body reader.
     ClientException: ApiError(
@@ -135,7 +135,7 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         "The secret of this request is unavailable until an operator restores its key: try again later.",
         _AFTER_REPAIR,
     ),
-    # The process stops before it could answer.
+    # The process is stopping, and has cancelled the HTTP request.
     CancelledError: ApiError(
         HTTPStatus.SERVICE_UNAVAILABLE,
         "unavailable",
@@ -178,11 +178,11 @@ def translate(error: BaseException) -> ApiError:
 
 
 def refuse(scope: Scope, error: BaseException) -> asgi.Response:
-    """Return the response to a request that failed with *error*. Notes its error codes for the log."""
+    """Return the response to a request that failed with *error*. Keeps the error codes for the access log."""
     refused = translate(error)
     scope["state"]["error_codes"] = list(dict.fromkeys(each.code for each in refused.errors))
     if refused.status == HTTPStatus.UNAUTHORIZED:
-        scope["state"]["reason"] = refused.errors[0].message  # One code has many reasons.
+        scope["state"]["reason"] = refused.errors[0].message  # The code does not say why.
     return refused.answer()
 
 
@@ -193,7 +193,7 @@ def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes
     if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", **facts, **logs.describe(error))
     if answer.status == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
-        # Without a cause nothing was tried. The access log has a line for each caller.
+        # An error without a cause is not logged: nothing was tried, and the access log has a line for it.
         _log.warning("request_turned_away", **facts, error=logs.summarize(error))
     headers = {name.decode(): value.decode() for name, value in answer.headers}
     return Response(answer.body, status_code=answer.status, headers=headers)

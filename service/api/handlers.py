@@ -94,7 +94,7 @@ async def retrieve_request(
 
 async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> CalculationRequest:
     request_id = parse_uuid(uuid)
-    if request_id is None:  # Needs no statement, because the form of a uuid is no secret.
+    if request_id is None:  # Postgres is not asked, because the form of a uuid is no secret.
         raise WrongSecret
     async with resources.connection() as connection:
         return await reading.find_by_secret(connection, request_id, secret=secret, keys=resources.secret_keys)
@@ -114,9 +114,9 @@ async def list_events(request: ApiRequest[Caller | InternalReader], uuid: FromPa
 
 
 def _id_in(uuid: str, reader: Caller | InternalReader) -> UUID:
-    """Return the id in a path. Raises RequestNotFound, without a statement, if it is malformed.
+    """Return the id in a path. Raises RequestNotFound, without using Postgres, if the id is malformed.
 
-    Each attempt of an internal reader is logged, because it may read the requests of any firm.
+    Each attempt of an internal reader is logged, because internal readers may read any firm's requests.
     """
     request_id = parse_uuid(uuid)
     if isinstance(reader, InternalReader):

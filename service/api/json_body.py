@@ -35,7 +35,7 @@ def check_declared(content_type: str | None, encoding: str | None) -> None:
         )
     if encoding is not None and encoding.lower() != "identity":
         raise _unsupported(
-            "The Content-Encoding header says that the body is compressed: send it uncompressed, without it."
+            "The Content-Encoding header declares compression: send uncompressed JSON without this header."
         )
 
 
@@ -44,7 +44,7 @@ def _unsupported(message: str) -> ApiError:
 
 
 def body_overdue() -> ApiError:
-    """Return the error for a body that takes too long. It may still arrive, so the connection is closed."""
+    """Return the error for an overdue body. The body may still come, so the connection is closed."""
     return ApiError(
         HTTPStatus.REQUEST_TIMEOUT,
         "request_timeout",

@@ -21,7 +21,7 @@ DEFAULT_LIMIT = 20
 LARGEST_LIMIT = 100
 _NEWEST = uuid_of(UUID(int=2**128 - 1))  # no request is newer
 _PARAMETER = re.compile(r"[^&]+")
-_LONGEST_INTEGER = 18  # digits, as in int64; int() raises on thousands of them
+_LONGEST_INTEGER = 18  # digits, as in int64; int() rejects thousands of digits
 
 
 class CalculationRequestPage(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from service.server.asgi import ASGIApp, Header, Message, Receive, Scope, Send
 from service.server.limits import LONGEST_PATH
 from service.telemetry import api_metrics, logs, tracing
 
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # which is safe to echo
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # an id that is safe to echo
 
 _log = structlog.get_logger()
 
@@ -52,7 +52,7 @@ class OuterLayer:
             parent=tracing.find(scope["headers"]),
         ):
             route, status = await self._serve(scope, receive, send)
-            status = status or 500  # which the server sends when the application sends nothing
+            status = status or 500  # uvicorn sends 500 if the application sends nothing
             tracing.describe(
                 ({"http.route": route} if route else {})
                 | {"http.response.status_code": status}
@@ -66,7 +66,7 @@ class OuterLayer:
         started_at = time.perf_counter()
         method = scope["method"]
         if method == HttpMethod.HEAD:
-            # Served as GET. The server drops the body, because its own scope still says HEAD.
+            # Served as GET. uvicorn drops the body, because HEAD is still in uvicorn's own scope.
             scope = {**scope, "method": HttpMethod.GET}
         request_id = _request_id(scope["headers"])
         traceparent = tracing.onward(tracing.find(scope["headers"]))
@@ -102,16 +102,16 @@ class OuterLayer:
         return route, status
 
     def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Serve each path under one spelling, so that no other spelling bypasses a gateway's rules for it.
+        """Serve each path under one spelling. Otherwise another spelling could bypass a gateway's rules.
 
-        The router would serve `//metrics` and `/%6detrics` as `/metrics`. It caches many paths, so it gets no
-        long ones.
+        The router would serve `//metrics` and `/%6detrics` as `/metrics`. The router caches many paths, so
+        long paths are rejected.
         """
         path = scope["raw_path"]
         if len(path) > LONGEST_PATH or b"//" in path or (path.endswith(b"/") and path != b"/"):
             return errors.refuse(scope, NotFoundException())(scope, receive, send)
         if b"%" in path:
-            scope["path"] = path.decode("ascii")  # Not decoded, so no route matches: none needs encoding.
+            scope["path"] = path.decode("ascii")  # Stays encoded, so no handler accepts it.
         return self._app(scope, receive, send)
 
 
@@ -124,7 +124,7 @@ def _request_id(headers: Iterable[Header]) -> bytes:
 
 
 def _complete(message: Message, request_id: bytes) -> Message:
-    """Add X-Request-Id, HEAD where GET is allowed, and `no-store` where no Cache-Control is set."""
+    """Add X-Request-Id; HEAD to an Allow with GET; and `no-store` if there is no Cache-Control."""
     headers = [
         (name, value + b", HEAD" if name == b"allow" and b"GET" in value else value)
         for name, value in message["headers"]

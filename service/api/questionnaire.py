@@ -43,7 +43,7 @@ class QuestionnaireStructure(msgspec.Struct, frozen=True):
 
 
 def load() -> QuestionnaireStructure:
-    """Read the questionnaire from the file next to this module, where questions share sets of options."""
+    """Read the questionnaire from the file next to this module. In it, questions share sets of options."""
     file = resources.files("service.api").joinpath("questionnaire.toml")
     written = msgspec.toml.decode(file.read_bytes())
     questions = [
@@ -77,6 +77,6 @@ async def questionnaire_structure(request: ApiRequest[None]) -> Response:
 
 
 def _is_current(if_none_match: list[str]) -> bool:
-    """Compare weakly, as If-None-Match does (RFC 9110, section 13.1.2): only the quoted tag counts."""
+    """Whether the caller has these questions. Only quoted tags are compared (RFC 9110, section 13.1.2)."""
     tag = _ETAG.removeprefix("W/")
     return any(field.strip() == "*" or tag in field for field in if_none_match)

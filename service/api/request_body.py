@@ -75,7 +75,7 @@ def _at_most(characters: int, schema: dict[str, Any]) -> msgspec.Meta:
     return msgspec.Meta(max_length=characters, extra_json_schema=schema)
 
 
-# Where null is allowed, it means the same as leaving the field out.
+# Where null is allowed, sending null means the same as leaving the field out.
 Name = Annotated[str, _at_most(text_rules.CHARACTERS, _FILLED_LINE), Check(text_rules.check_filled_line)]
 EmailAddress = Annotated[str, _at_most(email_addresses.LONGEST, _EMAIL), Check(_check_email)]
 PhoneNumber = Annotated[str, _at_most(32, LINE), Check(text_rules.check_line)]
@@ -103,12 +103,12 @@ class CreateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     external_id: Annotated[ExternalId | None, field_docs.EXTERNAL_ID] = None
     meta_data: Annotated[MetaData | None, field_docs.META_DATA] = None
     calculation_fee_exempt: Annotated[bool, field_docs.CALCULATION_FEE_EXEMPT] = False
-    # Any JSON value: the interface ignores it unless a waiver applies. It may have several lines.
+    # Any JSON value, because without a waiver the interface ignores the value. A text may have several lines.
     calculation_fee_exempt_reason: Annotated[Any, field_docs.CALCULATION_FEE_EXEMPT_REASON] = None
 
 
 def _parts(annotation: object) -> Iterator[object]:
-    """Yield all that a type is made of, such as the types of a union and what annotates them."""
+    """Yield all that a type is made of, such as the types of a union and their annotations."""
     for part in get_args(annotation):
         yield part
         yield from _parts(part)
@@ -128,7 +128,7 @@ _checks = {
 class ParsedBody(msgspec.Struct, frozen=True):
     """A parsed body. Whether its waiver applies depends on the conveyancer, and is not known yet.
 
-    *errors* has every failing field except the reason of the waiver.
+    *errors* has an error for every failing field except the reason of the waiver, which has *reason_error*.
     """
 
     values: Mapping[str, Any]
@@ -144,7 +144,7 @@ class ParsedBody(msgspec.Struct, frozen=True):
         if errors:
             raise InvalidSubmission(errors)
         stored = {**self.values, **({} if waiver_applies else _NO_WAIVER)}
-        if "" in stored.values():  # Rare, and quicker to detect than to copy value by value.
+        if "" in stored.values():  # Rare, and testing is quicker than copying every value.
             stored = {name: None if value == "" else value for name, value in stored.items()}
         if stored["meta_data"] is not None:
             stored["meta_data"] = msgspec.json.encode(stored["meta_data"]).decode()
@@ -153,8 +153,8 @@ class ParsedBody(msgspec.Struct, frozen=True):
     def idempotency(self, key: str | None) -> Idempotency | None:
         """Return what identifies a repeat, or None without a key. A rejected body does not use up its key.
 
-        The order of keys, whitespace, a null that is sent or left out, and the conveyancer's fee setting make
-        no difference.
+        The order of fields, whitespace, whether a null is sent or left out, and the conveyancer's fee setting
+        make no difference.
         """
         if key is None or self.errors:
             return None

@@ -1,4 +1,4 @@
-"""The resources that the handlers use, and how they access them."""
+"""The resources that the handlers use, and how handlers access them."""
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -37,7 +37,7 @@ class Resources(msgspec.Struct, frozen=True):
         return stored.view(*stored.secret_and_url(self.secret_keys, self.settings.app_url))
 
     def listed(self, found: Sequence[CalculationRequest]) -> list[RetrievedCalculationRequest]:
-        """Return what a page shows. A request whose key is missing is shown without its secret and link."""
+        """Return what a page shows. A request whose secret key is missing has no secret and link there."""
         shown: list[RetrievedCalculationRequest] = []
         for stored in found:
             try:

@@ -39,7 +39,7 @@ async def create(connection: Connection, conveyancer_id: str) -> str:
 
 
 async def revoke(connection: Connection, prefix: str) -> bool:
-    """Revoke the API key with this prefix. Returns False if there is no valid one."""
+    """Revoke the API key with this prefix. Returns False if no valid API key has it."""
     result = await connection.fetchval(
         """
         UPDATE api_key

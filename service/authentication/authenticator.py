@@ -17,7 +17,7 @@ from service.settings import ServiceSettings
 
 READ = "request:read"
 WRITE = "request:write"
-READ_ALL = "request:read-all"  # of internal readers: any firm's requests, by uuid
+READ_ALL = "request:read-all"  # lets internal readers read any firm's requests, by uuid
 
 _LARGEST_TOKEN = 8 * 1024
 _NOT_VALID = "The access token is not valid: it is no JWT, or a claim or its signature is missing or wrong."
@@ -29,12 +29,12 @@ _REASONS: dict[type[Exception], str] = {
 # RFC 9068, section 4. Other tokens of the issuer, such as ID tokens, are not accepted.
 _ACCESS_TOKEN_TYPES = frozenset({"at+jwt", "application/at+jwt"})
 _NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and lone surrogates, which Postgres rejects in a text
-_MOST_CACHED = 10_000  # tokens: some 20 MB
-_LONGEST_CACHED_SECONDS = 300.0  # the longest that a token is trusted after its key is withdrawn
+_MOST_CACHED = 10_000  # tokens: about 20 MB
+_LONGEST_CACHED_SECONDS = 300.0  # the longest that a token is trusted after its key was dropped
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The conveyancer whose system is calling, and what its access token allows."""
+    """The conveyancer whose system is calling, and what the access token allows."""
 
     conveyancer_id: str
     scopes: frozenset[str]
@@ -53,7 +53,7 @@ class InvalidCredentials(Exception):
 
 
 class InsufficientScope(Exception):
-    """The access token lacks the scope that the endpoint needs, or is an internal reader's."""
+    """The access token lacks the scope that the endpoint needs, or belongs to an internal reader."""
 
     def __init__(self, scope: str, *, is_internal: bool = False) -> None:
         super().__init__(
@@ -85,7 +85,7 @@ class Authenticator:
         return caller
 
     async def verify_reader(self, token: str) -> Caller | InternalReader:
-        """Return the caller with READ, or the internal reader. Raises as `verify_access_token` does."""
+        """Return a caller with the scope READ or an internal reader. Raises as `verify_access_token` does."""
         caller = await self._verify(token)
         if isinstance(caller, Caller) and READ not in caller.scopes:
             raise InsufficientScope(READ)

@@ -20,9 +20,9 @@ _RSA_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 ALGORITHMS = (*_RSA_ALGORITHMS, "ES256", "ES384", "ES512", "EdDSA")
 _REFRESH_SECONDS = 300.0  # between fetches, so that a withdrawn key is soon dropped
 _FETCH_SECONDS = 5.0  # for one fetch
-_INTERVAL_SECONDS = 1.0  # between fetches, because anyone can cause one with a made-up key id
+_INTERVAL_SECONDS = 1.0  # between fetches, because anyone can cause a fetch with a made-up key id
 _COOLDOWN_SECONDS = 10.0  # after a failed fetch
-_CALLER_WAIT_SECONDS = 1.5  # for the interval and a fetch
+_CALLER_WAIT_SECONDS = 1.5  # the longest that a caller waits for the interval and a fetch
 _LARGEST_DOCUMENT = 1024 * 1024
 
 _log = structlog.get_logger()
@@ -39,7 +39,7 @@ class JwkSet(msgspec.Struct):
 
 
 class SigningKey(msgspec.Struct, frozen=True):
-    """A public key of the issuer, and the algorithms that it may verify, which all suit its type."""
+    """A public key of the issuer, and the algorithms accepted with it, all of which suit the key's type."""
 
     key_id: str
     public_key: AllowedPublicKeys
@@ -51,17 +51,17 @@ class SigningKeys:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._tls = ssl.create_default_context()  # Created once, because it takes 20 ms or more.
+        self._tls = ssl.create_default_context()  # Created once, because that takes 20 ms or more.
         self._by_id: dict[str, SigningKey] = {}
         self._failure: Exception | None = jwt.PyJWKSetError("not fetched yet")  # of the last fetch
         self._fetching: asyncio.Task[None] | None = None
         self._last_attempt = float("-inf")
 
     async def find(self, key_id: str) -> SigningKey | None:
-        """Return the key with this id, or None if the issuer publishes none. Raises SigningKeysUnavailable.
+        """Return the key with this id, or None if the issuer does not have it. Raises SigningKeysUnavailable.
 
-        An unknown id may belong to a new key, so this waits for a fetch that begins after the call. It does
-        not wait if one has just failed.
+        An unknown id may belong to a new key, so this waits for a fetch that begins after the call, unless a
+        fetch has just failed.
         """
         asked = time.monotonic()
         with suppress(TimeoutError):
@@ -77,7 +77,7 @@ class SigningKeys:
         return self._by_id.get(key_id)
 
     async def refresh(self) -> None:
-        """Fetch the keys and wait until it is done. Raises SigningKeysUnavailable if the fetch fails."""
+        """Fetch the keys, and wait for the result. Raises SigningKeysUnavailable if the fetch fails."""
         await asyncio.wait([self._fetch()])
         if self._failure:
             raise SigningKeysUnavailable from self._failure

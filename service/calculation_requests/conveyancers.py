@@ -25,8 +25,8 @@ async def register(
 ) -> tuple[Conveyancer | None, Conveyancer]:
     """Register a conveyancer, or change a registered one, in the caller's transaction.
 
-    Returns the old conveyancer, or None if there was none, and the new one. A fee setting of None changes
-    nothing; a new conveyancer then charges no fee. The command line has checked the texts.
+    Returns the conveyancer as it was, or None if it is new, and as it is now. A fee setting of None keeps the
+    present setting, or means no fee for a new conveyancer. The command line has checked the texts.
     """
     before = await connection.fetchrow(
         f"SELECT {_COLUMNS} FROM conveyancer WHERE id = $1 FOR NO KEY UPDATE",  # noqa: S608 - constants only

@@ -11,12 +11,12 @@ LONGEST = 254  # characters
 # another recipient, or could not be composed.
 ENCODED_WORD = re.compile(r"=\?.*\?=")
 
-# A label of a domain has at most 63 characters. Longer ones are rejected early, because validating one, of
-# Arabic digits for example, would take 20 ms. IDNA has four characters for the dot.
+# A label of a domain has at most 63 characters. Longer labels are rejected early, because validating them
+# can take 20 ms, for example if they are Arabic digits. IDNA allows four characters as the dot.
 _LONG_LABEL = re.compile(r"[^.\u3002\uff0e\uff61]{64}")
 
-# Addresses that are valid if their domain is valid. The part before the @ is, and nothing gets longer when
-# decoded.
+# Addresses that are valid if their domain is valid. Every part before the @ that matches is valid. Without
+# xn-- in the domain, the address gets no longer when decoded.
 _PLAIN_ADDRESS = re.compile(
     r"[a-z0-9_+-]{1,32}(?:\.[a-z0-9_+-]{1,31})?@((?!.*xn--)[a-z0-9.-]+)", re.ASCII | re.IGNORECASE
 )
@@ -30,7 +30,7 @@ def is_accepted(address: str) -> bool:
     return _is_valid_domain(plain[1]) if plain else _is_valid(address)
 
 
-# Most addresses share few domains. Uncached, validating both addresses took a seventh of a create.
+# Most addresses share few domains. Uncached, validating both addresses took a seventh of a create's time.
 @lru_cache(maxsize=4096)
 def _is_valid_domain(domain: str) -> bool:
     return _is_valid(f"a@{domain}")

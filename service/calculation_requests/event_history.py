@@ -95,8 +95,8 @@ def _history(rows: Sequence[asyncpg.Record]) -> EventHistory:
     return EventHistory(request, first["calculated_at"], found)
 
 
-# The columns of each event that a request records, apart from request.created: its sequence, its time and its
-# own fields, if any. The event happened if the last one is set. The e-mails record their events themselves.
+# For each type of event that a request's row records, its columns: sequence, time and own fields, if any. The
+# event happened if the last column is set. The table email has the columns of the e-mails' events.
 RECORDED = {RequestCalculated: ("calculation_sequence", "calculated_at", "calculation_id")}
 RECORDED_COLUMNS = tuple(chain.from_iterable(RECORDED.values()))
 _COLUMNS = f"""

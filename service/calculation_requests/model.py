@@ -77,7 +77,7 @@ class EventSource(msgspec.Struct, frozen=True, dict=True):
         }
 
     def email_event(self, *, sequence: int, reason: Reason | None, smtp_code: int) -> RequestEvent:
-        """Return the event that announces the end of an e-mail. Without a *reason* it was sent."""
+        """Return the event that announces the end of an e-mail, which was sent if *reason* is None."""
         facts = self.event_payload(sequence=sequence)
         if reason is None:
             return RequestEmailSent(**facts)
@@ -117,7 +117,7 @@ class CalculationRequest(EventSource, frozen=True):
 
 
 # Rows become structs by position, so the columns are written once, as the fields of the struct. `SELECT *` is
-# avoided: a column that a migration adds would make the prepared statements of open transactions fail.
+# avoided, because prepared statements of open transactions would fail once a migration adds a column.
 COLUMNS = ", ".join(CalculationRequest.__struct_fields__)
 REQUEST_COLUMNS = ", ".join(f"request.{column}" for column in CalculationRequest.__struct_fields__)
 

@@ -28,7 +28,7 @@ async def find_by_idempotency_key(
 ) -> CalculationRequest | None:
     """Return the request that was stored with this key, or None. Waits until a synchronous standby has it.
 
-    Raises IdempotencyKeyReused if its body was different, RequestErased and UnknownConveyancer.
+    Raises UnknownConveyancer, RequestErased and, if the bodies differ, IdempotencyKeyReused.
     """
     row = await connection.fetchrow(_FIND_BY_IDEMPOTENCY_KEY, idempotency.key, conveyancer_id)
     if row is None:
@@ -88,16 +88,16 @@ async def find_by_secret(
 ) -> CalculationRequest:
     """Return the request that this ASCII secret opens, with only the fields that its customer may see.
 
-    Raises WrongSecret, even if there is no such request or the key of its secret is missing.
+    Raises WrongSecret if the secret is wrong, there is no such request, or the secret's key is missing.
     """
     row = await connection.fetchrow(_FIND_FOR_CUSTOMER, request_id)
-    # Without a request or its key this takes as long, because the time must not show which uuids exist.
+    # If the request or its key is missing, this takes as long, so that the time does not show it.
     salt, key_id = (row["secret_salt"], row["secret_key_id"]) if row else (request_id.bytes, keys.current_id)
     try:
         expected = keys.secret(request_id, salt=salt, key_id=key_id)
     except SecretKeyMissing:
         row, expected = None, keys.secret(request_id, salt=salt, key_id=keys.current_id)
-    # Encoded, because several texts decode to the same bytes.
+    # Compares the texts, because several texts decode to the same bytes.
     if not hmac.compare_digest(expected.encode(), secret.encode()) or row is None:
         raise WrongSecret
     return CalculationRequest(**dict.fromkeys(CalculationRequest.__struct_fields__) | dict(row))
@@ -136,7 +136,7 @@ _ROWS_AT_A_TIME = 21  # a page of the default size and the row after it; at most
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """Which requests to list: at most *limit* up to 100, older than *before*, with *external_id* if given."""
+    """Which requests to list: older than *before*, with *external_id* if given. *limit* is at most 100."""
 
     external_id: str | None
     limit: int
@@ -148,11 +148,10 @@ async def read_page(
 ) -> tuple[list[CalculationRequest], str | None]:
     """Return a page of this conveyancer's requests, newest first, and the cursor of the next page, if any.
 
-    A page ends after *limit* requests, or before LARGEST_PAGE bytes, because a request may have 57 KB, and
-    many callers may read pages at the same time.
+    A page has at most *limit* requests and at most LARGEST_PAGE bytes, because a request may have 57 KB, and
+    many callers may read pages at the same time. Raises UnknownConveyancer.
 
-    A cursor is only a position: a page contains the conveyancer's own requests, whatever its cursor. Raises
-    UnknownConveyancer.
+    A cursor grants no access: whatever it says, a page has only this conveyancer's requests.
     """
     if listing.external_id is None:
         arguments = [_LIST_NEWEST, conveyancer_id]
@@ -170,14 +169,14 @@ async def read_page(
         if len(rows) < count:
             return page, None
         before = page[-1].id
-    await conveyancers.charges_calculation_fee(connection, conveyancer_id)  # Raises if there is none.
+    await conveyancers.charges_calculation_fee(connection, conveyancer_id)  # Raises UnknownConveyancer.
     return page, None
 
 
-# Both compare and order by all columns of their index. With `conveyancer_id = $1` the planner drops this
-# column from the order and may read the primary key backwards: Postgres 18, with a generic plan, read 395,000
-# rows of other conveyancers for a page of 21 (8,699 blocks instead of 4). The constant limit, one more than
-# the largest page has, makes a generic plan expect a small page.
+# Both statements name all columns of their index, in WHERE and in ORDER BY. With `conveyancer_id = $1` the
+# planner would drop this column from the order, and might read the primary key backwards. Postgres 18 then
+# read 395,000 rows of other conveyancers for a page of 21: 8,699 blocks instead of 4. The inner limit is a
+# constant, one more than the largest page, so that a generic plan expects a small page.
 _LIST_NEWEST = f"""
     SELECT *
       FROM (SELECT {COLUMNS}

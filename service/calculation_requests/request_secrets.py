@@ -31,9 +31,9 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "SecretKeyRing":
-        """Read `id:key,id:key,…`, the current key first; a key is 32 bytes or more in URL-safe base64.
+        """Read `id:key,id:key,…`, the current key first. Raises InvalidSetting, without showing a key.
 
-        Raises InvalidSetting, without showing a key.
+        A key is at least 32 bytes, encoded in URL-safe base64.
         """
         pairs = [entry.strip().partition(":") for entry in text.split(",")]
         keys = {key_id: _decode_key(encoded) for key_id, _, encoded in pairs}
@@ -80,5 +80,5 @@ def _decode_key(encoded: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) < _KEY_BYTES:
-        raise InvalidSetting("REQUEST_SECRET_KEYS: a key must be at least 32 bytes in URL-safe base64")
+        raise InvalidSetting("REQUEST_SECRET_KEYS: a key must be 32 bytes or more, as URL-safe base64")
     return key

@@ -1,4 +1,4 @@
-"""`api-key`: keys to the questionnaire alone. The identity provider issues access tokens."""
+"""`api-key`: the keys that open only the questionnaire. The identity provider issues access tokens."""
 
 import click
 

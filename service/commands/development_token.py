@@ -37,6 +37,6 @@ def token(client_id: str, key: Path, key_id: str, scope: str, expires_in: int) -
     headers = {"typ": "at+jwt", "kid": key_id}
     try:
         signed = jwt.encode(claims, key.read_text(), algorithm="ES256", headers=headers)
-    except (OSError, ValueError, TypeError, AttributeError, jwt.PyJWTError):  # encrypted; a public key
+    except (OSError, ValueError, TypeError, AttributeError, jwt.PyJWTError):  # encrypted, or a public key
         raise click.ClickException(f"--key {key}: not a readable EC P-256 private key") from None
     click.echo(signed)

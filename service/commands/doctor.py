@@ -18,12 +18,12 @@ _REASONS: Reasons = {httpx.HTTPStatusError: "HTTP status {0.response.status_code
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Look again every five seconds.")
+@click.option("--watch", is_flag=True, help="Check again every five seconds.")
 @answering
 async def doctor(*, watch: bool) -> Answer:
     """Say what is wrong with the API, and what to do first. The exit status is 1 if anything is wrong.
 
-    `python -m worker doctor` reports more: it also checks the queues and the e-mails.
+    `python -m worker doctor` checks all this, and also the queues and the e-mails.
     """
     return await diagnosis.answer(partial(examine_service, os.environ), watch=watch)
 

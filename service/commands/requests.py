@@ -40,7 +40,7 @@ class Found(msgspec.Struct, frozen=True):
 @click.option("--case-ref", type=line, help="The case reference.")
 @answering
 async def find(external_id: str | None, customer_email: str | None, case_ref: str | None) -> Answer:
-    """Find requests by details that a customer knows: the newest 50, without personal data."""
+    """Find the newest 50 requests with details that a customer knows. Personal data are not shown."""
     if not (external_id or customer_email or case_ref):
         raise click.UsageError("Say what to find: --external-id, --customer-email or --case-ref.")
     address = customer_email and hashlib.sha256(customer_email.lower().encode()).digest()
@@ -50,8 +50,8 @@ async def find(external_id: str | None, customer_email: str | None, case_ref: st
     return Answer.listing(found)
 
 
-# Postgres gets only the hash of the address, because it may log the parameters of a slow statement, and this
-# one may read all rows.
+# Postgres gets only the hash of the address, because it may log the parameters of a slow statement. This
+# statement can be slow, because it may read all rows.
 _FIND = """
     SELECT id, conveyancer_id, created_at, external_id, calculation_id
       FROM calculation_request
@@ -97,7 +97,7 @@ async def new_secret(uuid: UUID, by: Operator, *, no_email: bool) -> Answer:
 async def _answer(
     request_id: UUID, action: str, by: Operator, address: str | None, *, sends_email: bool
 ) -> Answer:
-    """Give a request a new secret, and its customer a new address unless that is None.
+    """Give a request a new secret, and its customer a new address unless *address* is None.
 
     Pending e-mails are cancelled, because a worker may have claimed them with the old address and link.
     """

@@ -12,7 +12,7 @@ schema = click.Group("schema", help="The schema of the database.")
 @schema.command()
 @answering
 async def apply() -> Answer:
-    """Install the schema in an empty database, or apply the missing versions, even while it is in use."""
+    """Install the schema in an empty database, or apply missing versions, even to a database in use."""
     async with command_line.postgres(checks_schema=False, statement_seconds=None) as connection:
         before = await database_schema.read_version(connection)
         found = await database_schema.apply(connection)

@@ -66,7 +66,7 @@ RECEIVED_EXAMPLES: Mapping[str, Any] = {
 
 @cache
 def document() -> dict[str, Any]:
-    """Return the AsyncAPI 3.0 document. Its "send" is what this service sends."""
+    """Return the AsyncAPI 3.0 document. In it, "send" means that this service sends."""
     return {
         "asyncapi": "3.0.0",
         "info": {"title": "Calculation requests", "version": "1", "description": _ABOUT},
@@ -216,7 +216,7 @@ def sent_schemas() -> dict[str, Any]:
     text = {"type": "string"}
     for event in events.SENT:
         envelope = schemas[schema_name(event)]
-        # The envelope's type describes what we accept; this is what we send.
+        # The envelope's type describes what we accept. These properties describe what we send.
         envelope["properties"] |= {
             "specversion": {"const": events.SPECVERSION},
             "source": {"const": events.SOURCE},

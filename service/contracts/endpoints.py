@@ -70,7 +70,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "limit": {
         "in": "query",
         "description": "The maximum number of requests on a page. Large requests make pages shorter: a "
-        "page with fewer is the last only if its `next_cursor` is null.",
+        "page with fewer requests is the last one only if its `next_cursor` is null.",
         "schema": {
             "type": "integer",
             "minimum": 1,
@@ -99,19 +99,19 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "in": "header",
         "description": "Repeated in the answer and logged, if it has at most 128 letters, digits, `.`, `_` "
         "or `-` and begins with a letter or digit. Otherwise it is replaced.",
-        # Not `example`: Swagger UI would send that with every call.
+        # Not `example`, which Swagger UI would send with every call.
         "schema": {"type": "string", "examples": ["case-17"]},
     },
     "traceparent": {
         "in": "header",
-        "description": "W3C Trace Context, passed on with the events. Without a valid one, a trace begins.",
+        "description": "W3C Trace Context, passed on with the events. If missing or invalid, a trace begins.",
         "schema": {"type": "string", "examples": ["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"]},
     },
 }
 
 HEADERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {
-        "description": "The caller's, or a new one. Quote it when you report a problem.",
+        "description": "The caller's id, or a new one. Quote it when you report a problem.",
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"},
         "example": "case-17",
     },
@@ -149,7 +149,7 @@ def _refusal(check: Callable[..., object], *arguments: object) -> ApiError:
     raise ValueError(check)
 
 
-# The failures that every operation can have, by the name of their example.
+# The failures that every operation can have, by the names of their examples.
 ANY_FAILURE: Mapping[str, Exception] = {
     "bad_host": ClientException(),
     "two_tokens": _refusal(bearer_token, ["Bearer one", "Bearer two"]),
@@ -163,15 +163,15 @@ ANY_FAILURE: Mapping[str, Exception] = {
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """What the document says of an endpoint beyond its handler."""
+    """What the document says about an endpoint, beyond what its handler says."""
 
     handler: HTTPRouteHandler  # with one path
     tag: str
     security: list[dict[str, list[str]]]
     examples: Mapping[str, msgspec.Struct]  # payloads by name, all of the same type as "ok"
-    failures: Mapping[str, Exception]  # by the name of their example, in addition to ANY_FAILURE
+    failures: Mapping[str, Exception]  # by the names of their examples, in addition to ANY_FAILURE
     parameters: tuple[str, ...] = ()  # names in PARAMETERS
-    headers: Mapping[str, bool] = {}  # names in HEADERS, for success; True if always sent
+    headers: Mapping[str, bool] = {}  # names in HEADERS, of successful answers; True if always sent
     bodies: Mapping[str, Any] = {}  # example bodies by name; only POST has any
     links: Mapping[str, Any] = {}
 

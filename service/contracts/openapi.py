@@ -27,20 +27,20 @@ from service.outbox.events import RequestEvent
 from service.server.asgi import Response
 
 _ABOUT = """\
-Stores requests for Stamp Duty Land Tax calculations, which case-management systems make for their
-customers, and returns them. Each customer is e-mailed a link.
+Case-management systems store requests for Stamp Duty Land Tax calculations here, on behalf of their
+customers, and read them back. Each customer is e-mailed a link.
 
 Every answer is an envelope. On success `errors` is null; on failure `data` is null and `errors` lists every
 failing field at once. Distinguish errors by `code`. Besides what the examples show, a field can be refused
-as `blank`, `too_long`, `too_deep`, `invalid_type`, `invalid_choice` or `invalid_characters`, and a query
-parameter that is given twice as `repeated`.
+as `blank`, `too_long`, `too_deep`, `invalid_type`, `invalid_choice` or `invalid_characters`. If a query
+parameter is given twice, the code is `repeated`.
 
 Besides the answers listed here: a path that does not exist, or is spelt differently (with a double or
 trailing slash, or percent-encoded), gets 404 `not_found`. A method that a path does not have gets 405
-`method_not_allowed` and the header `Allow`. An invalid `Host` gets 400 `malformed_request`. What is no
-request yet gets plain text instead of the envelope: 400 for input that is not HTTP; 431 for a request line
-and headers of more than 64 KiB; 408 if they do not arrive in time. Each path that has GET also has HEAD,
-which is GET without the body. OPTIONS gets 204 and `Allow`.
+`method_not_allowed` and the header `Allow`. An invalid `Host` gets 400 `malformed_request`. Input that
+is not a complete HTTP request gets plain text instead of the envelope: 400 if it is not HTTP; 431 if its
+request line and headers are larger than 64 KiB; 408 if they do not arrive in time. Each path that has GET
+also has HEAD, which is GET without the body. OPTIONS gets 204 and `Allow`.
 
 New fields may be added to answers within this version: ignore fields that you do not know."""
 
@@ -53,15 +53,15 @@ _SECURITY_SCHEMES: dict[str, Any] = {
         "bearerFormat": "JWT",
         "description": "An OAuth 2.0 access token (RFC 9068) from the issuer that the service trusts. Create "
         f"needs the scope `{WRITE}`, reading needs `{READ}`. With `{READ_ALL}`, a client that the operators "
-        "have named an internal reader reads any firm's requests by uuid, without their secrets, and their "
-        "events, and the questionnaire; it cannot create or list requests, and needs no conveyancer.",
+        "have made an internal reader can read any firm's requests and events by uuid, without the secrets, "
+        "and the questionnaire. It cannot create or list requests, and needs no conveyancer.",
     },
     "request_secret": {
         "type": "http",
         "scheme": "bearer",
         "bearerFormat": "43 letters, digits, `-` and `_`",
-        "description": "The `secret` of a request, which is also in its `request_url`. For the server of the "
-        "page behind that link: it opens this one request. It is never taken from a query string.",
+        "description": "The `secret` of a request, which is also in its `request_url`. It opens only this "
+        "request, for the server of the page behind that link. It is never taken from a query string.",
     },
     "api_key": {
         "type": "http",
@@ -76,7 +76,7 @@ _SCOPES = {
     READ_ALL: "Read the requests of every firm: for internal readers.",
 }
 
-# What the types cannot say. A keyword applies only to values of its type, so this allows any JSON value.
+# What the types cannot say. Each keyword limits only the values of one type, so every type is allowed.
 _JSON_VALUE = {
     "description": "Any JSON value without NUL characters. Numbers must be within the range of int64.",
     "minimum": -(2**63),
@@ -102,7 +102,7 @@ def document(token_url: str | None = None) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document. With *token_url* it says where to get access tokens."""
     schemes = dict(_SECURITY_SCHEMES)
     if token_url is not None:
-        # The tokens are the same as in the other scheme, obtained in another way.
+        # For the same tokens as the first scheme. This one shows how to request them.
         schemes[_CLIENT_CREDENTIALS] = {
             "type": "oauth2",
             "description": "An access token, requested with the id and the secret of a client of the issuer.",
@@ -186,7 +186,7 @@ def _failures(failures: Mapping[str, Exception]) -> dict[str, Any]:
 
 
 def _shared_headers(answers: Iterable[Response]) -> dict[str, bool]:
-    """Return the headers that some of the answers have; True for those that all have."""
+    """Return the headers that any of the answers has, each with whether all of the answers have it."""
     sent = [{name.decode() for name, _ in each.headers} for each in answers]
     return {
         name: all(name.lower() in names for names in sent)
@@ -221,7 +221,7 @@ def _schemas() -> dict[str, Any]:
     for schema in schemas.values():
         schema["description"] = inspect.cleandoc(schema["description"])
         schema.pop("title", None)  # The name of a class, which Swagger UI would show.
-    for event in events.SENT:  # Otherwise it would show the component's name among alternatives.
+    for event in events.SENT:  # Otherwise Swagger UI would show the component's name.
         schemas[asyncapi.schema_name(event)]["title"] = f"{event.type} event"
     body = schemas[CreateBody.__name__]
     body |= _WAIVER_RULE
@@ -233,9 +233,9 @@ def _schemas() -> dict[str, Any]:
 
 
 def _name_events(schemas: dict[str, Any]) -> None:
-    """List the types of events, which the type of the payload cannot: they differ in their values alone.
+    """Replace the schema of RequestEvent, the base class, by a `oneOf` of the schemas of all events.
 
-    The constant `type` distinguishes them. A `discriminator` would show readers of the page our names.
+    The constant `type` distinguishes them. A `discriminator` would show our schemas' names on the page.
     """
     del schemas[asyncapi.schema_name(RequestEvent)], schemas[RequestEvent.__name__]
     schemas.update(asyncapi.sent_schemas())

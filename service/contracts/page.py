@@ -15,8 +15,8 @@ from service.api.resources import ApiRequest
 from service.authentication.authenticator import READ, WRITE
 from service.contracts import asyncapi, openapi
 
-# Swagger UI 5.17 comes from `openapi-ui-bundles`, which has no dependencies. Packages with a newer one need
-# Django or FastAPI.
+# Swagger UI 5.17 comes from `openapi-ui-bundles`, which has no dependencies. Packages with a newer
+# Swagger UI need Django or FastAPI.
 _SWAGGER_UI = resources.files("openapi_ui_bundles.swagger_ui") / "vendor"
 _OUR_OWN = Path(__file__).parent / "static"
 _ASSETS = {
@@ -56,8 +56,8 @@ grant of OAuth 2.0. Ask its operators for a client whose tokens have the audienc
 <code>{escape(settings.auth_audience)}</code>, the scopes <code>{WRITE}</code> and <code>{READ}</code>, and
 your firm in the claim <code>{escape(settings.auth_tenant_claim)}</code>.</p>
 <p>To try out the calls below, press <em>Authorize</em> and paste an access token. For the questionnaire, an
-API key from the operators of this service is enough. Create e-mails the customer a link: put in an address
-of your own.</p>
+API key from the operators of this service is enough. Creating a request e-mails the customer a link, so
+enter an address of your own.</p>
 </main>
 <div id="operations"></div>
 <script src="/schema/swagger-ui-bundle.js"></script>
@@ -69,7 +69,7 @@ of your own.</p>
 
 
 def _policy(token_url: str | None) -> str:
-    """Return the policy that lets the browser contact only this server and the issuer's."""
+    """Return the policy that lets the browser contact only this server and the issuer."""
     issuer = urlsplit(token_url or "")
     return (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
@@ -99,7 +99,7 @@ def asset(asset: FromPath[str]) -> Response[bytes]:
     return Response(_content(asset), media_type=_ASSETS[asset][1])
 
 
-@cache  # Shared by all callers, because one file has 1.5 MB, and slow readers hold it for long.
+@cache  # Shared by all callers, because one file has 1.5 MB, and slow readers keep it in memory for long.
 def _content(asset: str) -> bytes:
     return (_ASSETS[asset][0] / asset).read_bytes()
 

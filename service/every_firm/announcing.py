@@ -100,7 +100,7 @@ async def announce_ends(
 ) -> None:
     """Record and announce how pending e-mails ended. Their rows and the rows of *requests* must be locked.
 
-    Claims are not checked: the mail server's reply is valid even if another process has claimed the e-mail.
+    Claims are not checked, because a reply counts even if another process has claimed the e-mail since.
     """
     if not ends:
         return

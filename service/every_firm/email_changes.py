@@ -1,7 +1,7 @@
 """Changes that operators make to the e-mails of requests: cancelling pending ones, and adding new ones.
 
-The e-mail key of a request's first e-mail is the id of its request.created, which causes it.
-Later e-mails add a number to this key, from 2 on. The Message-ID is made from the key.
+The e-mail key of a request's first e-mail is the id of the request.created event that causes this e-mail.
+For later e-mails a number, from 2 on, is appended. The Message-ID is made from the key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ from service.postgres.pool import Connection
 async def replace(connection: Connection, request_id: UUID, *, sends: bool) -> str | None:
     """Cancel the pending e-mails of a locked request, and record that a new one is to be sent.
 
-    Returns its e-mail key. If request.created has not been consumed, the new e-mail is the first one, and the
-    consumer adds none. Without *sends* no e-mail is sent at all.
+    Returns the new e-mail's key. If request.created has not been consumed, the new e-mail is the first one,
+    and the consumer adds none. Without *sends*, no e-mail is sent, and None is returned.
     """
-    # This waits for a consumer that is adding the e-mail, so that the e-mail is seen below.
+    # If a consumer is adding the first e-mail, this waits, so that the statements below see the e-mail.
     if await _add_first(connection, [request_id]) and sends:
         return first_email_key(request_id)
     await cancel(connection, [request_id])
@@ -33,10 +33,10 @@ async def replace(connection: Connection, request_id: UUID, *, sends: bool) -> s
 
 
 async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> dict[UUID, str]:
-    """Cancel the pending e-mails of these requests in the caller's transaction, even if not recorded yet.
+    """Cancel the pending e-mails of these requests in the caller's transaction, even unrecorded ones.
 
     Returns their e-mail keys by request. An e-mail that a worker has claimed may still be sent, because the
-    worker may have read its row already.
+    worker may have read the row already.
     """
     requests = await announcing.lock(connection, request_ids)
     await _add_first(connection, list(requests))
@@ -84,8 +84,8 @@ async def _add_first(connection: Connection, request_ids: Sequence[UUID]) -> boo
 async def add_again(connection: Connection, emails: Mapping[str, UUID]) -> dict[UUID, str]:
     """Add one new e-mail to each of these requests, in the caller's transaction.
 
-    *emails* maps e-mail keys to requests. Returns the new keys by request. A request gets none if it was
-    erased, if an e-mail of it is pending, or if its last e-mail is not in *emails*.
+    *emails* maps e-mail keys to requests. Returns the new keys by request. A request gets no e-mail if it
+    was erased, if one of its e-mails is pending, or if its last e-mail is not in *emails*.
     """
     requests = await announcing.lock(connection, set(emails.values()))
     rows = await connection.fetch(

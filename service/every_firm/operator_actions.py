@@ -36,7 +36,7 @@ async def record(
 ) -> None:
     """Record changes, each as a request's id and the event or e-mail that was changed.
 
-    The id is None for very many requests or a conveyancer. Uses the caller's transaction, if there is one.
+    The id is None if a conveyancer or very many requests were changed. Uses the caller's transaction, if any.
     """
     rows = [
         (request_id, conveyancer_id, action, subject, by.name, by.note) for request_id, subject in changed

@@ -96,9 +96,9 @@ class CalculationCreated(msgspec.Struct, frozen=True):
     ]
 
     def __post_init__(self) -> None:
-        """Refuse more than the pattern does: narrowing the pattern would break the contract with senders.
+        """Refuse more than the pattern does, for example a line break at the end, which Python's `$` allows.
 
-        One thing is a line break at the end, which Python's `$` takes.
+        The pattern itself cannot be narrowed without breaking the contract with senders.
         """
         if failure := text_rules.check_filled_line(self.calculation_id):
             raise ValueError(f"calculation_id: {failure.message}")
@@ -107,7 +107,7 @@ class CalculationCreated(msgspec.Struct, frozen=True):
 SENT = tuple(RequestEvent.__subclasses__())
 EVENT_TYPES = tuple(event.type for event in SENT)
 
-# These count as published only if a queue accepted them. The others may have no subscriber.
+# Events that count as published only if a queue accepted them. Other events may have no subscriber.
 MUST_BE_ROUTED = frozenset({RequestCreated.type})
 
 Data = TypeVar("Data")
@@ -131,12 +131,12 @@ _encoder = msgspec.json.Encoder()
 
 
 def event_id(uuid: str, event_type: str, sequence: int) -> str:
-    """Return the id of an event. A replay makes the same one, and consumers deduplicate by it."""
+    """Return the id of an event, by which consumers deduplicate. A replay makes the same id."""
     return f"{uuid}.{event_type}.{sequence}"
 
 
 def in_envelope(data: RequestEvent, *, time: datetime, traceparent: str | None) -> CloudEvent[RequestEvent]:
-    """Return an event as it is sent. All but the trace comes from rows, so a replay makes the same bytes."""
+    """Return an event as it is sent. A replay makes the same bytes, except for the trace."""
     return CloudEvent(
         specversion=SPECVERSION,
         id=event_id(data.uuid, data.type, data.sequence),

@@ -31,10 +31,10 @@ def lane_of(request_id: UUID) -> int:
 
 
 async def lock(connection: Connection, lane: int) -> None:
-    """Wait for a lane's lock, and hold it until the transaction ends, which must be a `bounded_transaction`.
+    """Wait for a lane's lock, and hold it until the transaction ends. Use this in a `bounded_transaction`.
 
-    A relay holds the lock during a pass, because it relies on the rows that it has read. Raises
-    asyncpg.LockNotAvailableError if a relay holds it for long, waiting for RabbitMQ.
+    A relay holds the lock during a pass, because the rows that it has read must not change. Raises
+    asyncpg.LockNotAvailableError if a relay waits long for RabbitMQ meanwhile.
     """
     await connection.execute("SELECT pg_advisory_xact_lock($1, $2)", LOCKS, lane)
 
@@ -42,7 +42,7 @@ async def lock(connection: Connection, lane: int) -> None:
 async def try_lock(connection: Connection, lanes: Sequence[int]) -> list[int]:
     """Lock the free ones among *lanes* until the transaction ends, and return them.
 
-    This is a statement of its own, so that the next one sees everything that previous holders committed.
+    Read the lanes in a later statement, because it sees all that previous holders of the locks committed.
 
     Raises PostgresUnavailable on a read-only server, which would grant the locks but reject later writes.
     """
@@ -63,10 +63,10 @@ async def try_lock(connection: Connection, lanes: Sequence[int]) -> list[int]:
 
 
 async def notify(connection: Connection) -> None:
-    """Wake the relays. Rarely used in transactions that write, as NOTIFY makes commits queue for one lock.
+    """Wake the relays. Rarely used in transactions that write, because NOTIFY makes commits queue for a lock.
 
-    With a NOTIFY in every commit, 12,700 creates per second fell to 3,600. The server's queue for NOTIFY may
-    be full, which clients of any of its databases can cause. Then the relays find events by polling.
+    With a NOTIFY in every commit, 12,700 creates per second fell to 3,600. Clients of any database of the
+    server may fill the server's queue for NOTIFY. Then the relays find events by polling.
     """
     with suppress(asyncpg.ProgramLimitExceededError):
         await connection.execute("SELECT pg_notify($1, '')", CHANNEL)
@@ -75,8 +75,8 @@ async def notify(connection: Connection) -> None:
 class RelayWaker:
     """Wakes the relays after commits. If a NOTIFY is lost, the relays find the events by polling.
 
-    A commit after a quiet time carries a NOTIFY. Other commits share one, which is sent after them. The more
-    commits, the longer the pause until the next one, because a busy relay needs no NOTIFY.
+    A commit after a quiet time carries a NOTIFY. Other commits share a NOTIFY, which is sent after them. The
+    more commits, the longer the pause until the next NOTIFY, because a busy relay needs none.
     """
 
     def __init__(self, pool: Pool, *, seconds: float) -> None:
@@ -91,9 +91,9 @@ class RelayWaker:
         """Yield whether the commit in the block should carry a NOTIFY. If not, call `wake` after the block.
 
         A NOTIFY in the commit wakes the relays a round trip sooner, but such commits queue for one lock: see
-        `notify`. So a process has at most one such commit at a time. The slower it was, the longer the next
-        one waits. Without this rule, in eight processes with 160 creates per second and commits of 10 ms, as
-        with a synchronous replica, a create took 600 ms instead of 11 ms.
+        `notify`. So a process has at most one such commit at a time, and then none for four times as long.
+        Without this rule a create took 600 ms instead of 11 ms, in eight processes with 160 creates per
+        second and commits of 10 ms, as with a synchronous replica.
         """
         began = time.monotonic()
         if began < self._quiet_until:

@@ -12,21 +12,21 @@ from service.settings import QUEUE_SHARE
 from service.telemetry import metrics
 
 # SQL that makes the commit wait for a synchronous standby even if the transaction writes nothing else. If
-# such a wait is cancelled, Postgres keeps the commit, but a failover may lose it. So a repeat that finds its
-# work done must wait for the standby before it is answered or acknowledged.
+# such a wait is cancelled, Postgres keeps the commit, but a failover may lose it. So a repeat must wait for
+# the standby before it is answered or acknowledged, even if there is nothing left to do.
 REPLICATE = "pg_logical_emit_message(true, 'replicate', '')"
 
-SILENCE_SECONDS = 3.0  # in an open transaction; then Postgres drops the client and releases its locks
-LOCK_SECONDS = 5.0  # for which an operator's command waits for a lock; others may wait for its locks
+SILENCE_SECONDS = 3.0  # that a transaction may be idle; then Postgres ends the session, which frees its locks
+LOCK_SECONDS = 5.0  # for which an operator's command waits for a lock, as others may wait for the command
 
 
 class Acquired(AbstractAsyncContextManager["Connection"]):
-    """A connection from the pool, for at most *seconds*. The wait for it may take half of that time.
+    """A connection from the pool, for at most *seconds*. Waiting for the connection may take half of that.
 
-    An interrupted statement is cancelled in the background. Its connection is dropped after *seconds* more.
+    An interrupted statement is cancelled in the background. Its connection is closed within *seconds*.
 
     Raises PostgresUnavailable if Postgres or the pool does not respond in time. In the API, *seconds* is
-    DATABASE_TIMEOUT_SECONDS, and the caller gets 503. A generator would take twice as long as this class.
+    DATABASE_TIMEOUT_SECONDS, and the caller gets 503. A generator would take twice the time of this class.
     """
 
     def __init__(self, pool: Pool, *, seconds: float) -> None:
@@ -67,7 +67,7 @@ class Acquired(AbstractAsyncContextManager["Connection"]):
 
 
 def allow_silence(seconds: float) -> str:
-    """Return SQL that makes Postgres end this transaction if its client is silent for *seconds*."""
+    """Return SQL that makes Postgres end the session if this transaction is idle for *seconds*."""
     return f"SET LOCAL idle_in_transaction_session_timeout = '{seconds * 1000:.0f}ms'"
 
 
@@ -79,8 +79,8 @@ async def transaction(
 
     Without *waits_for_disk*, a crash of Postgres shortly after the commit may undo the whole transaction.
 
-    Postgres ends a transaction that has been silent for SILENCE_SECONDS. Otherwise, if a client's machine
-    disappeared from the network, its locks would be held until TCP noticed two hours later.
+    Postgres ends the session if the transaction is idle for SILENCE_SECONDS. Otherwise, if a client's machine
+    disappeared from the network, the client's locks would be held until TCP noticed two hours later.
     """
     begin = f"BEGIN; {allow_silence(SILENCE_SECONDS)}"
     if not waits_for_disk:
@@ -106,8 +106,8 @@ async def transaction(
 async def bounded_transaction(own: Connection) -> AsyncIterator[None]:
     """Open a transaction on a connection that is not from a pool.
 
-    Postgres ends it after SILENCE_SECONDS of silence. Its commit waits for a synchronous standby: see
-    REPLICATE. Raises asyncpg.LockNotAvailableError if a lock is not acquired in LOCK_SECONDS.
+    Postgres ends the session if the transaction is idle for SILENCE_SECONDS. The commit waits for a standby:
+    see REPLICATE. Raises asyncpg.LockNotAvailableError if a lock is not acquired in LOCK_SECONDS.
     """
     async with own.transaction():
         await own.execute(allow_silence(SILENCE_SECONDS))

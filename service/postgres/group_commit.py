@@ -23,17 +23,17 @@ class _Member(NamedTuple):
 
 
 class GroupCommit:
-    """Runs a statement that returns an id or nothing for all callers that arrive while one gets a connection.
+    """Runs one statement for all callers that arrive while the first one, the leader, waits for a connection.
 
-    The first caller leads. Once it has a connection, it runs the statement for every caller present, and
+    The statement returns an id or nothing. The leader runs the statement for every caller present, and
     passes on the results. No caller waits for others to arrive. The more callers, the less each one costs:
     without groups 23 % fewer creates are served, and 35 % fewer where a commit takes 10 ms.
 
     If Postgres rejects one member's arguments, each member gets a transaction of its own, on the same
-    connection and in the time that is left. So no caller gets an error for another's arguments.
+    connection and in the time that is left. So no caller gets an error for another caller's arguments.
 
-    After a slow group the next one is half as large, and then groups grow again one by one. So a Postgres
-    that is slow for each row gets no more rows at a time than it can finish.
+    After a slow group the next one is half as large, and then each may be larger by one. So a Postgres that
+    is slow for each row gets no more rows at a time than it can finish.
     """
 
     def __init__(self, pool: Pool, statement: str, *, seconds: float) -> None:
@@ -47,8 +47,8 @@ class GroupCommit:
     async def execute(self, row_id: object, arguments: Sequence[Any], *, until: float) -> bool:
         """Run the statement with *arguments*; return whether it returned *row_id*.
 
-        The leader's deadline applies to the whole group. Its followers' deadlines are close to it, because no
-        caller joins a leader that has less than JOIN_SHARE of its time left.
+        The leader's deadline applies to the whole group. The followers' deadlines are not much later, because
+        callers join only while the leader has more than JOIN_SHARE of its time left.
 
         Raises PostgresUnavailable, and the errors that the statement raises for these arguments.
         """
@@ -62,7 +62,7 @@ class GroupCommit:
         self._gathers_until = until - self._seconds * JOIN_SHARE
         try:
             async with connections.Acquired(self._pool, seconds=until - time.monotonic()) as connection:
-                await asyncio.sleep(0)  # Lets callers of the same turn of the event loop join.
+                await asyncio.sleep(0)  # Lets callers in the same turn of the event loop join.
                 if self._gathering is group:
                     self._gathering = []
                 present = [each for each in group if not each.answer.done()]
@@ -83,8 +83,8 @@ class GroupCommit:
         """Run the statement for all members, or one by one if Postgres rejects the arguments of any."""
         began = time.monotonic()
         try:
-            # asyncpg runs this as one implicit transaction, so all members are stored or none is. It needs
-            # asyncpg's own timeout, because cancellation does not end it while Postgres reads no input.
+            # asyncpg runs this as one implicit transaction, so all members are stored or none is. The timeout
+            # is asyncpg's, because cancelling does not end the call while Postgres reads no input.
             rows = await connection.fetchmany(
                 self._statement, [member.arguments for member in members], timeout=until - began
             )
@@ -104,7 +104,7 @@ class GroupCommit:
                 self._largest_now = len(members) // 2
 
     async def _serve_each(self, connection: Connection, members: Sequence[_Member], *, until: float) -> None:
-        """Run the statement member by member, then close the connection: a transaction may be left open."""
+        """Run the statement for each member, then close the connection, as a transaction may be open."""
         try:
             for member in members:
                 try:

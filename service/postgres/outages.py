@@ -45,8 +45,8 @@ class PostgresUnavailable(Exception):
 def is_outage(error: BaseException) -> bool:
     """Whether a retry may succeed later.
 
-    It cannot after asyncpg's ValueErrors, because a bad argument or DSN stays bad. The error for a rejected
-    certificate is a ValueError, but the certificate may be renewed.
+    After a ValueError of asyncpg it cannot, because a bad argument or DSN stays bad. Only the error for a
+    rejected certificate is different, because the certificate may be renewed.
     """
     if isinstance(error, ValueError):
         return isinstance(error, ssl.SSLCertVerificationError)
@@ -54,11 +54,11 @@ def is_outage(error: BaseException) -> bool:
 
 
 def is_harmless(error: BaseException) -> bool:
-    """Whether this error is known to leave the session as it was, so that it can be used again.
+    """Whether the session is known to be unchanged after this error, so that it can be used again.
 
     After other errors a statement may still run, a transaction may be open, or the server may be read-only.
     """
     if isinstance(error, asyncpg.PostgresError):
-        # asyncpg's own DataError has no severity: without a statement cache it leaves a transaction open.
+        # A DataError that asyncpg raises itself has no severity, and may leave a transaction open.
         return isinstance(error, _REJECTIONS) and error.severity is not None
     return isinstance(error, Exception) and not isinstance(error, (PostgresUnavailable, *OUTAGE_ERRORS))

@@ -22,7 +22,7 @@ _LARGEST_SHARE = 0.5  # of the queue, for one firm
 _RECONNECT_PAUSE_SECONDS = 0.25  # after a failed attempt to connect, so that rejecting callers is cheap
 _LONGEST_IDLE_SECONDS = 300.0  # Networks drop idle connections silently.
 
-# The firm that the current task serves; "" for all callers without one. None, in the worker, has no share.
+# The firm that the current task serves, or "" for callers without a firm. The worker's None sets no limit.
 firm_served: ContextVar[str | None] = ContextVar("firm_served", default=None)
 
 
@@ -30,8 +30,8 @@ class Pool:
     """A lazily filled connection pool with a bounded queue, in which callers wait for their turn.
 
     With an unbounded queue, an overloaded Postgres would work for callers that have already given up.
-    asyncpg's own pool has one. It releases connections in a task, which made running one statement take
-    44 % longer. Sessions are not reset between callers, because nothing outlives its transaction.
+    asyncpg's own pool has such a queue, and releases connections in a task, which made running one statement
+    take 44 % longer. Sessions are not reset between callers: all that a caller sets ends with a transaction.
 
     If Postgres accepts fewer connections than the pool may open, callers wait for one that is in use.
     """
@@ -41,7 +41,7 @@ class Pool:
         self._size = size
         self._queue_size = _QUEUE_PER_CONNECTION * size
         self._waiting = 0
-        self._waiting_of: Counter[str | None] = Counter()  # by firm, without firms that have none
+        self._waiting_of: Counter[str | None] = Counter()  # by firm
         self._turns: deque[asyncio.Future[Connection | None]] = deque()  # of the callers in the queue
         self._opening = 0
         self._opened: set[Connection] = set()
@@ -61,7 +61,7 @@ class Pool:
         return sum(not each.is_closed() for each, _ in self._idle)
 
     def check_available(self) -> None:
-        """Raise PostgresUnavailable if the queue is full, or none is open and connecting has just failed."""
+        """Raise PostgresUnavailable if the queue is full, or no connection is open and connecting failed."""
         if self._waiting >= self._queue_size or (not self._opened and self._pauses_reconnecting):
             raise PostgresUnavailable.counted()
 
@@ -119,7 +119,7 @@ class Pool:
         self._idle.append((connection, time.monotonic()))
 
     def retire(self, connection: Connection, *, seconds: float) -> None:
-        """Close a connection in the background. It keeps its place, because its statement may still run."""
+        """Close a connection in the background. It counts as in use, because its statement may still run."""
         self._retiring[connection] = asyncio.create_task(self._retire(connection, seconds))
 
     async def _retire(self, connection: Connection, seconds: float) -> None:
@@ -129,7 +129,7 @@ class Pool:
 
     async def close(self, *, seconds: float) -> None:
         """Close every connection, and cancel running statements."""
-        # Closing one twice at the same time would hang.
+        # Closing a connection twice at the same time would hang.
         closing = [_close(each, seconds=seconds) for each in self._opened - self._retiring.keys()]
         await asyncio.gather(*closing, *self._retiring.values())
 
@@ -177,7 +177,7 @@ class Pool:
         except Exception as error:
             self.is_login_rejected = isinstance(error, asyncpg.InvalidAuthorizationSpecificationError)
             self._reconnect_after = time.monotonic() + _RECONNECT_PAUSE_SECONDS
-            if self._in_use == 1 and not self._idle:  # Only this one is in use.
+            if self._in_use == 1 and not self._idle:  # No other is in use or idle.
                 raise
             return None
         finally:

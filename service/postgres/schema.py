@@ -5,8 +5,8 @@ The command `schema apply` does so, on Kubernetes in an init container of the AP
 Versions after the first release are numbered files. They are applied while requests are stored: indexes are
 built concurrently, and an attempt to lock a table ends after 200 ms and is repeated.
 
-Alembic and yoyo are not used: they bring SQLAlchemy or a second driver, and neither stops waiting for a
-table's lock while callers queue behind it.
+Alembic and yoyo are not used, because they bring SQLAlchemy or a second driver, and neither stops waiting
+for a table's lock while callers queue behind it.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ VERSION = 1 + len(_VERSIONS)  # the version this release needs, which schema.sql
 
 
 async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> int:
-    """Upgrade a database to the newest version, while it is in use; return its version afterwards.
+    """Upgrade a database, which may be in use, to the newest version. Returns its version afterwards.
 
     An empty database gets schema.sql. Then missing versions are applied, each once. A database at the newest
     version, or a newer one, is neither locked nor changed. The connection must be direct, because a
@@ -65,7 +65,7 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
         version = await read_version(connection)
         if version > len(versions):
             return version
-        # Not pg_advisory_lock: a concurrent index build would wait for the snapshot of that statement.
+        # Not pg_advisory_lock: a concurrent index build would wait for that statement, which has a snapshot.
         if await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
             try:
                 with suppress(asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
@@ -113,7 +113,7 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
 
     A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction.
     Then it runs statement by statement, so each statement must be safe to repeat after an interruption. An
-    interrupted concurrent index build leaves an invalid index, which the statement before it drops.
+    interrupted concurrent index build leaves an invalid index, so a DROP INDEX IF EXISTS must come first.
     """
     if await read_version(connection) == 0:
         if await connection.fetchval(

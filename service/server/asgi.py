@@ -17,12 +17,12 @@ Header: TypeAlias = tuple[bytes, bytes]  # the name in lower case, and the value
 
 
 def header_values(scope: Scope, name: bytes) -> list[str]:
-    """Return the values of the header *name*, in lower case. Litestar would decode every header."""
+    """Return the values of the header *name*, which is in lower case. Litestar would decode every header."""
     return [value.decode("latin-1") for each, value in scope["headers"] if each == name]
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A response that is an ASGI application. Litestar sends it as it is; its own `Response` takes 16 µs."""
+    """A response that is an ASGI application, which Litestar sends as it is. Litestar's own takes 16 µs."""
 
     status: HTTPStatus
     headers: Sequence[Header]
@@ -35,6 +35,6 @@ class Response(msgspec.Struct, frozen=True):
         return cls(status, [(b"content-type", content_type), (b"content-length", length), *headers], body)
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the response."""
         await send({"type": "http.response.start", "status": int(self.status), "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body})

@@ -27,7 +27,7 @@ async def in_background(name: str, work: Callable[[], Awaitable[None]]) -> Async
 async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
     """Run *work* until it returns; restart it after a pause whenever it fails.
 
-    aiormq may raise a CancelledError itself. It is a failure, too, unless this task is being cancelled.
+    aiormq may raise a CancelledError itself. That is a failure, too, unless this task is being cancelled.
     """
     failures = metrics.background_failures.labels(name)
     task = asyncio.current_task()

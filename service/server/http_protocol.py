@@ -41,7 +41,7 @@ class JoinedWrites:
     """A transport that sends all small writes of one turn of the event loop together.
 
     uvicorn writes the head and the body of a response separately, and the second system call takes a tenth
-    of a create's processor time. Large bodies are not copied, because many slow readers may share one.
+    of a create's processor time. Large bodies are not copied, because many slow readers may share one body.
     """
 
     written = 0  # bytes
@@ -88,14 +88,14 @@ class HttpProtocol(HttpToolsProtocol):
     _reading: Literal["nothing", "head", "body"] = "nothing"  # the part of a message that is incomplete
     _since = 0.0  # when we began to wait for the next part
     _deadline: float | None = None  # for that part; None while a request is in flight
-    _received = 0  # bytes since a head or the last piece of body began: the parser buffers whole headers
+    _received = 0  # bytes since a head or the last piece of a body began; bounded: the parser keeps them
     _read_since, _read = 0.0, 0  # when we last counted how many bytes the caller has read, and that count
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Expect the head of a request. If there are too many connections, close another one.
+        """Expect the head of a request. If there are too many connections, close one.
 
-        The one that has been idle longest is closed. If none is idle, it is the one that has kept us waiting
-        longest, to send a request or to read a response. If all others are busy, it is this one.
+        The first choice is the connection that has been idle longest. The second is the connection whose
+        caller has taken longest to send a request or read a response. The last is this connection.
         """
         self._writes = JoinedWrites(transport, self.loop)
         super().connection_made(self._writes)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ class HttpProtocol(HttpToolsProtocol):
             (self if longest.expendability()[0] == _BUSY else longest).cut_off()
 
     def expendability(self) -> tuple[int, float]:
-        """Return a sort key: the connection with the lowest one is the first to be closed to make room."""
+        """Return a sort key: to make room, the connection with the lowest key is closed first."""
         if self.unread:
             return _SLOW, self._read_since
         if self._deadline is None:
@@ -134,10 +134,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._parse_received()
 
     def _parse_received(self) -> None:
-        """Parse until one request waits behind another. Reject what is not HTTP, and too large a head.
+        """Parse until a request waits behind another. Reject what is not HTTP, and heads that are too large.
 
-        A message ends with its head, or before the next head. So the parser gets at most one end of a head at
-        a time: one read of 256 KiB could contain 14,000 requests.
+        The parser gets at most one end of a head at a time, because one read of 256 KiB could contain 14,000
+        requests. A request ends with its head or, if it has a body, before the next head.
         """
         data, start = self.flow.unparsed, self.flow.parsed_to
         while start < len(data):
@@ -204,7 +204,7 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the application, unless the head is too large or ambiguous, and expect the body."""
+        """Start the application and expect the body, unless the head is too large or ambiguous."""
         if self._reading == "body":
             return
         size = len(self.url) + sum([len(name) + len(value) + _AROUND_HEADER for name, value in self.headers])
@@ -230,7 +230,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Clear the deadline until the response is sent. It may be sent before the body has been read."""
+        """Clear the deadline until the response is sent, unless it was sent before the whole body came."""
         if self.parser.should_upgrade():
             return  # The body follows: see `_parse`.
         self._reading = "nothing"
@@ -262,7 +262,7 @@ class HttpProtocol(HttpToolsProtocol):
         read = self._writes.written - self.unread
         if not self.unread or now - self._read_since >= limits.BODY_SECONDS:
             if self.unread and read - self._read < limits.LEAST_READ:
-                self.cut_off()  # close() would wait until the caller has read everything.
+                self.cut_off()  # close() would wait until all is read.
                 return
             self._read, self._read_since = read, now
         if self._deadline is None or now < self._deadline or self.flow.read_paused:
@@ -281,7 +281,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Reject invalid input, and close. If an earlier request is in flight, only that one is answered."""
         if self.transport.is_closing():
             return
-        latest: RequestResponseCycle | None = self.cycle  # None before the first, contrary to uvicorn's type
+        latest: RequestResponseCycle | None = self.cycle  # None before the first request, despite its type
         if latest is not None and not latest.response_complete:
             is_its_body = self._reading == "body" and not self.pipeline and not latest.response_started
             if not is_its_body:
@@ -289,7 +289,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self.flow.pause_reading()
                 return
         elif self._reading == "body":
-            self.transport.close()  # Its request has been answered.
+            self.transport.close()  # The request has been answered.
             return
         head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: text/plain; charset=utf-8\r\n"
         length = f"Content-Length: {len(reason)}\r\nConnection: close\r\n\r\n"

@@ -89,7 +89,7 @@ class _Server(uvicorn.Server):
         while not self._stop.is_set():
             await self.on_tick(0)  # updates the Date header
             now = asyncio.get_running_loop().time()
-            # One pass over all connections: a timer for each request would cost more.
+            # One pass over all connections costs less than a timer for each request.
             end_overdue(self.server_state.connections, now)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SWEEP_SECONDS):

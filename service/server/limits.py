@@ -5,11 +5,11 @@
 MOST_CONNECTIONS = 512
 HEAD_SECONDS = 10.0  # for a caller to send the head of a request
 LARGEST_HEAD = 64 * 1024  # bytes of the request line and the headers: more than cookies and tokens need
-MOST_HEADERS = 100  # as in other servers; each takes 100 bytes of memory more than its text
+MOST_HEADERS = 100  # as in other servers; a header takes 100 bytes of memory more than its text
 LONGEST_PATH = 1024  # bytes; the router caches 1,024 paths
 LARGEST_BODY = 256 * 1024  # bytes
-# To send a body, or to read LEAST_READ bytes of responses: enough for the largest body on a slow network.
+# For a caller to send a body, or to read LEAST_READ bytes of responses: enough on a slow network.
 BODY_SECONDS = 30.0
 LEAST_READ = LARGEST_BODY
-# Unread bytes of all responses together. Callers that pipeline may hold as many again.
+# Unread bytes of all responses together. Callers that pipeline may double this.
 MOST_UNREAD = 32 * 1024 * 1024

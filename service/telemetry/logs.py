@@ -18,7 +18,7 @@ from structlog.typing import EventDict, Processor
 
 from service.settings import Settings
 
-# From which level on libraries may log. At INFO some of them print addresses and URLs.
+# The lowest level at which each library may log. At INFO some libraries print addresses and URLs.
 _LEVELS = {
     **dict.fromkeys(("aio_pika", "aiosmtplib", "asyncio", "asyncpg", "httpcore", "httpx"), "WARNING"),
     "aiormq": "CRITICAL",  # Its errors quote messages. The code that needs a connection logs outages.
@@ -52,13 +52,13 @@ def configure(settings: Settings) -> None:
 
 
 class _StandardOutput:
-    """Writes log lines. The lines of one turn of the event loop share a system call, which is cheaper.
+    """Writes log lines. To save time, the lines of one turn of the event loop share a system call.
 
     A line that cannot be written must not stop the work.
     """
 
     def __init__(self, *_: object) -> None:
-        self._is_flushing = False  # at the end of this turn
+        self._is_flushing = False  # whether a flush at the end of this turn is due
 
     def info(self, line: str) -> None:
         """Write a line of any level."""
@@ -107,7 +107,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         facts["sqlstate"] = error.sqlstate
         facts["constraint"] = getattr(error, "constraint_name", None)
     if isinstance(error, OSError) and type(error).__module__ == "builtins":
-        # The operating system's messages quote no values; those of Postgres, parsers and mail servers may.
+        # The operating system's messages quote no values. Those of Postgres and mail servers may.
         facts["reason"] = str(error)
     if error.__cause__ is not None:
         facts["cause"] = describe(error.__cause__)

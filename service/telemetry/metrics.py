@@ -11,7 +11,7 @@ import service
 
 UNKNOWN = math.nan  # the value of a gauge that cannot be read at the moment
 
-# Omits the `_created` series of each counter: no dashboard or alert uses it.
+# Omits the `_created` series of each counter, because no dashboard or alert uses them.
 cast("Callable[[], None]", disable_created_metrics)()
 
 _build = Gauge("build_info", "Always 1; the labels name release and Python.", ["version", "python"])
@@ -21,11 +21,11 @@ pool_connections = Gauge("postgres_pool_connections", "Open connections of the p
 pool_max_connections = Gauge("postgres_pool_max_connections", "The most connections that the pool may open.")
 pool_wait_seconds = Histogram(
     "postgres_pool_wait_seconds",
-    "Waits for a connection of the pool that ended with one.",
+    "Time for which callers waited until they got a connection of the pool.",
     buckets=(0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5),
 )
 postgres_unavailable = Counter(
-    "postgres_unavailable_total", "Times that Postgres or the pool did not answer in time."
+    "postgres_unavailable_total", "Times that Postgres was unavailable or slow, or the pool's queue full."
 )
 postgres_login_rejected = Gauge(
     "postgres_login_rejected", "1 if Postgres rejected the login at the latest attempt to connect."

@@ -1,11 +1,11 @@
 """Traces, exported over OTLP if OTEL_EXPORTER_OTLP_ENDPOINT is set. Otherwise no spans are created.
 
-Each request has a trace even so: events carry its `traceparent` (W3C Trace Context), and log lines its id.
+Each request has a trace in any case: its events carry a `traceparent` (W3C Trace Context), and its log lines
+the trace id.
 
 Attributes are names such as routes and queues, but never the path or query as sent, an address or a secret.
-So there is no `url.path`, although the conventions ask for it, because a path may contain anything.
 
-OpenTelemetry is imported in functions, because it has many modules, which only tracing needs.
+OpenTelemetry is imported in functions, because only tracing needs its many modules.
 """
 
 import re
@@ -36,7 +36,7 @@ _tracer: "Tracer | None" = None
 def exporting(settings: Settings, *, service: str) -> Iterator[None]:
     """Trace the block if the settings name a collector; export the remaining spans at its end.
 
-    A thread exports batches. Its queue is bounded: excess spans are dropped. Sampling follows the
+    A thread exports batches. Its queue is bounded, so excess spans are dropped. Sampling follows the
     caller's flag unless OTEL_TRACES_SAMPLER says otherwise.
     """
     global _tracer  # noqa: PLW0603 - one per process, like the logs
@@ -134,7 +134,7 @@ def onward(incoming: str | None) -> str:
 
 
 def accept(value: object) -> str | None:
-    """Return *value* if it is a traceparent (section 3.2), else None."""
+    """Return *value* if it is a traceparent (W3C Trace Context, section 3.2), else None."""
     return value if isinstance(value, str) and _TRACEPARENT.fullmatch(value) else None
 
 
