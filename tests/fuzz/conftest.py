@@ -9,7 +9,6 @@ import pytest
 from service.settings import ServiceSettings
 from tests.harness.processes import Process, api_process, started
 
-INTERNAL_READER = "calculations-team"
 LONG = os.environ.get("FUZZ") == "long"
 
 collect_ignore = [] if LONG else ["test_linters.py"]  # npx downloads those linters
@@ -18,8 +17,6 @@ collect_ignore = [] if LONG else ["test_linters.py"]  # npx downloads those lint
 @pytest.fixture
 async def api(service_settings: ServiceSettings, tmp_path: Path) -> AsyncIterator[Process]:
     """An API on the test's database, ready."""
-    process = api_process(
-        service_settings, tmp_path, LOG_LEVEL="WARNING", AUTH_INTERNAL_CLIENTS=INTERNAL_READER
-    )
+    process = api_process(service_settings, tmp_path, LOG_LEVEL="WARNING")
     async with started(process):
         yield process

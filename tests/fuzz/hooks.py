@@ -1,6 +1,5 @@
 """What Schemathesis cannot know about the API."""
 
-import os
 import re
 from typing import Any
 from uuid import uuid4
@@ -9,19 +8,15 @@ import schemathesis
 
 from service import text_rules
 from service.api import idempotency_key_header
-from service.identifiers import parse_uuid
 
 _KEY = "Idempotency-Key"
 
 
 @schemathesis.hook
 def before_call(_: schemathesis.HookContext, case: "schemathesis.Case[Any]", __: dict[str, Any]) -> None:
-    """Use each valid key once: the API refuses the same key with another body. Ask for what is stored."""
+    """Use each valid key once: the API refuses the same key with another body."""
     if case.headers and re.fullmatch(idempotency_key_header.PATTERN, str(case.headers.get(_KEY, ""))):
         case.headers[_KEY] = str(uuid4())
-    stored = os.environ.get("STORED_UUID")
-    if stored and case.path_parameters and parse_uuid(str(case.path_parameters.get("uuid"))):
-        case.path_parameters["uuid"] = stored
 
 
 @schemathesis.hook

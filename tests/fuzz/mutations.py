@@ -51,7 +51,8 @@ def mutants(chance: random.Random) -> Iterator[bytes]:
             for name, value in chance.choice([SMALLEST_REQUEST, FULL_REQUEST]).items()
         ]
         for _ in range(chance.choice([0, 1, 1, 1, 2, 3])):
-            chance.choice(_FIELD_MUTATIONS)(fields, chance)
+            place = chance.randrange(len(fields))
+            fields[place : place + 1] = chance.choice(_FIELD_MUTATIONS)(*fields[place], chance)
         body = ("{" + ",".join(f"{name}:{value}" for name, value in fields) + "}").encode(
             errors="surrogatepass"
         )
@@ -60,45 +61,38 @@ def mutants(chance: random.Random) -> Iterator[bytes]:
         yield body
 
 
-def _replace_value(fields: Fields, chance: random.Random) -> None:
-    place = chance.randrange(len(fields))
-    fields[place] = (fields[place][0], chance.choice(chance.choice([_VALUES, _NUMBERS])))
+def _replace_value(name: str, _: str, chance: random.Random) -> Fields:
+    return [(name, chance.choice(chance.choice([_VALUES, _NUMBERS])))]
 
 
-def _mutate_text(fields: Fields, chance: random.Random) -> None:
-    place = chance.randrange(len(fields))
-    name, value = fields[place]
+def _insert_character(name: str, value: str, chance: random.Random) -> Fields:
     at = chance.randrange(len(value) + 1)
     inserted = chance.choice([chance.choice(_ESCAPES), json.dumps(chance.choice(_CHARACTERS))[1:-1]])
-    fields[place] = (name, value[:at] + inserted + value[at:])
+    return [(name, value[:at] + inserted + value[at:])]
 
 
-def _stretch(fields: Fields, chance: random.Random) -> None:
-    place = chance.randrange(len(fields))
+def _stretch(name: str, _: str, chance: random.Random) -> Fields:
     character = chance.choice(["a", " ", "\u00e9", "\U0001f3e0"])
     text = json.dumps(character * chance.choice(_LENGTHS), ensure_ascii=chance.random() < 0.5)
-    fields[place] = (fields[place][0], chance.choice([text, f'{{"a":{text}}}', f"[{text}]"]))
+    return [(name, chance.choice([text, f'{{"a":{text}}}', f"[{text}]"]))]
 
 
-def _nest(fields: Fields, chance: random.Random) -> None:
+def _nest(name: str, value: str, chance: random.Random) -> Fields:
     depth = chance.choice(_DEPTHS)
     opening, closing = chance.choice([("[", "]"), ('{"a":', "}")])
-    fields.append(('"meta_data"', f'{{"a":{opening * depth}1{closing * depth}}}'))
+    return [(name, value), ('"meta_data"', f'{{"a":{opening * depth}1{closing * depth}}}')]
 
 
-def _rename(fields: Fields, chance: random.Random) -> None:
-    place = chance.randrange(len(fields))
-    fields[place] = (chance.choice(_NAMES), fields[place][1])
+def _rename(_: str, value: str, chance: random.Random) -> Fields:
+    return [(chance.choice(_NAMES), value)]
 
 
-def _drop(fields: Fields, chance: random.Random) -> None:
-    if len(fields) > 1:
-        fields.pop(chance.randrange(len(fields)))
+def _drop(*_: object) -> Fields:
+    return []
 
 
-def _repeat(fields: Fields, chance: random.Random) -> None:
-    name, _ = chance.choice(fields)
-    fields.insert(chance.randrange(len(fields) + 1), (name, chance.choice(fields)[1]))
+def _repeat(name: str, value: str, chance: random.Random) -> Fields:
+    return [(name, value), (name, chance.choice([value, *_VALUES]))]
 
 
 def _insert_bytes(body: bytes, chance: random.Random) -> bytes:
@@ -128,10 +122,8 @@ def _encode_otherwise(body: bytes, chance: random.Random) -> bytes:
     return body.decode(errors="replace").encode(encoding, errors="replace")
 
 
-_FIELD_MUTATIONS: list[Callable[[Fields, random.Random], None]] = [
-    *(_replace_value, _replace_value, _mutate_text, _mutate_text),
+_FIELD_MUTATIONS: list[Callable[[str, str, random.Random], Fields]] = [
+    *(_replace_value, _replace_value, _insert_character, _insert_character),
     *(_stretch, _nest, _rename, _drop, _repeat),
 ]
-_BYTE_MUTATIONS: list[Callable[[bytes, random.Random], bytes]] = [
-    *(_insert_bytes, _flip_bit, _cut_out, _wrap, _encode_otherwise)
-]
+_BYTE_MUTATIONS = [_insert_bytes, _flip_bit, _cut_out, _wrap, _encode_otherwise]
