@@ -2,6 +2,7 @@
 
 import ast
 import re
+from itertools import product
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -17,10 +18,7 @@ TABLE = (TESTS / "README.md").read_text().partition("\n## Promises\n")[2].partit
 PROMISES = re.findall(r"^\| \[(.+)\]\(\.\./(\S+)#(\S+)\) \| (.+) \|$", TABLE, re.MULTILINE)
 # These sections explain, or say what is not promised.
 WITHOUT_PROMISES = {
-    *(
-        ("README.md", name)
-        for name in ("can-still-happen", "decisions", "glossary", "where-everything-else-is")
-    ),
+    *product(["README.md"], ["can-still-happen", "decisions", "glossary", "where-everything-else-is"]),
     ("service/README.md", "changing-it"),
 }
 KIB, MIB = 1024, 1024**2
