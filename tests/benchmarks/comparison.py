@@ -1,14 +1,14 @@
-"""Comparisons: sides measured in turn, round after round, and the bars they should meet."""
+"""Comparisons: the figures of each side, and the bars they should meet."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
 import msgspec
 
-PER_SECOND = "per second"
+PER_SECOND, P50, P99 = "per second", "p50 ms", "p99 ms"
 
-Figures = Mapping[str, float]  # by name and unit, such as "per second" or "p99 ms"
+Figures = Mapping[str, float]  # by name and unit, such as PER_SECOND
 Measure = Callable[[], Awaitable[Figures]]
 
 
@@ -21,50 +21,46 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["at least", "at most"] = "at least"
     limit: float
 
+    @property
+    def subject(self) -> str:
+        """What it limits."""
+        return f"{self.side}{f' / {self.of}' if self.of else ''}, {self.figure}"
 
-class Comparison(msgspec.Struct, kw_only=True):
+
+class Comparison(msgspec.Struct):
     """What was measured: figures for every side and round."""
 
     name: str
-    bars: Sequence[Bar] = ()
-    rounds: dict[str, list[Figures]] = {}
-
-    def median(self, side: str, figure: str) -> float:
-        """Return the median of all rounds."""
-        return median(figures[figure] for figures in self.rounds[side])
+    bars: Sequence[Bar]
+    rounds: dict[str, list[Figures]]
 
     def value(self, bar: Bar) -> float:
         """Return the value that a bar limits. A ratio is the median of the ratios of all rounds."""
+        ours = [figures[bar.figure] for figures in self.rounds[bar.side]]
         if bar.of is None:
-            return self.median(bar.side, bar.figure)
-        pairs = zip(self.rounds[bar.side], self.rounds[bar.of], strict=True)
-        return median(ours[bar.figure] / theirs[bar.figure] for ours, theirs in pairs)
+            return median(ours)
+        theirs = [figures[bar.figure] for figures in self.rounds[bar.of]]
+        return median(one / other for one, other in zip(ours, theirs, strict=True))
 
-    def bars_met(self) -> list[tuple[Bar, bool]]:
-        """Return every bar whose figures were measured, and whether it is met."""
-        return [
-            (bar, self.value(bar) >= bar.limit if bar.kind == "at least" else self.value(bar) <= bar.limit)
-            for bar in self.bars
-            if all(bar.figure in self.rounds[side][0] for side in {bar.side, bar.of or bar.side})
-        ]
+    def meets(self, bar: Bar) -> bool:
+        """Whether a bar is met."""
+        return self.value(bar) >= bar.limit if bar.kind == "at least" else self.value(bar) <= bar.limit
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for every figure of every side, and one for every bar."""
+        yield self.name
+        for side, rounds in self.rounds.items():
+            for figure in rounds[0]:
+                of_rounds = median(figures[figure] for figures in rounds)
+                yield f"  {side:32}{_number(of_rounds):>8} {figure}"
+        for bar in self.bars:
+            value, outcome = _number(self.value(bar)), "met" if self.meets(bar) else "MISSED"
+            yield f"  {bar.subject}: {value}, {bar.kind} {bar.limit:g}: {outcome}"
+        yield ""
 
 
-async def compare(
-    name: str,
-    sides: Mapping[str, Measure],
-    bars: Sequence[Bar] = (),
-    *,
-    rounds: int,
-    settle: Callable[[], Awaitable[None]],
-) -> Comparison:
-    """Measure all *sides* in turn, *rounds* times, so that other load on the machine affects all alike.
-
-    Every second round is in reverse order, and *settle* is called before each side, so that no side gains or
-    loses by the one before it.
-    """
-    comparison = Comparison(name=name, bars=bars, rounds={side: [] for side in sides})
-    for number in range(rounds):
-        for side, measure in list(sides.items())[:: -1 if number % 2 else 1]:
-            await settle()
-            comparison.rounds[side].append(await measure())
-    return comparison
+def _number(value: float) -> str:
+    """Return a figure with three significant digits."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

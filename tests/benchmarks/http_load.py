@@ -1,27 +1,19 @@
 """Load on an HTTP API by wrk: a load generator in C, because it shares the processors with the API."""
 
-import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
+from tests.benchmarks import subjects
 from tests.benchmarks.comparison import PER_SECOND, Figures
 from tests.benchmarks.stand import Stand
+from tests.harness.processes import Process
 
 CONNECTIONS = 32
-P50, P99 = "p50 ms", "p99 ms"
 
 _SCRIPT = Path(__file__).with_name("load.lua")
-_OVERTIME_SECONDS = 20.0
-
-
-class _Summary(msgspec.Struct, frozen=True):
-    requests: int
-    seconds: float
-    failed: int
 
 
 def wrk() -> list[str]:
@@ -29,8 +21,13 @@ def wrk() -> list[str]:
     return packages.command("wrk", package="wrk", report=print)
 
 
+async def create_on(stand: Stand, api: Process, *, seconds: int | None = None) -> Figures:
+    """Store requests over HTTP for some seconds."""
+    return await load(stand, api, ["/v1/request"], body=subjects.JSON_BODY, seconds=seconds)
+
+
 async def load(
-    stand: Stand, base_url: str, paths: Sequence[str], *, body: bytes = b"", seconds: int | None = None
+    stand: Stand, api: Process, paths: Sequence[str], *, body: bytes = b"", seconds: int | None = None
 ) -> Figures:
     """Send GETs of *paths*, or POSTs of *body*, over all connections; return how many a second are answered.
 
@@ -39,20 +36,14 @@ async def load(
     seconds = seconds or stand.sizes.seconds
     (stand.folder / "paths").write_text("".join(f"{path}\n" for path in paths))
     (stand.folder / "body").write_bytes(body)
-    process = await asyncio.create_subprocess_exec(
+    command = [
         *(*wrk(), "--threads", "1", "--connections", str(CONNECTIONS)),
         *("--duration", f"{seconds}s", "--timeout", "10s"),
-        *("--script", str(_SCRIPT), base_url, "--"),
+        *("--script", str(_SCRIPT), api.base_url, "--"),
         *(str(stand.folder / "paths"), str(stand.folder / "body"), stand.token),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    async with asyncio.timeout(seconds + _OVERTIME_SECONDS):
-        output, _ = await process.communicate()
-    line = next((line for line in output.splitlines() if line.startswith(b"{")), None)
-    if line is None:
-        raise LocalStackError(f"wrk failed: {output.decode()}")
-    summary = msgspec.json.decode(line, type=_Summary)
-    if summary.failed:
-        raise LocalStackError(f"{summary.failed} of {summary.requests} requests to {base_url} failed.")
-    return {PER_SECOND: summary.requests / summary.seconds}
+    ]
+    output = await stand.run("wrk", command, seconds=seconds + 20)
+    rate = re.search(r"^Requests/sec: +([0-9.]+)$", output, re.MULTILINE)
+    if rate is None or "Non-2xx" in output or "Socket errors" in output:
+        raise LocalStackError(f"Requests to {api.base_url} failed: {output}")
+    return {PER_SECOND: float(rate[1])}

@@ -1,4 +1,4 @@
--- Sends prepared requests one after another over every connection, and prints what came of it as JSON.
+-- Sends prepared requests one after another over every connection.
 -- Arguments: a file of paths, a file of the body (empty for GET), the token.
 
 local requests, last = {}, 0
@@ -16,12 +16,4 @@ end
 function request()
    last = last % #requests + 1
    return requests[last]
-end
-
-function done(summary, _, _)
-   local errors = summary.errors
-   io.write(string.format(
-      '\n{"requests":%d,"seconds":%f,"failed":%d}\n',
-      summary.requests, summary.duration / 1e6,
-      errors.connect + errors.read + errors.write + errors.status + errors.timeout))
 end

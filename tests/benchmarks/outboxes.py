@@ -1,54 +1,84 @@
-"""The outboxes of the product and its peers: how each is filled, and what relays it."""
+"""The outboxes of the product and its peers: how each is filled, relayed, and how fast it empties."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import msgspec
 
-from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from tests.benchmarks import subjects
-from tests.benchmarks.stand import Stand
+from tests.benchmarks.comparison import Figures
+from tests.benchmarks.rate import rate_of
+from tests.benchmarks.stand import Stand, peer_command
+from tests.harness import queues
+from tests.harness.processes import Process
+from worker.rabbitmq import topology
 
-Runs = Callable[[str], AbstractAsyncContextManager[object]]  # given the URL of the database
+_EVENTS = 50_000  # pending when a relay starts
+_DRAIN_SECONDS = 8.0  # at most
 
 
 class Outbox(msgspec.Struct, frozen=True, kw_only=True):
     """A table of events, in a database of its own."""
 
-    database: str
+    side: str
     peer: str = ""  # the program that makes and relays it; none for the product's
     fill: str  # given the number of events, and the event
-    append: str = ""  # given a request and its event; peers store no request
+    append: str = ""  # given a request and its event; the peer stores no request
     pending: str = "SELECT count(*) FROM outbox"
 
     async def open(self, stand: Stand) -> str:
         """Return the URL of the database, with the table in it."""
-        url = await stand.database(self.database, with_schema=not self.peer)
+        url = await stand.database(self.peer or "relay", with_schema=not self.peer)
         if self.peer:
-            await stand.run_peer(self.peer, "schema", DATABASE_URL=url)
+            await stand.run(self.peer, peer_command(self.peer, "schema"), DATABASE_URL=url)
         return url
 
-    async def refill(self, connection: Connection, events: int) -> None:
+    async def refill(self, connection: Connection, events: int = _EVENTS) -> None:
         """Empty the table, and put *events* of as many requests into it."""
+        _, event = subjects.new_event()
         await connection.execute("TRUNCATE outbox")
-        await connection.execute(self.fill, events, subjects.event())
+        await connection.execute(self.fill, events, event)
         await connection.execute("ANALYZE outbox")
 
     async def store(self, connection: Connection, *, wakes: bool) -> str:
         """Store one more event, the product's with its request; return the uuid of the request.
 
-        *wakes* is for the product, whose commits seldom wake the relay. Those of its peers always do.
+        *wakes* is for the product, whose commits seldom wake the relay. Those of the peer always do.
         """
-        if not self.append:
+        if not self.peer:
             return await subjects.store(connection, wakes=wakes)
-        uuid = uuid_of(new_request_id())
-        await connection.execute(self.append, uuid, subjects.event(uuid))
+        uuid, event = subjects.new_event()
+        await connection.execute(self.append, uuid, event)
         return uuid
+
+    def relay(self, stand: Stand, url: str) -> AbstractAsyncContextManager[Process]:
+        """Run a relay of this outbox."""
+        if not self.peer:
+            return stand.worker(url, "relay", ready=False)
+        return stand.peer(self.peer, "relay", DATABASE_URL=url)
+
+    async def drain(self, stand: Stand, connection: Connection, url: str, *, processes: int = 1) -> Figures:
+        """Relay what is pending to an empty queue, until all is settled or the time is up."""
+        events: int = await connection.fetchval(self.pending)
+        async with queues.open_channel(stand.amqp_url) as channel, AsyncExitStack() as relays:
+
+            async def delivered() -> int:
+                """Count what is in the queue and, once that is all, only what has left the outbox."""
+                published = await queues.count(channel, topology.NOTIFICATIONS.name)
+                return published if published < events else events - await connection.fetchval(self.pending)
+
+            queue = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
+            await queue.purge()
+            for _ in range(processes):
+                await relays.enter_async_context(self.relay(stand, url))
+            figures = await rate_of(delivered, events, seconds=_DRAIN_SECONDS)
+            await relays.aclose()
+            await queue.purge()
+        return figures
 
 
 OURS = Outbox(
-    database="relay",
+    side="ours",
     fill="""
         INSERT INTO outbox (lane, request_id, type, sequence, payload)
         SELECT ('x' || right(id::text, 1))::bit(4)::int, id, 'request.created', 1, $2
@@ -57,7 +87,7 @@ OURS = Outbox(
         """,
 )
 TXOUTBOX = Outbox(
-    database="txoutbox",
+    side="txoutbox, tuned",
     peer="txoutbox_relay",
     fill="""
         INSERT INTO outbox (topic, key, payload)
@@ -68,7 +98,7 @@ TXOUTBOX = Outbox(
     pending="SELECT count(*) FROM outbox WHERE status = 'pending'",
 )
 FASTSTREAM = Outbox(
-    database="faststream",
+    side="faststream-outbox, tuned",
     peer="faststream_relay",
     fill="""
         INSERT INTO outbox (queue, payload, headers)
@@ -76,30 +106,4 @@ FASTSTREAM = Outbox(
                jsonb_build_object('content-type', 'application/json', 'correlation_id', gen_random_uuid())
           FROM generate_series(1, $1::int)
         """,
-    append="""
-        INSERT INTO outbox (queue, payload, headers)
-        VALUES ('requests', $2,
-                jsonb_build_object('content-type', 'application/json', 'correlation_id', $1::text))
-        RETURNING id, pg_notify('outbox_outbox', queue)
-        """,
 )
-
-
-def our_relays(stand: Stand, processes: int = 1) -> Runs:
-    """Return a context manager that runs the product's relay in as many processes."""
-
-    @asynccontextmanager
-    async def runs(url: str) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            for _ in range(processes):
-                await stack.enter_async_context(stand.worker(url, "relay", ready=False))
-            yield
-
-    return runs
-
-
-def relay_of(stand: Stand, outbox: Outbox) -> Runs:
-    """Return a context manager that runs the relay of an outbox."""
-    if not outbox.peer:
-        return our_relays(stand)
-    return lambda url: stand.peer(outbox.peer, "relay", DATABASE_URL=url)

@@ -36,7 +36,7 @@ ALLOWED = 2.0
 
 _SAMPLES = 500  # of each kind
 _A_KEY = "case-17"
-_ACCEPTED, _ACCEPTED_LARGE = "200 accepted", "200 accepted, large"
+_ACCEPTED, _ACCEPTED_LARGE = "200 accepted", "200 large, accepted"
 
 
 def main() -> int:
@@ -45,39 +45,32 @@ def main() -> int:
         servers.postgres(LOCAL, keep=False, report=print) as server,
         tempfile.TemporaryDirectory() as folder,
     ):
-        return asyncio.run(_measure(server.url, Path(folder)))
+        medians = asyncio.run(_measure(server.url, Path(folder)))
+    slowest = 0.0
+    for kind, median in medians.items():
+        ratio = median / medians[_ACCEPTED_LARGE if "large," in kind else _ACCEPTED]
+        print(f"{kind:34}{median:8.3f} ms{ratio:7.2f}")
+        slowest = max(slowest, 0.0 if kind.startswith("200") else ratio)
+    return 1 if slowest > ALLOWED else 0
 
 
-async def _measure(server_url: str, folder: Path) -> int:
+async def _measure(server_url: str, folder: Path) -> dict[str, float]:
     issuer = Issuer(folder)
     async with databases.temporary(server_url, f"rejections_{time.time_ns()}") as url:
         settings = api_settings(url, issuer)
-        nowhere = f"postgresql://127.0.0.1:{free_port()}/none"
-        api = api_process(settings, folder)
-        helpless = api_process(
-            msgspec.structs.replace(settings, database_url=nowhere), folder, LOG_LEVEL="ERROR"
-        )
+        nowhere = msgspec.structs.replace(settings, database_url=f"postgresql://127.0.0.1:{free_port()}/none")
+        api, helpless = api_process(settings, folder), api_process(nowhere, folder, LOG_LEVEL="ERROR")
         async with (
             httpx.AsyncClient(base_url=api.base_url) as client,
             started(api),
             started(helpless, ready=False),
         ):
             await helpless.becomes_ready(status=503)
-            calls = await _calls(client, issuer, helpless.base_url)
-            medians = await _medians(client, calls)
-    return _print(calls, medians)
+            return await _medians(client, await _calls(client, issuer, helpless.base_url))
 
 
-class Call(msgspec.Struct, frozen=True):
-    """A call, the status that it must be answered with, and the accepted call to compare it with."""
-
-    status: int
-    request: httpx.Request
-    beside: str = _ACCEPTED
-
-
-async def _calls(client: httpx.AsyncClient, issuer: Issuer, helpless: str) -> dict[str, Call]:
-    """Return every kind of call; the first is accepted. The API at *helpless* accepts none."""
+async def _calls(client: httpx.AsyncClient, issuer: Issuer, helpless: str) -> dict[str, httpx.Request]:
+    """Return every kind of call, by its status and reason. The API at *helpless* accepts none."""
     token, stranger = issuer.token(), issuer.token(FREE_CONVEYANCER)
     body = json.dumps(A_REQUEST).encode()
     signed, _, signature = token.rpartition(".")
@@ -96,68 +89,56 @@ async def _calls(client: httpx.AsyncClient, issuer: Issuer, helpless: str) -> di
     deep = b'{"meta_data": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}"
     ours = (await client.send(create(key=_A_KEY))).json()["data"]["uuid"]
     return {
-        _ACCEPTED: Call(200, create()),
-        "401 nonsense": Call(401, create(token="nonsense")),
-        "401 too large": Call(401, create(token="x" * 9_000)),
-        "401 forged signature": Call(401, create(token=f"{signed}.{signature[:10]}AAAA{signature[14:]}")),
-        "401 unknown API key": Call(401, get("/v1/questionnaire/structure", f"cr_0123456789ab_{'x' * 43}")),
-        "403 unknown conveyancer": Call(403, create(token=issuer.token("stranger"))),
-        "404 no route": Call(404, get("/nonsense")),
-        "413 announced": Call(413, create(b" " * (LARGEST_BODY + 1))),
-        "422 empty": Call(422, create(b"{}")),
-        "422 addresses": Call(422, create(json.dumps(A_REQUEST | long_addresses).encode())),
-        "422 too deep": Call(422, create(deep)),
-        "422 thousands of parameters": Call(
-            422, get("/v1/request?" + "&".join(f"p{n}" for n in range(8_000)))
-        ),
-        "422 reused key": Call(422, create(b'{"notes": "",' + body[1:], key=_A_KEY)),
-        **{
-            f"{status} {kind}": Call(status, create(content), _ACCEPTED_LARGE)
-            for status, kind, content in _large_bodies()
-        },
-        "503 without Postgres": Call(503, create(server=helpless)),
-        "404 another's": Call(404, get(f"/v1/request/{ours}", stranger)),
-        "404 unknown": Call(404, get(f"/v1/request/{uuid_of(new_request_id())}", stranger)),
+        _ACCEPTED: create(),
+        "401 nonsense": create(token="nonsense"),
+        "401 token too long": create(token="x" * 9_000),
+        "401 forged signature": create(token=f"{signed}.{signature[:10]}AAAA{signature[14:]}"),
+        "401 unknown API key": get("/v1/questionnaire/structure", f"cr_0123456789ab_{'x' * 43}"),
+        "403 unknown conveyancer": create(token=issuer.token("stranger")),
+        "404 no route": get("/nonsense"),
+        "413 announced": create(b" " * (LARGEST_BODY + 1)),
+        "422 empty": create(b"{}"),
+        "422 addresses": create(json.dumps(A_REQUEST | long_addresses).encode()),
+        "422 too deep": create(deep),
+        "422 thousands of parameters": get("/v1/request?" + "&".join(f"p{n}" for n in range(8_000))),
+        "422 reused key": create(b'{"notes": "",' + body[1:], key=_A_KEY),
+        **{kind: create(content) for kind, content in _large_bodies()},
+        "503 without Postgres": create(server=helpless),
+        "404 another's": get(f"/v1/request/{ours}", stranger),
+        "404 unknown": get(f"/v1/request/{uuid_of(new_request_id())}", stranger),
     }
 
 
-def _large_bodies() -> Iterator[tuple[int, str, bytes]]:
-    """Yield bodies of the largest size: the status, what fills them, the bytes."""
+def _large_bodies() -> Iterator[tuple[str, bytes]]:
+    """Yield bodies of the largest size: what they lead to, the bytes."""
     beginning = json.dumps(A_REQUEST).removesuffix("}").encode()
     room = LARGEST_BODY - len(beginning) - 64
     lists = b"[" + b"[]," * (room // 3 - 1) + b"[]]"
     names = b",".join(b'"%05d":0' % number for number in range(room // 10))
     ignored = beginning + b',"calculation_fee_exempt_reason":' + lists
-    yield 200, _ACCEPTED_LARGE.removeprefix("200 "), ignored + b"}"
-    yield 400, "large, brackets", b"[" * LARGEST_BODY
-    yield 400, "large, cut off", ignored
-    yield 422, "large, text", beginning + b',"notes":"' + b"x" * room + b'"}'
-    yield 422, "large, unknown fields", beginning + b"," + names + b"}"
-    yield 422, "large, unknown field at its end", ignored + b',"x":1}'
-    yield 422, "large, meta_data", beginning + b',"meta_data":{' + names + b"}}"
-    yield 422, "large, lists in meta_data", beginning + b',"meta_data":{"a":' + lists + b"}}"
-    yield 422, "large, no object", lists
+    yield _ACCEPTED_LARGE, ignored + b"}"
+    yield "400 large, brackets", b"[" * LARGEST_BODY
+    yield "400 large, cut off", ignored
+    yield "422 large, text", beginning + b',"notes":"' + b"x" * room + b'"}'
+    yield "422 large, unknown fields", beginning + b"," + names + b"}"
+    yield "422 large, unknown field at its end", ignored + b',"x":1}'
+    yield "422 large, meta_data", beginning + b',"meta_data":{' + names + b"}}"
+    yield "422 large, lists in meta_data", beginning + b',"meta_data":{"a":' + lists + b"}}"
+    yield "422 large, no object", lists
 
 
-async def _medians(client: httpx.AsyncClient, calls: Mapping[str, Call]) -> dict[str, float]:
+async def _medians(client: httpx.AsyncClient, calls: Mapping[str, httpx.Request]) -> dict[str, float]:
     """Return the median milliseconds of each kind."""
     taken: dict[str, list[float]] = {kind: [] for kind in calls}
     chance = random.Random(1)  # noqa: S311 - no call always follows the same one
     for _ in range(_SAMPLES):
         for kind, call in chance.sample(list(calls.items()), len(calls)):
             started_at = time.perf_counter()
-            response = await client.send(call.request)
+            response = await client.send(call)
             taken[kind].append((time.perf_counter() - started_at) * 1000)
-            if response.status_code != call.status:
+            if not kind.startswith(str(response.status_code)):
                 raise SystemExit(f"{kind}: answered {response.status_code}")
     return {kind: statistics.median(milliseconds) for kind, milliseconds in taken.items()}
-
-
-def _print(calls: Mapping[str, Call], medians: Mapping[str, float]) -> int:
-    ratios = {kind: median / medians[calls[kind].beside] for kind, median in medians.items()}
-    for kind, median in medians.items():
-        print(f"{kind:32}{median:8.3f} ms{ratios[kind]:7.2f}")
-    return 1 if max(ratio for kind, ratio in ratios.items() if calls[kind].status != 200) > ALLOWED else 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from service.postgres.pool import Connection
 from tests.harness.examples import CONVEYANCER
 
 OTHERS = ("a-firm-of-long-ago", *(f"firm-{number}" for number in range(19)))
-EXTERNAL_IDS = 20  # of each conveyancer
 
 
 async def fill(connection: Connection, *, rows: int) -> None:
@@ -20,10 +19,10 @@ async def fill(connection: Connection, *, rows: int) -> None:
                 || right(md5(number::text), 15))::uuid,
                CASE WHEN number <= $1 / 20 THEN $2
                     WHEN number % 20 = 0 THEN $3
-                    ELSE $4 || number % 20 - 1 END,
+                    ELSE 'firm-' || number % 20 - 1 END,
                made.at, made.at, 'customer-' || number || '@customer.example.com', 'Ada', 'Lovelace',
                'grace@firm.example.com', 'Hopper & Partners', 'Grace', 'Hopper',
-               '12 High Street', 'SDLT_CALCULATION', 'case-' || number / 20 % $5, false,
+               '12 High Street', 'SDLT_CALCULATION', 'case-' || number / 20 % 20, false,
                decode(md5(number::text), 'hex'), 'current'
           FROM generate_series(1, $1) AS number,
                LATERAL (SELECT to_timestamp(1700000000 + number / 1000) AS at) AS made
@@ -31,7 +30,5 @@ async def fill(connection: Connection, *, rows: int) -> None:
         rows,
         OTHERS[0],
         CONVEYANCER,
-        "firm-",
-        EXTERNAL_IDS,
     )
     await connection.execute("VACUUM ANALYZE calculation_request")

@@ -14,19 +14,18 @@ from deploy.local.errors import LocalStackError
 from service.outbox.events import CalculationCreated, RequestCalculated, RequestEmailSent
 from tests.benchmarks import subjects
 from tests.benchmarks.comparison import PER_SECOND, Comparison, Figures
-from tests.benchmarks.http_load import CONNECTIONS, P50, P99
-from tests.benchmarks.measurements.create import OURS
+from tests.benchmarks.http_load import CONNECTIONS
+from tests.benchmarks.rate import Waits, call_steadily
 from tests.benchmarks.smtp_sink import SmtpSink
-from tests.benchmarks.stand import Stand
+from tests.benchmarks.stand import Stand, compare
 from tests.harness import queues
-from tests.harness.processes import Process
-from tests.harness.waiting import until
 from worker.rabbitmq import topology
 
+_LENGTHS = 12  # of a usual measurement: a minute, for the rate
 _MOST_ON_THE_WAY = 500  # requests: more would be a backlog
 _PREFETCH = 256
 _WARM_SECONDS = 3.0
-_STRAGGLER_SECONDS = 30.0
+_SPARE_SECONDS = 60.0
 
 _LENGTH = re.compile(rb"^content-length: (\d+)", re.MULTILINE | re.IGNORECASE)
 
@@ -36,121 +35,75 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 async def measure(stand: Stand) -> list[Comparison]:
     """Find the rate that one API and one worker process sustain, then time requests at half of it."""
     url = await stand.database("chain")
+    seconds = _LENGTHS * stand.sizes.seconds
 
     async def ours() -> Figures:
-        chain = Chain()
         async with (
+            asyncio.timeout(2 * seconds + _SPARE_SECONDS),
             SmtpSink() as sink,
             stand.worker(url, smtp_url=sink.url, EMAIL_CONCURRENCY="32"),
-            _calculating(stand, chain),
             stand.api(url) as api,
         ):
-            caller = _Caller(stand.token, api, chain)
-            rate = await caller.saturate(stand.sizes.chain_seconds)
-            chain.forget()
-            await caller.keep_to(rate / 2, stand.sizes.chain_seconds / 2)
-        return {PER_SECOND: rate, **chain.figures()}
+            caller = _Caller(stand.token, api.port)
+            async with _calculating(stand, caller):
+                rate = await caller.saturate(seconds)
+                caller.waits.forget()
+                await call_steadily(caller.call_in_turn, rate=rate / 2, seconds=seconds / 2)
+                await caller.complete()
+        return {PER_SECOND: rate, **caller.waits.figures()}
 
-    return [await stand.compare("chain", {OURS: ours})]
-
-
-class Chain:
-    """When each request was due, and when its calculation was visible, by its uuid."""
-
-    def __init__(self) -> None:
-        self.on_the_way = asyncio.Semaphore(_MOST_ON_THE_WAY)
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget all requests."""
-        self.due: dict[str, float] = {}
-        self.visible: dict[str, float] = {}
-
-    def note_visible(self, uuid: str) -> None:
-        """Note that the calculation of a request is visible. Repeats count nothing."""
-        if uuid not in self.visible:
-            self.visible[uuid] = time.monotonic()
-            self.on_the_way.release()
-
-    async def complete(self) -> None:
-        """Wait until every request is through. Raises LocalStackError."""
-        if not await until(lambda: self.due.keys() <= self.visible.keys(), seconds=_STRAGGLER_SECONDS):
-            missing = len(self.due.keys() - self.visible.keys())
-            raise LocalStackError(f"{missing} requests did not get their calculation.")
-
-    def figures(self) -> Figures:
-        """Return quantiles in milliseconds."""
-        waits = sorted((self.visible[uuid] - due) * 1000 for uuid, due in self.due.items())
-        return {name: waits[int(share * (len(waits) - 1))] for name, share in ((P50, 0.5), (P99, 0.99))}
-
-
-@asynccontextmanager
-async def _calculating(stand: Stand, chain: Chain) -> AsyncIterator[None]:
-    """Publish a calculation for each e-mail sent. A request.calculated shows that the id is visible."""
-    async with queues.open_channel(stand.amqp_url) as channel:
-        for queue in topology.QUEUES:
-            await (await channel.get_queue(queue.name, ensure=False)).purge()
-        exchange = await channel.get_exchange(topology.CALCULATIONS, ensure=False)
-
-        async def handle(message: AbstractIncomingMessage) -> None:
-            uuid = (message.message_id or "").partition(".")[0]
-            if message.type == RequestCalculated.type:
-                chain.note_visible(uuid)
-            else:
-                body = msgspec.json.encode(CalculationCreated(uuid, f"calculation-{uuid}"))
-                await exchange.publish(aio_pika.Message(body, delivery_mode=2), CalculationCreated.type)
-            await message.ack()
-
-        await channel.set_qos(prefetch_count=_PREFETCH)
-        events = await channel.declare_queue("chain", durable=True, arguments={"x-queue-type": "quorum"})
-        for event in (RequestEmailSent, RequestCalculated):
-            await events.bind(topology.REQUESTS, event.type)
-        tag = await events.consume(handle)
-        yield
-        await events.cancel(tag)
-        await events.delete(if_unused=False, if_empty=False)
+    return [await compare("chain", {"ours": ours}, (), stand)]
 
 
 class _Caller:
-    """Sends requests over a few connections. wrk would not note the time of each."""
+    """Sends requests over a few connections, and knows which have no calculation yet.
 
-    def __init__(self, token: str, api: Process, chain: Chain) -> None:
+    wrk would not note the time of each.
+    """
+
+    def __init__(self, token: str, port: int) -> None:
+        self.waits = Waits()
+        self._port = port
+        self._on_the_way = asyncio.Semaphore(_MOST_ON_THE_WAY)
         self._free: asyncio.Queue[Connection | None] = asyncio.Queue()
         for _ in range(CONNECTIONS):
             self._free.put_nowait(None)
-        self._port = api.port
-        self._chain = chain
         self._request = (
             "POST /v1/request HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Authorization: Bearer {token}\r\nContent-Length: {len(subjects.JSON_BODY)}\r\n\r\n"
         ).encode() + subjects.JSON_BODY
 
+    def note_visible(self, uuid: str) -> None:
+        """Note that the calculation of a request is visible. Repeats count nothing."""
+        if uuid not in self.waits.ended:
+            self.waits.end(uuid)
+            self._on_the_way.release()
+
+    async def complete(self) -> None:
+        """Wait until every request is through. Raises LocalStackError."""
+        if not await self.waits.complete():
+            raise LocalStackError("Not every request got its calculation.")
+
     async def saturate(self, seconds: float) -> float:
         """Send a request whenever another is through; return how many a second are, after a warm-up."""
-        async with asyncio.timeout(seconds + _STRAGGLER_SECONDS), asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             await self._keep_full(group, _WARM_SECONDS)
-            began, before = time.monotonic(), len(self._chain.visible)
+            began, before = time.monotonic(), len(self.waits.ended)
             await self._keep_full(group, seconds)
-            rate = (len(self._chain.visible) - before) / (time.monotonic() - began)
-        await self._chain.complete()
+            rate = (len(self.waits.ended) - before) / (time.monotonic() - began)
+        await self.complete()
         return rate
 
     async def _keep_full(self, group: asyncio.TaskGroup, seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            await self._chain.on_the_way.acquire()
+            await self._on_the_way.acquire()
             group.create_task(self._post(time.monotonic()))
 
-    async def keep_to(self, rate: float, seconds: float) -> None:
-        """Send *rate* requests a second, each at its time."""
-        began = time.monotonic()
-        async with asyncio.timeout(seconds + _STRAGGLER_SECONDS), asyncio.TaskGroup() as group:
-            for number in range(round(rate * seconds)):
-                due = began + number / rate
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
-                await self._chain.on_the_way.acquire()
-                group.create_task(self._post(due))
-        await self._chain.complete()
+    async def call_in_turn(self, due: float) -> None:
+        """Send a request, once there is room for it."""
+        await self._on_the_way.acquire()
+        await self._post(due)
 
     async def _post(self, due: float) -> None:
         """Send a request. Its time counts from when it was *due*, so the wait for a connection counts too."""
@@ -165,4 +118,31 @@ class _Caller:
             raise LocalStackError(f"The API answered {head.decode()}")
         answer = msgspec.json.decode(await reader.readexactly(int(length[1])))
         self._free.put_nowait(connection)
-        self._chain.due[answer["data"]["uuid"]] = due
+        self.waits.began[answer["data"]["uuid"]] = due
+
+
+@asynccontextmanager
+async def _calculating(stand: Stand, caller: _Caller) -> AsyncIterator[None]:
+    """Publish a calculation for each e-mail sent. A request.calculated shows that the id is visible."""
+    async with queues.open_channel(stand.amqp_url) as channel:
+        for queue in topology.QUEUES:
+            await (await channel.get_queue(queue.name, ensure=False)).purge()
+        exchange = await channel.get_exchange(topology.CALCULATIONS, ensure=False)
+
+        async def handle(message: AbstractIncomingMessage) -> None:
+            uuid = (message.message_id or "").partition(".")[0]
+            if message.type == RequestCalculated.type:
+                caller.note_visible(uuid)
+            else:
+                body = msgspec.json.encode(CalculationCreated(uuid, f"calculation-{uuid}"))
+                await exchange.publish(aio_pika.Message(body, delivery_mode=2), CalculationCreated.type)
+            await message.ack()
+
+        await channel.set_qos(prefetch_count=_PREFETCH)
+        events = await channel.declare_queue("chain", durable=True, arguments={"x-queue-type": "quorum"})
+        for event in (RequestEmailSent, RequestCalculated):
+            await events.bind(topology.REQUESTS, event.type)
+        tag = await events.consume(handle)
+        yield
+        await events.cancel(tag)
+        await events.delete(if_unused=False, if_empty=False)

@@ -1,101 +1,98 @@
 """Consumers: calculations recorded and e-mails accepted a second, beside creates."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import aio_pika
 import msgspec
 
-from deploy.local.errors import LocalStackError
+from service.identifiers import uuid_of
 from service.outbox.events import CalculationCreated
 from service.postgres.pool import Connection
 from tests.benchmarks import subjects
-from tests.benchmarks.comparison import PER_SECOND, Bar, Comparison, Figures
-from tests.benchmarks.measurements.create import OURS, create_on
+from tests.benchmarks.comparison import Bar, Comparison, Figures
+from tests.benchmarks.http_load import create_on
+from tests.benchmarks.rate import rate_of
 from tests.benchmarks.smtp_sink import SmtpSink
-from tests.benchmarks.stand import Stand
+from tests.benchmarks.stand import Stand, compare
 from tests.harness import queues
-from tests.harness.waiting import until
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import Queue
 
-CREATE = "create"
-
-_MESSAGES_A_SECOND = 8_000  # put into the queue for each second of a measurement
+_CALCULATIONS_A_SECOND = 8_000  # put into the queue for each second of a measurement
 _EMAILS_A_SECOND = 1_500  # likewise
 _PATIENCE = 4  # times as long is the wait until all are done: a worker reads a queue faster than it sends
-_START_SECONDS = 30.0
-_PAUSE_SECONDS = 0.02
 _SESSIONS = 32  # with the mail server
 
-_CALCULATIONS_BARS = (Bar(side=OURS, of=CREATE, limit=1.0),)
-_EMAILS_BARS = (Bar(side=OURS, of=CREATE, limit=0.5),)
-
-Done = Callable[[], Awaitable[int]]
+Handle = Callable[[Stand, str, Connection, int], Awaitable[Figures]]
 
 
 async def measure(stand: Stand) -> list[Comparison]:
     """Fill a queue, start a worker, and count what it does."""
     url = await stand.database("consumers")
+    at_least = partial(Bar, side="ours", of="create")
+
+    async def ours(handle: Handle, messages: int) -> Figures:
+        async with stand.connected(url) as connection:
+            await empty(connection)
+            async with connection.transaction():
+                for _ in range(messages):
+                    await subjects.store(connection)
+            return await handle(stand, url, connection, messages)
+
     async with stand.api(await stand.database("ours")) as api:
         await create_on(stand, api, seconds=1)
-        create = partial(create_on, stand, api)
         return [
-            await stand.compare(name, {OURS: partial(ours, stand, url), CREATE: create}, bars)
-            for name, ours, bars in (
-                ("calculations recorded", _calculations, _CALCULATIONS_BARS),
-                ("e-mails accepted", _emails, _EMAILS_BARS),
+            await compare(
+                name,
+                {
+                    "ours": partial(ours, handle, a_second * stand.sizes.seconds),
+                    "create": partial(create_on, stand, api),
+                },
+                [at_least(limit=limit)],
+                stand,
+            )
+            for name, handle, a_second, limit in (
+                ("calculations recorded", record_calculations, _CALCULATIONS_A_SECOND, 1.0),
+                ("e-mails accepted", send_emails, _EMAILS_A_SECOND, 0.5),
             )
         ]
 
 
-async def _calculations(stand: Stand, url: str) -> Figures:
-    async with stand.connected(url) as connection:
-        uuids = await _stored(connection, _MESSAGES_A_SECOND * stand.sizes.seconds)
-        return await record_calculations(stand, url, connection, uuids)
-
-
-async def _emails(stand: Stand, url: str) -> Figures:
-    async with stand.connected(url) as connection:
-        uuids = await _stored(connection, _EMAILS_A_SECOND * stand.sizes.seconds)
-        return await send_emails(stand, url, uuids)
-
-
-async def record_calculations(
-    stand: Stand, url: str, connection: Connection, uuids: Sequence[str]
-) -> Figures:
-    """Return the rate at which a worker records a calculation for each of these requests."""
+async def record_calculations(stand: Stand, url: str, connection: Connection, messages: int) -> Figures:
+    """Return the rate at which a worker records a calculation for each of as many stored requests."""
 
     async def recorded() -> int:
-        count: int = await connection.fetchval("SELECT count(*) FROM outbox")
-        return count
+        return int(await connection.fetchval("SELECT count(*) FROM outbox"))
 
+    await connection.execute("TRUNCATE outbox")
+    rows = await connection.fetch("SELECT id FROM calculation_request LIMIT $1", messages)
+    uuids = [uuid_of(row["id"]) for row in rows]
     calculations = [CalculationCreated(uuid, f"calculation-{uuid}") for uuid in uuids]
     await _fill(stand, topology.CALCULATION_RESULTS, [msgspec.json.encode(each) for each in calculations])
-    worker = stand.worker(url, "calculations", ready=False)
-    return await _rate(stand, worker, recorded, len(uuids))
+    async with stand.worker(url, "calculations", ready=False):
+        return await rate_of(recorded, messages, seconds=stand.sizes.seconds * _PATIENCE)
 
 
-async def send_emails(stand: Stand, url: str, uuids: Sequence[str]) -> Figures:
-    """Return the rate at which a worker e-mails the customers of these requests."""
-    async with SmtpSink() as sink:
-        await _fill(stand, topology.NOTIFICATIONS, [subjects.event(uuid) for uuid in uuids])
-        worker = stand.worker(
-            url, "notifications", smtp_url=sink.url, ready=False, EMAIL_CONCURRENCY=str(_SESSIONS)
-        )
-        return await _rate(stand, worker, sink.count, len(uuids))
-
-
-async def _stored(connection: Connection, count: int) -> list[str]:
-    """Empty the tables and store requests, without their events."""
-    await connection.execute("TRUNCATE calculation_request, outbox, outbox_held, email")
-    async with connection.transaction():
-        uuids = [await subjects.store(connection) for _ in range(count)]
+async def send_emails(stand: Stand, url: str, connection: Connection, messages: int) -> Figures:
+    """Return the rate at which a worker e-mails the customers of as many stored requests."""
+    rows = await connection.fetch("SELECT payload FROM outbox LIMIT $1", messages)
     await connection.execute("TRUNCATE outbox")
-    return uuids
+    async with SmtpSink() as sink:
+
+        async def accepted() -> int:
+            return sink.accepted
+
+        await _fill(stand, topology.NOTIFICATIONS, [row["payload"] for row in rows])
+        settings = {"smtp_url": sink.url, "EMAIL_CONCURRENCY": str(_SESSIONS)}
+        async with stand.worker(url, "notifications", ready=False, **settings):
+            return await rate_of(accepted, messages, seconds=stand.sizes.seconds * _PATIENCE)
+
+
+async def empty(connection: Connection) -> None:
+    """Empty the tables."""
+    await connection.execute("TRUNCATE calculation_request, outbox, outbox_held, email")
 
 
 async def _fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:
@@ -110,23 +107,3 @@ async def _fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:
         for start in range(0, len(messages), 500):
             window = messages[start : start + 500]
             await asyncio.gather(*(exchange.publish(each, queue.routing_key) for each in window))
-
-
-async def _rate(
-    stand: Stand, worker: AbstractAsyncContextManager[object], done: Done, messages: int
-) -> Figures:
-    """Return how many a second are done, from the first one until all are, or the time is up."""
-
-    async def has_begun() -> bool:
-        return await done() > 0
-
-    async def is_done() -> bool:
-        return await done() >= messages
-
-    async with worker:
-        if not await until(has_begun, seconds=_START_SECONDS, pause_seconds=_PAUSE_SECONDS):
-            raise LocalStackError("The worker does nothing.")
-        first, began = await done(), time.monotonic()
-        await until(is_done, seconds=stand.sizes.seconds * _PATIENCE, pause_seconds=_PAUSE_SECONDS)
-        count, elapsed = await done(), time.monotonic() - began
-    return {PER_SECOND: (count - first) / elapsed}

@@ -7,18 +7,18 @@ both rows, no second query after it. Its access log is uvicorn's.
 import json
 import os
 import secrets
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
+from uuid import UUID, uuid4
 
 import jwt
 import uvicorn
-from fastapi import Depends, FastAPI, HTTPException
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi import Depends, FastAPI, HTTPException, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from pydantic import BaseModel, ConfigDict, EmailStr, Field, StringConstraints, model_validator
 from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Identity, LargeBinary, String, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
@@ -59,7 +59,7 @@ class CalculationRequest(Base):
 
     __tablename__ = "calculation_request"
 
-    id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
+    id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
     conveyancer_id: Mapped[str] = mapped_column(ForeignKey("conveyancer.id"), index=True)
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
     updated_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
@@ -82,6 +82,16 @@ class CalculationRequest(Base):
     calculation_id: Mapped[str | None]
     secret: Mapped[str]
 
+    @property
+    def uuid(self) -> str:
+        """The id as callers see it."""
+        return f"req_{self.id.hex}"
+
+    @property
+    def request_url(self) -> str:
+        """The customer's link."""
+        return f"{APP_URL}/calculator/request/{self.uuid}?secret={self.secret}"
+
 
 class OutboxEvent(Base):
     """An event on its way."""
@@ -89,7 +99,7 @@ class OutboxEvent(Base):
     __tablename__ = "outbox"
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
-    request_id: Mapped[uuid.UUID]
+    request_id: Mapped[UUID]
     type: Mapped[str]
     payload: Mapped[bytes] = mapped_column(LargeBinary)
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
@@ -98,16 +108,12 @@ class OutboxEvent(Base):
 Text255 = Annotated[str, StringConstraints(min_length=1, max_length=255, strip_whitespace=True)]
 
 
-class RequestIn(BaseModel):
-    """A request as submitted."""
+class RequestFields(BaseModel):
+    """The fields that are returned as submitted."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    customer_email: EmailStr
     customer_phone: Annotated[str, Field(max_length=32)] | None = None
     customer_first_name: Text255
     customer_last_name: Text255
-    sender_email: EmailStr
     sender_organization_name: Text255
     sender_first_name: Text255
     sender_last_name: Text255
@@ -120,6 +126,15 @@ class RequestIn(BaseModel):
     calculation_fee_exempt: bool = False
     calculation_fee_exempt_reason: Annotated[str, Field(max_length=500)] | None = None
 
+
+class RequestIn(RequestFields):
+    """A request as submitted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    customer_email: EmailStr
+    sender_email: EmailStr
+
     @model_validator(mode="after")
     def has_reason(self) -> "RequestIn":
         """See that a waiver has its reason."""
@@ -128,8 +143,8 @@ class RequestIn(BaseModel):
         return self
 
 
-class RequestOut(BaseModel):
-    """A request as returned."""
+class RequestOut(RequestFields):
+    """A request as returned. Its addresses are not validated again."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -137,36 +152,10 @@ class RequestOut(BaseModel):
     created_at: datetime
     updated_at: datetime
     customer_email: str
-    customer_phone: str | None
-    customer_first_name: str
-    customer_last_name: str
     sender_email: str
-    sender_organization_name: str
-    sender_first_name: str
-    sender_last_name: str
-    case_ref: str
-    request_type: str
-    property_value: int | None
-    notes: str | None
     calculation_id: str | None
     secret: str
     request_url: str
-    external_id: str | None
-    meta_data: dict[str, Any] | None
-    calculation_fee_exempt: bool
-    calculation_fee_exempt_reason: str | None
-
-    @classmethod
-    def of(cls, row: CalculationRequest) -> "RequestOut":
-        """Return what is shown of a row."""
-        uuid_ = f"req_{row.id.hex}"
-        names = cls.model_fields.keys() - {"uuid", "request_url"}
-        fields = {name: getattr(row, name) for name in names}
-        return cls(
-            uuid=uuid_,
-            request_url=f"{APP_URL}/calculator/request/{uuid_}?secret={row.secret}",
-            **fields,
-        )
 
 
 Data = TypeVar("Data")
@@ -194,38 +183,23 @@ class Envelope(BaseModel, Generic[Data]):
     meta: Meta = Field(default_factory=Meta)
 
 
-bearer = HTTPBearer()
-
-
-async def caller(credentials: Annotated[HTTPAuthorizationCredentials, Depends(bearer)]) -> dict[str, Any]:
-    """Return the claims of the access token."""
+async def tenant_of_caller(
+    required: SecurityScopes, credentials: Annotated[HTTPAuthorizationCredentials, Depends(HTTPBearer())]
+) -> str:
+    """Return the tenant of the access token, which must have the required scopes."""
     token = credentials.credentials
     try:
         key = KEYS[jwt.get_unverified_header(token)["kid"]]
-        claims: dict[str, Any] = jwt.decode(
-            token, key, algorithms=["ES256"], audience=AUDIENCE, issuer=ISSUER, leeway=30
-        )
+        claims = jwt.decode(token, key, ["ES256"], audience=AUDIENCE, issuer=ISSUER, leeway=30)
     except (jwt.PyJWTError, KeyError):
         raise HTTPException(401) from None
-    return claims
-
-
-async def writer(claims: Annotated[dict[str, Any], Depends(caller)]) -> str:
-    """Return the tenant of a caller who may write."""
-    return tenant_of(claims, "request:write")
-
-
-async def reader(claims: Annotated[dict[str, Any], Depends(caller)]) -> str:
-    """Return the tenant of a caller who may read."""
-    return tenant_of(claims, "request:read")
-
-
-def tenant_of(claims: dict[str, Any], scope: str) -> str:
-    """Return the tenant of a caller with *scope*."""
-    if scope not in claims["scope"].split():
+    if not set(required.scopes) <= set(claims["scope"].split()):
         raise HTTPException(403)
-    tenant: str = claims["client_id"]
-    return tenant
+    return claims["client_id"]
+
+
+Writer = Annotated[str, Security(tenant_of_caller, scopes=["request:write"])]
+Reader = Annotated[str, Security(tenant_of_caller, scopes=["request:read"])]
 
 
 async def session() -> AsyncIterator[AsyncSession]:
@@ -259,13 +233,11 @@ async def readyz() -> str:
 
 
 @app.post("/v1/request")
-async def create_request(
-    body: RequestIn, tenant: Annotated[str, Depends(writer)], session: Session
-) -> Envelope[RequestOut]:
+async def create_request(body: RequestIn, tenant: Writer, session: Session) -> Envelope[RequestOut]:
     """Store a request and its event in one transaction. The tenant is checked by its foreign key."""
     now = datetime.now(UTC).replace(microsecond=0)
     row = CalculationRequest(
-        id=uuid.uuid4(),
+        id=uuid4(),
         conveyancer_id=tenant,
         created_at=now,
         updated_at=now,
@@ -276,22 +248,21 @@ async def create_request(
     session.add(row)
     session.add(OutboxEvent(request_id=row.id, type="request.created", payload=event_of(row), created_at=now))
     await session.commit()
-    return Envelope(data=RequestOut.of(row))
+    return Envelope(data=RequestOut.model_validate(row))
 
 
 def event_of(row: CalculationRequest) -> bytes:
     """Return the event that announces a request."""
-    uuid_ = f"req_{row.id.hex}"
     event = {
         "specversion": "1.0",
-        "id": f"{uuid_}.request.created.1",
+        "id": f"{row.uuid}.request.created.1",
         "source": "/calculation-requests",
         "type": "request.created",
-        "subject": uuid_,
+        "subject": row.uuid,
         "time": row.created_at.isoformat(),
         "datacontenttype": "application/json",
         "data": {
-            "uuid": uuid_,
+            "uuid": row.uuid,
             "tenant": row.conveyancer_id,
             "request_type": row.request_type,
             "property_value": row.property_value,
@@ -304,18 +275,16 @@ def event_of(row: CalculationRequest) -> bytes:
 
 
 @app.get("/v1/request/{uuid_}")
-async def retrieve_request(
-    uuid_: str, tenant: Annotated[str, Depends(reader)], session: Session
-) -> Envelope[RequestOut]:
+async def retrieve_request(uuid_: str, tenant: Reader, session: Session) -> Envelope[RequestOut]:
     """Read a request back."""
     statement = select(CalculationRequest).where(
-        CalculationRequest.id == uuid.UUID(uuid_.removeprefix("req_")),
+        CalculationRequest.id == UUID(uuid_.removeprefix("req_")),
         CalculationRequest.conveyancer_id == tenant,
     )
     row = await session.scalar(statement)
     if row is None:
         raise HTTPException(404)
-    return Envelope(data=RequestOut.of(row))
+    return Envelope(data=RequestOut.model_validate(row))
 
 
 if __name__ == "__main__":

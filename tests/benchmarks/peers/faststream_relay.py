@@ -3,6 +3,7 @@
 Tuned: more workers, larger batches fetched, and delivered rows deleted many at a time.
 """
 
+import os
 import sys
 from typing import Any
 
@@ -10,7 +11,6 @@ import uvloop
 from faststream import FastStream
 from faststream.rabbit import ExchangeType, RabbitBroker, RabbitExchange
 from faststream_outbox import OutboxBroker, make_outbox_table
-from message import AMQP_URL, EXCHANGE, ROUTING_KEY, postgres_url
 from sqlalchemy import MetaData
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -21,17 +21,17 @@ async def main(task: str) -> None:
     """Relay until SIGTERM."""
     metadata = MetaData()
     table = make_outbox_table(metadata, table_name="outbox")
-    url = postgres_url().replace("postgresql://", "postgresql+asyncpg://")
+    url = os.environ["DATABASE_URL"].replace("postgresql://", "postgresql+asyncpg://")
     engine = create_async_engine(url, pool_size=TUNED["max_workers"] + 5)  # it holds one for each worker
     if task == "schema":
         async with engine.begin() as connection:
             await connection.run_sync(metadata.create_all)
         return
     outbox = OutboxBroker(engine, outbox_table=table)
-    rabbit = RabbitBroker(AMQP_URL)
+    rabbit = RabbitBroker(os.environ["AMQP_URL"])
     publisher = rabbit.publisher(
-        exchange=RabbitExchange(EXCHANGE, type=ExchangeType.TOPIC, durable=True),
-        routing_key=ROUTING_KEY,
+        exchange=RabbitExchange("calculation-requests", type=ExchangeType.TOPIC, durable=True),
+        routing_key="request.created",
         persist=True,
     )
 

@@ -4,12 +4,12 @@ Tuned: large batches, each published at once, delivered rows deleted, woken by N
 within a request.
 """
 
+import os
 import sys
 
 import aio_pika
 import asyncpg
 import uvloop
-from message import AMQP_URL, CONTENT_TYPE, EXCHANGE, ROUTING_KEY, postgres_url
 from txoutbox import OutboxMessage, Relay, RelayConfig
 from txoutbox.adapters.postgres import PostgresStorage
 
@@ -18,25 +18,25 @@ TUNED = RelayConfig(batch_size=500, concurrency=500)
 
 async def main(task: str) -> None:
     """Relay until SIGTERM."""
-    pool = await asyncpg.create_pool(postgres_url(), min_size=2, max_size=10)
+    pool = await asyncpg.create_pool(os.environ["DATABASE_URL"], min_size=2, max_size=10)
     storage = PostgresStorage(pool, table="outbox", delete_on_ack=True, notify_channel="outbox")
     if task == "schema":
         await storage.create_schema()
         return
-    connection = await aio_pika.connect_robust(AMQP_URL)
+    connection = await aio_pika.connect_robust(os.environ["AMQP_URL"])
     channel = await connection.channel()  # with publisher confirms
-    exchange = await channel.get_exchange(EXCHANGE)
+    exchange = await channel.get_exchange("calculation-requests")
 
     async def publish(message: OutboxMessage) -> None:
         await exchange.publish(
             aio_pika.Message(
                 message.payload,
-                content_type=CONTENT_TYPE,
+                content_type="application/cloudevents+json",
                 delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
                 message_id=str(message.id),
                 type=message.topic,
             ),
-            routing_key=ROUTING_KEY,
+            routing_key=message.topic,
         )
 
     relay = Relay(storage, publish, config=TUNED)

@@ -1,0 +1,72 @@
+"""Rates: of what is done by a program that is watched, and of calls that are made on time."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+
+from deploy.local.errors import LocalStackError
+from tests.benchmarks.comparison import P50, P99, PER_SECOND, Figures
+from tests.harness.waiting import until
+
+_START_SECONDS = 30.0
+_PAUSE_SECONDS = 0.02
+_STRAGGLER_SECONDS = 15.0
+
+
+async def rate_of(done: Callable[[], Awaitable[int]], every: int, *, seconds: float) -> Figures:
+    """Return how many a second are *done*, from the first ones until *every* one is, or the time is up."""
+
+    async def has_begun() -> bool:
+        return await done() > 0
+
+    async def is_complete() -> bool:
+        return await done() >= every
+
+    if not await until(has_begun, seconds=_START_SECONDS, pause_seconds=_PAUSE_SECONDS):
+        raise LocalStackError("Nothing is done.")
+    first, began = await done(), time.monotonic()
+    await until(is_complete, seconds=seconds, pause_seconds=_PAUSE_SECONDS)
+    return {PER_SECOND: (await done() - first) / (time.monotonic() - began)}
+
+
+async def call_steadily(
+    call: Callable[[float], Coroutine[None, None, None]], *, rate: float, seconds: float
+) -> None:
+    """Make *rate* calls a second with the time that each is due, even if earlier ones are not done."""
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for number in range(round(rate * seconds)):
+            due = began + number / rate
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            group.create_task(call(due))
+
+
+class Waits:
+    """When each wait began and ended, by the uuid of a request."""
+
+    def __init__(self) -> None:
+        self.began: dict[str, float] = {}
+        self.ended: dict[str, float] = {}
+
+    def end(self, uuid: str) -> None:
+        """Note the end of a wait, unless it is noted already."""
+        self.ended.setdefault(uuid, time.monotonic())
+
+    async def complete(self) -> bool:
+        """Wait until every wait has ended. One that does not end counts with the time waited for it."""
+        return await until(
+            lambda: self.began.keys() <= self.ended.keys(), seconds=_STRAGGLER_SECONDS, pause_seconds=0.01
+        )
+
+    def forget(self) -> None:
+        """Forget all waits."""
+        self.began.clear()
+        self.ended.clear()
+
+    def figures(self) -> Figures:
+        """Return quantiles in milliseconds."""
+        now = time.monotonic()
+        waits = sorted(
+            max(0.0, self.ended.get(uuid, now) - began) * 1000 for uuid, began in self.began.items()
+        )
+        return {name: waits[int(share * (len(waits) - 1))] for name, share in ((P50, 0.5), (P99, 0.99))}
