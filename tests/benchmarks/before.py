@@ -29,6 +29,7 @@ from tests.benchmarks.outboxes import OURS
 from tests.benchmarks.rate import call_steadily
 from tests.benchmarks.smtp_sink import SmtpSink
 from tests.benchmarks.stand import LOCAL, Sizes, Stand, Tree, compare, stand
+from tests.harness import databases
 from tests.harness.processes import Process
 
 NOW, BEFORE = "now", "before"
@@ -111,7 +112,7 @@ async def _on_warm_api(measure: Callable[[Stand, Process], Awaitable[Figures]], 
 async def _consume(handle: consumers.Handle, stand: Stand) -> Figures:
     """Store enough requests over HTTP, and have a worker handle the messages that they cause."""
     url = await stand.database("consumers")
-    async with stand.connected(url) as connection:
+    async with databases.connected(url) as connection:
         await consumers.empty(connection)
         async with stand.api(url) as api:
             while await connection.fetchval("SELECT count(*) FROM calculation_request") < _CONSUMED:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 
-import asyncpg
 import httpx
 import msgspec
 
@@ -15,7 +14,6 @@ from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import CHECKOUT, Place, working_folder
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import run_command
-from service.postgres.pool import Connection
 from tests.benchmarks.comparison import Bar, Comparison, Figures, Measure
 from tests.harness import databases, queues
 from tests.harness.examples import CONVEYANCER, SECRET_KEYS
@@ -69,7 +67,7 @@ class Stand:
     async def database(self, name: str, *, with_schema: bool = True) -> str:
         """Return the URL of a database, which the first call makes."""
         if name not in self._databases:
-            async with self.connected(self._postgres_url) as administrator:
+            async with databases.connected(self._postgres_url) as administrator:
                 await databases.create(administrator, name)
             url = databases.url_of(self._postgres_url, name)
             if with_schema:
@@ -79,18 +77,9 @@ class Stand:
             self._databases[name] = url
         return self._databases[name]
 
-    @asynccontextmanager
-    async def connected(self, url: str) -> AsyncIterator[Connection]:
-        """Yield a connection to Postgres."""
-        connection = await asyncpg.connect(url, timeout=10.0, command_timeout=600.0)
-        try:
-            yield connection
-        finally:
-            await connection.close()
-
     async def settle(self) -> None:
         """Have Postgres write a checkpoint, and pause."""
-        async with self.connected(self._postgres_url) as connection:
+        async with databases.connected(self._postgres_url) as connection:
             await connection.execute("CHECKPOINT")
         await asyncio.sleep(0.2)
 

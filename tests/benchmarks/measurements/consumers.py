@@ -16,7 +16,7 @@ from tests.benchmarks.http_load import create_on
 from tests.benchmarks.rate import rate_of
 from tests.benchmarks.smtp_sink import SmtpSink
 from tests.benchmarks.stand import Stand, compare
-from tests.harness import queues
+from tests.harness import databases, queues
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import Queue
 
@@ -34,7 +34,7 @@ async def measure(stand: Stand) -> list[Comparison]:
     at_least = partial(Bar, side="ours", of="create")
 
     async def ours(handle: Handle, messages: int) -> Figures:
-        async with stand.connected(url) as connection:
+        async with databases.connected(url) as connection:
             await empty(connection)
             async with connection.transaction():
                 for _ in range(messages):

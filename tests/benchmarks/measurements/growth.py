@@ -8,6 +8,7 @@ from tests.benchmarks.http_load import create_on, load
 from tests.benchmarks.outboxes import OURS
 from tests.benchmarks.rows import fill
 from tests.benchmarks.stand import Stand, compare
+from tests.harness import databases
 
 _LIST = "/v1/request?limit=20"
 _LARGEST_DRAIN = 1_000_000  # events: more than a relay delivers in its time
@@ -18,7 +19,7 @@ async def measure(stand: Stand) -> list[Comparison]:
     sizes = {f"{rows:,} rows": rows for rows in stand.sizes.rows}
     urls = {side: await stand.database(f"growth-{rows}") for side, rows in sizes.items()}
     for side, url in urls.items():
-        async with stand.connected(url) as connection:
+        async with databases.connected(url) as connection:
             await fill(connection, rows=sizes[side])
     drains: dict[str, Measure] = {
         side: partial(_drain, stand, urls[side], rows)
@@ -42,7 +43,7 @@ async def _compare(stand: Stand, name: str, sides: dict[str, Measure]) -> Compar
 
 async def _drain(stand: Stand, url: str, events: int) -> Figures:
     """Fill the outbox, unless an earlier round has left enough in it, and relay it."""
-    async with stand.connected(url) as connection:
+    async with databases.connected(url) as connection:
         if await connection.fetchval(OURS.pending) < events:
             await OURS.refill(connection, events)
         return await OURS.drain(stand, connection, url)

@@ -17,7 +17,7 @@ from tests.benchmarks.comparison import P50, P99, Bar, Comparison, Figures
 from tests.benchmarks.outboxes import OURS, TXOUTBOX, Outbox
 from tests.benchmarks.rate import Waits, call_steadily
 from tests.benchmarks.stand import POOL_SIZE, Stand, compare
-from tests.harness import queues
+from tests.harness import databases, queues
 from tests.harness.examples import SECRET_KEYS
 from worker.rabbitmq import topology
 
@@ -50,7 +50,7 @@ async def measure(stand: Stand) -> list[Comparison]:
 
 async def _arrive(stand: Stand, outbox: Outbox, rate: int) -> Figures:
     url = await outbox.open(stand)
-    async with stand.connected(url) as connection:
+    async with databases.connected(url) as connection:
         await connection.execute("TRUNCATE outbox")
     settings = Settings(
         database_url=url,

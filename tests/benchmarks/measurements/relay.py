@@ -9,6 +9,7 @@ from functools import partial
 from tests.benchmarks.comparison import Bar, Comparison, Figures
 from tests.benchmarks.outboxes import FASTSTREAM, OURS, TXOUTBOX, Outbox
 from tests.benchmarks.stand import Stand, compare
+from tests.harness import databases
 
 _TWO = "ours, two processes"
 _BARS = (
@@ -28,6 +29,6 @@ async def measure(stand: Stand) -> list[Comparison]:
 async def relay(outbox: Outbox, stand: Stand, *, processes: int = 1) -> Figures:
     """Fill an outbox, and relay it."""
     url = await outbox.open(stand)
-    async with stand.connected(url) as connection:
+    async with databases.connected(url) as connection:
         await outbox.refill(connection)
         return await outbox.drain(stand, connection, url, processes=processes)
