@@ -28,7 +28,7 @@ _TEXT = {"pattern": r"^[^\u0000]*$"}
 _EMAIL = {"format": "email", "pattern": "^[^@]{1,64}@[^@]+$"}
 
 
-class Check(NamedTuple):
+class CheckedBy(NamedTuple):
     """The part of an Annotated type that checks what msgspec cannot."""
 
     run: Callable[[Any], Failure | None]
@@ -76,13 +76,13 @@ def _at_most(characters: int, schema: dict[str, Any]) -> msgspec.Meta:
 
 
 # Where null is allowed, sending null means the same as leaving the field out.
-Name = Annotated[str, _at_most(text_rules.CHARACTERS, _FILLED_LINE), Check(text_rules.check_filled_line)]
-EmailAddress = Annotated[str, _at_most(email_addresses.LONGEST, _EMAIL), Check(_check_email)]
-PhoneNumber = Annotated[str, _at_most(32, LINE), Check(text_rules.check_line)]
-ExternalId = Annotated[str, _at_most(text_rules.CHARACTERS, LINE), Check(text_rules.check_line)]
-Notes = Annotated[str, _at_most(10_000, _TEXT), Check(_check_text)]
+Name = Annotated[str, _at_most(text_rules.CHARACTERS, _FILLED_LINE), CheckedBy(text_rules.check_filled_line)]
+EmailAddress = Annotated[str, _at_most(email_addresses.LONGEST, _EMAIL), CheckedBy(_check_email)]
+PhoneNumber = Annotated[str, _at_most(32, LINE), CheckedBy(text_rules.check_line)]
+ExternalId = Annotated[str, _at_most(text_rules.CHARACTERS, LINE), CheckedBy(text_rules.check_line)]
+Notes = Annotated[str, _at_most(10_000, _TEXT), CheckedBy(_check_text)]
 Pounds = Annotated[int, msgspec.Meta(ge=0, le=10**12, extra_json_schema={"format": "int64"})]
-MetaData = Annotated[dict[str, Any], Check(_check_meta_data)]
+MetaData = Annotated[dict[str, Any], CheckedBy(_check_meta_data)]
 
 
 class CreateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,7 +121,7 @@ _checks = {
     name: part.run
     for name, field in _fields.items()
     for part in _parts(field.type)
-    if isinstance(part, Check)
+    if isinstance(part, CheckedBy)
 }
 
 
