@@ -122,8 +122,8 @@ CREATE TRIGGER outbox_number_transaction BEFORE INSERT ON outbox
 -- Events that RabbitMQ refused, and the later events of the same requests. They have a table of their own, so
 -- that they never block a lane or delay another request. An event is deleted once RabbitMQ has confirmed it.
 -- Only the first event of a request may be due. The later events have infinity as next_attempt_at, so that
--- relays do not read them in every pass. When a later event becomes the first, a trigger sets -infinity. So
--- it is published before the refused events, which may be many and are retried one by one.
+-- relays do not read them in every pass. When a later event becomes the first of its request, a trigger sets
+-- -infinity. That event is then due before the refused events of other requests, which may be many.
 CREATE TABLE outbox_held (
     lane            smallint NOT NULL,
     id              bigint NOT NULL,

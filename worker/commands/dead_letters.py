@@ -200,8 +200,8 @@ async def _move_back(channel: AbstractChannel, queue: Queue, message: AbstractIn
 async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractChannel, AbstractQueue]]:
     """Open a queue's dead-letter queue over a new connection. Raises InvalidSetting or BrokerUnavailable.
 
-    Nothing is declared. Closing the connection returns unacknowledged messages to the queue. RabbitMQ 3.10
-    then keeps the order of the messages. A reject would change the order.
+    Nothing is declared. Closing the connection returns unacknowledged messages to the queue in their order,
+    even on RabbitMQ 3.10, the oldest supported. A reject would change the order.
     """
     try:
         url = URL(load(BrokerSettings).amqp_url)
