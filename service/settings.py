@@ -1,4 +1,4 @@
-"""The settings of each process, from environment variables. Fixed timeouts are constants at their use."""
+"""Settings from environment variables: of both processes, and of the API. The worker's: worker/settings.py"""
 
 import os
 import re
@@ -34,7 +34,7 @@ KEY_WAIT_SHARE = 0.4  # for a create to wait for another create with the same id
 
 
 class InvalidSetting(Exception):
-    """An environment variable is missing or has an invalid value."""
+    """An environment variable is missing or invalid. The command line prints this and exits with status 1."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):

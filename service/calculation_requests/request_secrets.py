@@ -1,4 +1,4 @@
-"""The secret of a calculation request: derived from a key ring when needed, never stored."""
+"""The secret of a request: derived from a salt, which storing.py makes, never stored. reading.py compares."""
 
 import base64
 import hmac

@@ -1,4 +1,4 @@
-"""Stores new calculation requests, each with its event in one statement."""
+"""Stores new requests, each with its event in one statement. reading.py finds what a repeat has stored."""
 
 import asyncio
 import secrets

@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz` and `/metrics`. The checks are listed in service/app.py and worker/process.py."""
+"""`/livez`, `/readyz` and `/metrics`. service/app.py and worker/process.py list what /readyz checks."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Moves messages that can never be handled to the dead letters, with the reason in their headers."""
+"""Moves messages to the dead letters, with the reason in their headers. consumer.py decides which ones."""
 
 import asyncio
 import struct

@@ -1,4 +1,4 @@
-"""Decides when the relay retries refused events.
+"""Decides when the relay retries refused events, which loop.py has moved to outbox_held.
 
 An event waits for the earlier events of its request, and for nothing else. RabbitMQ refuses an event by
 returning it, if no queue is bound for it, or with a nack. Refused events, and events that AMQP cannot carry,
