@@ -1,4 +1,4 @@
-"""Settings from environment variables: of both processes, and of the API. The worker's: worker/settings.py"""
+"""Environment variables of both processes and of the API. worker/settings.py has the worker's own."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The secret of a request: derived from a salt, which storing.py makes, never stored. reading.py compares."""
+"""Derives the secret of a request from a salt. storing.py makes the salt; reading.py compares secrets."""
 
 import base64
 import hmac
