@@ -5,16 +5,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from playwright.async_api import Page, ViewportSize, expect
 
 from deploy.local.machine.folders import LOCAL
 from service.contracts import openapi
 from tests.harness import browser
-from tests.harness.browser import Tab
 
 pytestmark = pytest.mark.long
 
 SCREENSHOTS = LOCAL / "screenshots"
-SCREENS = {"phone": (390, 844), "desk": (1280, 800)}
+SCREENS = {"phone": ViewportSize(width=390, height=844), "desk": ViewportSize(width=1280, height=800)}
 DOCUMENT: dict[str, Any] = msgspec.to_builtins(openapi.document())
 OPERATIONS = [
     (operation["tags"][0], operation["operationId"])
@@ -25,10 +25,9 @@ CREATE = "#operations-requests-create_request"
 
 
 @pytest.fixture(scope="module")
-async def chromium(tmp_path_factory):
+async def chromium():
     """A browser."""
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    async with browser.running(tmp_path_factory.mktemp("browser")) as running:
+    async with browser.running() as running:
         yield running
 
 
@@ -39,79 +38,77 @@ def screen(request):
 
 
 @pytest.fixture
-async def tab(chromium, screen):
-    """An empty page as wide as the screen."""
-    width, height = SCREENS[screen]
-    return await chromium.new_tab(width=width, height=height)
+async def page(chromium, screen):
+    """An empty page as large as the screen, whose console must stay free of errors."""
+    async with browser.empty_page(chromium, SCREENS[screen]) as opened:
+        yield opened
 
 
-async def fits(tab: Tab) -> bool:
+async def fits(page: Page) -> bool:
     """Whether nothing is wider than the screen."""
-    return bool(await tab.evaluate(f"document.documentElement.scrollWidth <= {tab.width}"))
+    return bool(await page.evaluate("document.documentElement.scrollWidth <= screen.width"))
 
 
-async def test_page_and_operations_fit_the_screen_and_show_no_names_of_types(tab, client, screen):
-    await tab.open(f"{client.base_url}/schema")
-    await tab.shows(f"document.querySelectorAll('.opblock').length === {len(OPERATIONS)}")
-    await tab.screenshot(SCREENSHOTS / f"api-{screen}.png")
-    assert await fits(tab)
+async def test_page_and_operations_fit_the_screen_and_show_no_names_of_types(page, client, screen):
+    await page.goto(f"{client.base_url}/schema")
+    await expect(page.locator(".opblock")).to_have_count(len(OPERATIONS))
+    await page.screenshot(path=SCREENSHOTS / f"api-{screen}.png", full_page=True)
+    assert await fits(page)
 
     for tag, operation in OPERATIONS:
-        await tab.click(f"#operations-{tag}-{operation} .opblock-summary-control")
-        await tab.shows(f"document.querySelector('#operations-{tag}-{operation} .responses-table')")
-    await tab.screenshot(SCREENSHOTS / f"operations-{screen}.png")
-    assert await fits(tab)
+        await page.click(f"#operations-{tag}-{operation} .opblock-summary-control")
+        await expect(page.locator(f"#operations-{tag}-{operation} .responses-table")).to_be_visible()
+    await page.screenshot(path=SCREENSHOTS / f"operations-{screen}.png", full_page=True)
+    assert await fits(page)
 
     # Every schema, with the objects in it.
-    await tab.evaluate("document.querySelectorAll('[data-name=model]').forEach((tab) => tab.click())")
-    await tab.shows("document.querySelector('.json-schema-2020-12')")
-    await tab.evaluate(
-        "[...document.querySelectorAll('.json-schema-2020-12-expand-deep-button')]"
-        ".filter((expand) => expand.innerText === 'Expand all').forEach((expand) => expand.click())"
-    )
-    await tab.shows("document.body.innerText.includes('Waives the conveyancer')")
-    await tab.screenshot(SCREENSHOTS / f"schemas-{screen}.png")
+    click_all = "(elements) => elements.forEach((element) => element.click())"
+    await page.locator("[data-name=model]").evaluate_all(click_all)
+    expand = page.locator(".json-schema-2020-12-expand-deep-button").get_by_text("Expand all")
+    await expect(expand.first).to_be_visible()
+    await expand.evaluate_all(click_all)
+    await expect(page.locator("body")).to_contain_text("Waives the conveyancer", use_inner_text=True)
+    await page.screenshot(path=SCREENSHOTS / f"schemas-{screen}.png", full_page=True)
 
-    assert await fits(tab)
-    shown = await tab.evaluate("document.body.innerText")
+    assert await fits(page)
+    shown = await page.inner_text("body")
     assert "customer_email" in shown
     # These three are words that the page has for other reasons.
     names = {*DOCUMENT["components"]["schemas"]} - {"Meta", "Status", "Question"}
     assert [name for name in names if name in shown] == []
-    assert tab.errors == []
 
 
-async def test_deep_link_opens_its_operation(tab, client):
-    await tab.open(f"{client.base_url}/schema#/requests/create_request")
+async def test_deep_link_opens_its_operation(page, client):
+    await page.goto(f"{client.base_url}/schema#/requests/create_request")
 
-    opened = f"document.querySelector('{CREATE}.is-open')"
     # Swagger UI scrolls to it.
-    await tab.shows(f"{opened} && {opened}.getBoundingClientRect().top < innerHeight / 2")
-    assert await tab.evaluate("document.querySelectorAll('.opblock.is-open').length") == 1
+    await page.wait_for_function(
+        f"document.querySelector('{CREATE}.is-open')?.getBoundingClientRect().top < innerHeight / 2"
+    )
+    await expect(page.locator(".opblock.is-open")).to_have_count(1)
 
 
-async def test_calls_can_be_tried_out(tab, client, screen, issuer, database):
-    await tab.open(f"{client.base_url}/schema")
-    await tab.click(".auth-wrapper .authorize")
-    await tab.fill(".auth-container input[type=text]", issuer.token())
-    await tab.click(".auth-container button.authorize")
-    await tab.click(".auth-container .btn-done")
-    await tab.click(f"{CREATE} .opblock-summary-control")
-    await tab.click(f"{CREATE} .try-out__btn")
-    await tab.click(f"{CREATE} .execute")
-    shown = f"document.querySelector('{CREATE} .live-responses-table .response')"
-    await tab.shows(shown)
-    await tab.screenshot(SCREENSHOTS / f"tried-out-{screen}.png")
+async def test_calls_can_be_tried_out(page, client, screen, issuer, database):
+    await page.goto(f"{client.base_url}/schema")
+    await page.click(".auth-wrapper .authorize")
+    await page.fill(".auth-container input[type=text]", issuer.token())
+    await page.click(".auth-container button.authorize")
+    await page.click(".auth-container .btn-done")
+    await page.click(f"{CREATE} .opblock-summary-control")
+    await page.click(f"{CREATE} .try-out__btn")
+    await page.click(f"{CREATE} .execute")
+    response = page.locator(f"{CREATE} .live-responses-table .response")
+    await expect(response).to_be_visible()
+    await page.screenshot(path=SCREENSHOTS / f"tried-out-{screen}.png", full_page=True)
 
-    assert await tab.evaluate(f"{shown}.querySelector('.response-col_status').innerText") == "200"
-    answer = json.loads(await tab.evaluate(f"{shown}.querySelector('.highlight-code code').innerText"))
-    assert await fits(tab)
-    assert tab.errors == []
+    assert await response.locator(".response-col_status").inner_text() == "200"
+    answer = json.loads(await response.locator(".highlight-code code").first.inner_text())
+    assert await fits(page)
     stored = await database.fetchrow("SELECT * FROM calculation_request")
     assert stored is not None
     assert stored["customer_email"] == answer["data"]["customer_email"]
     # No header was sent that its reader did not enter.
-    sent = await tab.evaluate(f"document.querySelector('{CREATE} .curl-command').innerText")
+    sent = await page.inner_text(f"{CREATE} .curl-command")
     headers = {line.partition(":")[0].strip(" '") for line in sent.split("-H")[1:]}
     assert headers == {"accept", "Authorization", "Content-Type"}
     assert stored["idempotency_key"] is None
