@@ -5,10 +5,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from playwright.async_api import Page, ViewportSize, expect
 
 from deploy.local.machine.folders import LOCAL
 from service.contracts import openapi
+
+pytest.importorskip("playwright", reason="Playwright is installed by `make test-long`")
+from playwright.async_api import Page, ViewportSize, expect
+
 from tests.harness import browser
 
 pytestmark = pytest.mark.long

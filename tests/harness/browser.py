@@ -12,6 +12,7 @@ from playwright.async_api import Browser, Page, ViewportSize, async_playwright, 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
 
+_TIMEOUT = 60_000  # milliseconds
 _NO_OTHER_HOST = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 
 
@@ -22,7 +23,7 @@ async def running() -> AsyncIterator[Browser]:
         program = _program()
     except LocalStackError as reason:
         pytest.skip(f"Chromium is missing: {reason}")
-    expect.set_options(timeout=20_000)
+    expect.set_options(timeout=_TIMEOUT)
     async with (
         async_playwright() as playwright,
         await playwright.chromium.launch(**program, args=[_NO_OTHER_HOST]) as browser,
@@ -38,6 +39,7 @@ async def empty_page(
     async with await browser.new_context(
         viewport=screen, is_mobile=screen["width"] < 600, color_scheme=color_scheme
     ) as context:
+        context.set_default_timeout(_TIMEOUT)
         page = await context.new_page()
         yield page
         messages = await page.console_messages(filter="all")

@@ -9,6 +9,7 @@ _ALLOWED = (
     "curl is not installed",
     # Only the pages at /schema need it, and not every system has a package of it.
     "Chromium is missing",
+    "Playwright is installed by `make test-long`",
     # CI needs no Docker engine.
     "no Docker engine answers",
     "Docker Compose is not installed",
