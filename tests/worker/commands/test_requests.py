@@ -250,7 +250,7 @@ async def test_locked_row_is_named_soon_and_does_not_hold_its_lane(database, sto
     async with database.transaction():
         await database.execute("SELECT FROM calculation_request FOR UPDATE")
         async with asyncio.timeout(10.0):
-            with pytest.raises(click.ClickException, match="holds a lock"):
+            with pytest.raises(click.ClickException, match="has locked the same rows"):
                 await erase(stored_request)
         assert await lanes.try_lock(database, [lanes.lane_of(stored_request.id)])
 
