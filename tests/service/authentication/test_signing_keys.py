@@ -1,6 +1,7 @@
 """The issuer's keys over real HTTPS: rotation, outage, recovery, slow and wrong answers; and odd keys."""
 
 import asyncio
+import time
 from http import HTTPStatus
 from typing import Any
 
@@ -55,6 +56,20 @@ async def test_new_key_is_fetched_on_first_use(server, own_issuer):
     assert found == [True] + 100 * [False]
     assert not await is_found(keys, "local")
     assert server.requests == 3, "one for each second with unknown keys"
+
+
+async def test_unknown_keys_one_after_another_cause_no_more_than_one_fetch_in_each_interval(
+    server, monkeypatch
+):
+    monkeypatch.setattr(signing_keys, "_INTERVAL_SECONDS", 0.3)
+    keys = SigningKeys(server.url)
+    began = time.monotonic()
+
+    for number in range(4):
+        assert not await is_found(keys, f"made-up-{number}")
+
+    assert server.requests == 4
+    assert time.monotonic() - began >= 3 * 0.3 - 0.01
 
 
 async def test_unknown_keys_cause_no_fetch_soon_after_one_that_failed(server):
@@ -132,6 +147,13 @@ async def test_wrong_answer_keeps_the_cached_keys_and_the_fetch_ends_in_time(ser
 
     assert await is_found(keys, "local")
     assert [line["keys_kept"] for line in failures(logs)] == [1]  # The fetch ended before the caller's wait.
+
+
+async def test_document_that_is_too_large_is_not_read(server, monkeypatch):
+    monkeypatch.setattr(signing_keys, "_LARGEST_DOCUMENT", 100)
+
+    with pytest.raises(SigningKeysUnavailable):
+        await SigningKeys(server.url).refresh()
 
 
 async def test_redirect_is_not_followed(server):
