@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import msgspec
 import pytest
 
 from service.calculation_requests.model import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
@@ -12,6 +13,7 @@ from service.outbox.lanes import RelayWaker
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, open_pool
 from tests.harness import stored
+from tests.harness.examples import FREE_CONVEYANCER
 from tests.harness.waiting import eventually
 
 SECONDS = 10.0
@@ -118,6 +120,17 @@ async def test_create_waits_for_its_key_for_two_fifths_of_the_time_of_a_statemen
             await store(hasty, "held", seconds=0.1)
 
     assert 0.4 <= waited < 1.0
+
+
+async def test_key_that_another_firm_is_using_does_not_delay_a_create(storage, database_url):
+    idempotency = Idempotency("held", BODY)
+    request = msgspec.structs.replace(stored.new_request(), conveyancer_id=FREE_CONVEYANCER)
+    async with stored.holding(database_url, idempotency):
+        outcome = await storage.store(
+            request, idempotency, traceparent=None, until=time.monotonic() + SECONDS
+        )
+
+    assert outcome == (request, False)
 
 
 async def test_request_that_is_being_updated_delays_neither_its_repeat_nor_other_creates(storage, database):
