@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import structlog
+from aiosmtplib import SMTPServerDisconnected
 
 from service.settings import Settings
 from service.telemetry import logs
@@ -55,6 +56,14 @@ def test_texts_that_libraries_quote_are_not_logged(capsys):
     [line] = written(capsys)
     assert (line["event"], line["level"], line["error"]) == ("Task failed", "error", "LookupError")
     assert "hunter2" not in str(line)
+
+
+def test_reason_of_the_operating_system_is_described_and_that_of_a_mail_server_is_not():
+    ours = logs.describe(ConnectionRefusedError(111, "Connection refused"))
+    theirs = logs.describe(SMTPServerDisconnected("<ada@customer.example.com>: go away"))
+
+    assert ours["reason"] == "[Errno 111] Connection refused"
+    assert "reason" not in theirs
 
 
 def test_line_that_cannot_be_written_does_not_stop_the_work(capsys, monkeypatch):
