@@ -56,6 +56,18 @@ async def test_disabled_firm_is_refused_at_once_and_served_when_enabled(environm
     assert await database.fetchrow(latest) == (CONVEYANCER, "Grace")
 
 
+async def test_firm_that_is_disabled_twice_is_shown_with_the_first_time(environment, database):
+    times = []
+    for _ in range(2):
+        await run("service", "conveyancer", "disable", CONVEYANCER, environment=environment)
+        times.append(
+            await database.fetchval("SELECT disabled_at FROM conveyancer WHERE id = $1", CONVEYANCER)
+        )
+
+    assert times[0] is not None
+    assert times[1] == times[0]
+
+
 async def test_conveyancer_is_added_and_changed_which_is_listed_and_on_record(environment, database):
     add = ("service", "conveyancer", "add", "new-firm")
     sons = "New & Sons"
