@@ -7,6 +7,7 @@ import pytest
 from service.outbox.lanes import LANES, lane_of, try_lock
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import open_pool
 from tests.harness.databases import has_waiting_statement
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
@@ -146,6 +147,18 @@ async def test_outage_settles_the_confirmed_events_alone(worker_settings, relay,
 
     left = await database.fetch("SELECT request_id, state FROM undelivered_event")
     assert left == [(unconfirmed.id, "pending")] != [(confirmed.id, "pending")]
+
+
+async def test_outbox_is_read_from_its_start_after_an_outage_of_postgres(worker_settings, postgres_link):
+    """The outage may have been a failover that undid commits, even if the listener has not noticed it."""
+    settings = settings_with(worker_settings, database_url=postgres_link.url)
+    await postgres_link.refuse()
+    async with open_pool(settings) as pool:
+        relay = Relay(settings, pool, asyncio.Event())
+        relay.marks.low_water = [7] * LANES
+
+        async with running(relay.run):
+            await eventually(lambda: relay.marks.low_water == [0] * LANES)
 
 
 async def test_nothing_is_published_from_a_read_only_postgres(relay_once, database, tap, stored_request):

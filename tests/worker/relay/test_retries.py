@@ -48,6 +48,15 @@ async def test_wait_of_a_refused_event_doubles_up_to_the_longest(database):
     assert pauses == [100, 200, 300, 300]
 
 
+async def test_event_can_be_refused_any_number_of_times(database):
+    [held] = await hold_events(database, (await store(database)).id)
+    await database.execute("UPDATE outbox_held SET attempts = 5000")  # 2 ^ 5000 is no double.
+
+    await outbox_tables.postpone(database, [held], {held.id: "why"}, base_seconds=100)
+
+    assert await database.fetchval("SELECT attempts FROM outbox_held") == 5001
+
+
 @AT_ONCE
 async def test_refused_event_is_logged_with_the_uuid_and_trace_of_its_request(relay_once, database, refusing):
     request = await store(database, traceparent=TRACEPARENT)
