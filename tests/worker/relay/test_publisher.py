@@ -45,6 +45,18 @@ async def test_event_that_cannot_be_encoded_takes_no_delivery_tag(publisher, tap
     assert await take_ids(tap) == [event.event_id for event in good]
 
 
+@pytest.mark.usefixtures("channel")  # It declares the topology.
+async def test_settled_events_leave_nothing_in_the_memory_of_the_channel(worker_settings):
+    window = [outbox_row(1), outbox_row(2, type="request.email_sent"), outbox_row(3, type="x" * 300)]
+    async with open_channel(worker_settings, name="test") as opened:
+        underlay = cast("aiormq.Channel", await opened.get_underlay_channel())
+
+        outcome = await Publisher(underlay, timeout_seconds=10.0).publish(window)
+
+        assert outcome.confirmed == {1, 2}
+        assert (dict(underlay.confirmations), underlay.message_id_delivery_tag) == ({}, {})
+
+
 async def test_writing_and_confirming_share_one_timeout(worker_settings, broker_link):
     settings = settings_with(worker_settings, amqp_url=broker_link.url)
     async with open_channel(settings, name="test") as channel:
