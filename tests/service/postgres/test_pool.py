@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sized
 from contextlib import suppress
 
 import asyncpg
@@ -11,7 +12,7 @@ from yarl import URL
 
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection, Pool, open_pool
+from service.postgres.pool import Connection, Pool, firm_served, open_pool
 from tests.harness.databases import is_gone
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
@@ -67,6 +68,21 @@ async def test_caller_beyond_the_full_queue_is_refused_at_once(pool):
         assert isinstance(refused.exception(), PostgresUnavailable)
     assert all(await asyncio.gather(*waiting))
     pool.check_available()
+
+
+async def test_pool_keeps_nothing_of_a_firm_that_no_longer_waits(pool):
+    async def wait(firm: str) -> None:
+        firm_served.set(firm)
+        with pool.place_in_queue():
+            await asyncio.sleep(0)
+
+    def sizes() -> dict[str, int]:
+        return {name: len(part) for name, part in vars(pool).items() if isinstance(part, Sized)}
+
+    before = sizes()
+    await asyncio.gather(*(wait(f"firm {number}") for number in range(10)))
+
+    assert sizes() == before
 
 
 async def test_caller_that_waited_too_long_is_refused_and_its_connection_is_not_lost(pool):
