@@ -156,6 +156,15 @@ async def test_session_that_ends_is_repeated_on_a_new_connection(rude_server, ma
     assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
 
 
+async def test_lines_that_begin_with_a_dot_arrive_whole_and_end_no_email(mail_server):
+    content = b"Subject: dots\r\n\r\n.Law\r\n.\r\nThe end\r\n"
+    with mailer_for(mail_server.url) as opened:
+        await opened.send(SENDER.address, "ada@customer.example.com", content, before_content=lambda: None)
+
+    (mail,) = mail_server.accepted
+    assert mail.message.get_content().splitlines() == [".Law", ".", "The end"]
+
+
 async def test_mail_server_that_goes_down_while_an_email_is_sent_is_unavailable(rude_server, mailer):
     rude_server.replies["RCPT"] = b"421 Going down"
     rude_server.replies_once["greeting"] = rude_server.replies["greeting"]
