@@ -63,6 +63,15 @@ def test_text_without_a_link_is_shown(text):
     assert f"Sent by: {text} {text}, {text}\nReference: {text}\n" in body(message, "plain")
 
 
+def test_name_that_becomes_a_link_when_it_is_cut_is_not_in_a_header():
+    """A header has at most 64 characters of a name. Those of this name end with an IP address."""
+    name = f"{'b' * 51} 10.0.0.2555".replace(".", "\N{SMALL FULL STOP}")
+    message = received(compose(customer_first_name="A", customer_last_name=name))
+
+    assert address(message, "To") == ("", "ada@customer.example.com")
+    assert f"Dear A {name},\n" in body(message, "plain")
+
+
 @pytest.mark.parametrize("end", ["", "."])
 @pytest.mark.parametrize("piece", SLOW_TO_TEST)
 def test_time_to_test_a_text_grows_no_faster_than_the_text(piece, end):
