@@ -10,7 +10,9 @@ import pytest
 from deploy.local.machine.folders import Place
 from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.server import check_postgres
+from service.outbox import lanes
 from service.outbox.lanes import RelayWaker
+from service.server.background import in_background
 from tests.harness import databases, scratch
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client
@@ -51,6 +53,26 @@ def test_commit_that_fails_keeps_no_later_one_from_carrying_a_notify(waker):
 
     time.sleep(0.01)
     assert may_notify(waker)
+
+
+async def test_pause_after_a_notify_grows_with_the_commits_that_share_it_and_no_others(
+    waker, database, monkeypatch
+):
+    monkeypatch.setattr(lanes, "_INTERVAL_SECONDS", (0.0, 3600.0))
+    monkeypatch.setattr(lanes, "_SECONDS_PER_COMMIT", 0.1)
+    arrived: asyncio.Queue[float] = asyncio.Queue()
+    await database.add_listener(lanes.CHANNEL, lambda *_: arrived.put_nowait(time.monotonic()))
+
+    async def time_of_notify(*, commits: int) -> float:
+        for _ in range(commits):
+            waker.wake()
+        return await arrived.get()
+
+    async with asyncio.timeout(60), in_background("relay_waker", waker.run):
+        first, second, third = [await time_of_notify(commits=commits) for commits in (20, 1, 1)]
+
+    assert second - first >= 1.9
+    assert third - second < 1.9
 
 
 @pytest.fixture

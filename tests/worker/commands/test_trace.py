@@ -117,8 +117,9 @@ async def test_changes_by_operators_are_shown(database, stored_request):
     await command("emails", "cancel", "--uuid", stored_request.uuid, *by)
     await command("emails", "resend", "--uuid", stored_request.uuid, "--by", "Bob")
 
-    _, rows = await trace_of(stored_request)
+    trace, rows = await trace_of(stored_request)
 
+    assert trace.conclusion == "The mail server has not accepted the e-mail yet.", "the last e-mail counts"
     assert [(what, state) for what, _, state in rows if what.startswith("emails")] == [
         ("emails cancel", f"{key_of(stored_request)}, by Ada: a test of the firm"),
         ("emails resend", f"{key_of(stored_request, 2)}, by Bob"),
