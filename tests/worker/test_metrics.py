@@ -98,6 +98,15 @@ async def test_gauges_are_nan_during_an_outage_of_postgres(database, worker_sett
     assert is_unknown("outbox_oldest_event_age_seconds")
 
 
+async def test_gauges_are_nan_until_there_is_a_schema(database, pool):
+    await READ_OUTBOX(database)
+    await database.execute("ALTER TABLE outbox RENAME TO outbox_elsewhere")
+
+    await gauges.read(pool, [READ_OUTBOX], timeout_seconds=5.0)
+
+    assert is_unknown("outbox_pending_events")
+
+
 async def test_relay_counts_confirmed_events_by_type_and_no_returned_one(database, relay, publisher, channel):
     await channel.queue_delete(NOTIFICATIONS.name)
     for event_type in ("request.created", "request.email_sent", "request.mystery"):

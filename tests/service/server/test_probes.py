@@ -66,6 +66,13 @@ async def test_api_becomes_unready_when_its_login_is_rejected(service_settings, 
         await link.cut()
         rejected = await client.get("/readyz")
         at_once = await client.get("/readyz")  # during the pause between connection attempts
+        await link.refuse()
+
+        async def unreachable() -> httpx.Response | None:
+            answer = await client.get("/readyz")
+            return None if "rejects the login" in answer.json()["postgres"] else answer
+
+        then_unreachable = await eventually(unreachable)
 
     assert before.json() == {"postgres": "ok"}
     assert {answer.status_code for answer in read} == {401}
@@ -74,6 +81,7 @@ async def test_api_becomes_unready_when_its_login_is_rejected(service_settings, 
     assert "postgres_login_rejected 1.0" in metrics
     assert (rejected.status_code, at_once.status_code) == (503, 503)
     assert "rejects the login" in rejected.json()["postgres"]
+    assert then_unreachable.status_code == 503, "the login may still be rejected"
 
 
 async def test_process_is_not_ready_on_an_older_schema(client, database):

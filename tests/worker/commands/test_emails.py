@@ -115,6 +115,19 @@ async def test_resend_is_aimed_by_time_code_and_reply_tried_on_a_few_and_stopped
     assert (await states(database))[key_of(regular)] == "pending"
 
 
+async def test_pending_email_is_chosen_by_the_code_of_the_last_reply(
+    database, postman, mail_server, stored_request
+):
+    mail_server.rcpt_reply = "451 4.7.1 greylisted"
+    await intend(database, stored_request)
+    await attempt_emails(database, postman)
+
+    found = {code: (await command("emails", "list", "--code", code)).data for code in ("450", "451")}
+
+    assert [email.state for email in found["451"]] == ["pending"]
+    assert found["450"] == []
+
+
 async def test_list_begins_with_the_newest_and_says_why_emails_failed(database, stored_request):
     async with database.transaction():
         await email_changes.cancel(database, [stored_request.id])

@@ -48,6 +48,17 @@ async def test_wait_of_a_refused_event_doubles_up_to_the_longest(database):
     assert pauses == [100, 200, 300, 300]
 
 
+async def test_waiting_event_that_is_deleted_by_hand_leaves_the_refused_one_its_pause(database):
+    request = await store(database)
+    await announce_next(database, request.id)
+    refused, waiting = await hold_events(database, request.id)
+    await outbox_tables.postpone(database, [refused], {refused.id: "why"}, base_seconds=100)
+
+    await database.execute("DELETE FROM outbox_held WHERE id = $1", waiting.id)
+
+    assert await database.fetchval("SELECT next_attempt_at > now() FROM outbox_held")
+
+
 async def test_event_can_be_refused_any_number_of_times(database):
     [held] = await hold_events(database, (await store(database)).id)
     await database.execute("UPDATE outbox_held SET attempts = 5000")  # 2 ^ 5000 is no double.
