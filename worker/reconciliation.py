@@ -117,7 +117,7 @@ _OVERDUE_EMAILS = """
 """
 
 _OVERDUE_EVENTS = """
-    SELECT request_id
+    SELECT DISTINCT request_id
       FROM undelivered_event
      WHERE request_id >= $1
        AND created_at < now() - interval '5 min'

@@ -128,6 +128,19 @@ async def test_pending_email_is_chosen_by_the_code_of_the_last_reply(
     assert found["450"] == []
 
 
+async def test_cancelled_email_keeps_the_last_reply(database, postman, mail_server, stored_request):
+    mail_server.rcpt_reply = "451 4.7.1 greylisted"
+    await intend(database, stored_request)
+    await attempt_emails(database, postman)
+
+    await changed("cancel", "--uuid", stored_request.uuid)
+
+    assert await database.fetchrow("SELECT state, server_reply FROM email") == (
+        "failed",
+        "451 4.7.1 greylisted",
+    )
+
+
 async def test_list_begins_with_the_newest_and_says_why_emails_failed(database, stored_request):
     async with database.transaction():
         await email_changes.cancel(database, [stored_request.id])

@@ -100,7 +100,7 @@ async def test_held_events_are_found_when_they_are_old(database, retrying):
     await make_old(database)
 
     assert young == {}
-    assert await found() == {"event_overdue": 2}
+    assert await found() == {"event_overdue": 1}
 
 
 @pytest.mark.parametrize(
