@@ -11,8 +11,8 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 NonBlank = Annotated[str, msgspec.Meta(min_length=1)]
 
-# The part of a server's URL after `scheme://`. It is checked here because the libraries that parse it later
-# quote what they reject. That may be part of a password, because the part before a `/` is taken for the port.
+# ADDRESS is what follows `scheme://` in a server's URL. It is checked here because libraries that parse it
+# later quote what they reject. From a password with a `/`, they would take the part before it for a port.
 _PORT = r":(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
 _HOST = rf"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@,\[\]]+)({_PORT})?"
 ADDRESS = rf"([^\s/?#]*@)?{_HOST}([/?]\S*)?\Z"

@@ -1,4 +1,4 @@
-"""The request as a row, in its events and in answers of the API. Bodies are validated in request_body.py."""
+"""The request as a row, in its events and in answers of the API. Bodies of creates: request_body.py."""
 
 import time
 from datetime import UTC, datetime

@@ -88,7 +88,7 @@ async def find_by_secret(
 ) -> CalculationRequest:
     """Return the request that this ASCII secret opens, with only the fields that its customer may see.
 
-    Raises WrongSecret if the secret is wrong, there is no such request, or the secret's key is missing.
+    Raises WrongSecret (401) if the secret is wrong, no such request exists, or the secret's key is missing.
     """
     row = await connection.fetchrow(_FIND_FOR_CUSTOMER, request_id)
     # If the request or its key is missing, this takes as long, so that the time does not show it.

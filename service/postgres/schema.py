@@ -65,7 +65,7 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
         version = await read_version(connection)
         if version > len(versions):
             return version
-        # Not pg_advisory_lock: a concurrent index build would wait for that statement, which has a snapshot.
+        # A process waiting in pg_advisory_lock would hold a snapshot, which CREATE INDEX CONCURRENTLY awaits.
         if await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
             try:
                 with suppress(asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):

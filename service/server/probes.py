@@ -31,11 +31,11 @@ class NotReady(Exception):
 
 
 def lasting(check: Check, pool: Pool) -> Check:
-    """Return a check of Postgres that, once passed, runs again only while the pool has no open connection.
+    """Return a check that runs *check* until it has passed, and then only while the pool has no connection.
 
-    From then on it passes while Postgres is unreachable. Otherwise no API process would be ready, and callers
-    would get the ingress's error instead of our 503. The check still fails on a rejected login or an outdated
-    schema, because that may affect only this process. Workers have no callers, and do not use this.
+    After *check* has passed once, an unreachable Postgres no longer fails the returned check. Otherwise no
+    API process would be ready, and callers would get the ingress's error instead of our 503. A rejected login
+    or an outdated schema fails it, because that may affect only this process. Workers do not use this.
     """
     has_passed = False
 

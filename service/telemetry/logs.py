@@ -1,4 +1,4 @@
-"""Logging: one event per unit of work, as JSON, without personal or secret data."""
+"""Logs in JSON, without personal or secret data. The line for each HTTP request is in api/outer_layer.py."""
 
 import asyncio
 import json
