@@ -5,7 +5,7 @@ PYTHON ?= python3
 IN_VENV = .venv/bin/python -m
 LOCK = $(IN_VENV) uv pip compile --quiet --universal --python-version 3.11 \
        --generate-hashes --no-header --no-annotate --no-emit-index-url $(ARGS)
-PARALLEL = -n auto --maxprocesses 8 --dist
+PARALLEL = --maxprocesses 8 --dist
 # The test that takes the whole machine: beside others it would not have injected every fault in time.
 ALONE = every_fault_comes_once
 DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_network_policy.py test_compose.py \
@@ -24,11 +24,11 @@ demo:     .venv/installed  ## send one request through the whole chain and show 
 	@$(IN_VENV) deploy.local demo
 
 test:     .venv/installed  ## run the tests, with branch coverage (some, without: ARGS="-k name")
-	$(IN_VENV) pytest $(PARALLEL) worksteal $(if $(ARGS),$(ARGS),--cov)
+	$(IN_VENV) pytest -n auto $(PARALLEL) worksteal $(if $(ARGS),$(ARGS),--cov)
 
 test-long: .venv/browser-installed ## run the tests that take long: all faults, histories, bodies, overload
 	$(if $(ARGS),,$(IN_VENV) pytest -m long -k $(ALONE))
-	$(IN_VENV) pytest -m long $(PARALLEL) loadfile --hypothesis-profile default $(or $(ARGS),-k "not $(ALONE)")
+	$(IN_VENV) pytest -m long -n logical $(PARALLEL) loadfile --hypothesis-profile default $(or $(ARGS),-k "not $(ALONE)")
 
 test-matrix:               ## run the tests with every Python, and with old and new servers (some: ARGS="python3.13")
 	@tests/matrix $(ARGS)
