@@ -31,7 +31,7 @@ class Statement(msgspec.Struct, frozen=True):
     arguments: Sequence[Any]
 
 
-async def create_statement() -> Statement:
+def create_statement() -> Statement:
     """Return the product's own statement that stores a request and its event."""
     request = stored.new_request(**COLUMNS)
     arguments = storing.insert_arguments(request, None, tracing.onward(None), may_notify=False)

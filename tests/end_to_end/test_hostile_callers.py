@@ -103,7 +103,7 @@ async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(api, 
             began = time.monotonic()
             try:
                 await others_are_served(api, token)
-            except httpx.ReadError:  # A process without a moment to notice which connections have ended.
+            except httpx.ReadError:  # Seen once, while other programs saturated the machine.
                 closed += 1
             seconds.append(time.monotonic() - began)
             megabytes.append(api.rss_megabytes())

@@ -46,7 +46,7 @@ async def measure(stand: Stand) -> list[Comparison]:
 
 async def _pgbench(stand: Stand, url: URL) -> Figures:
     """Run the statement in pgbench, prepared, with as many clients as the API has connections."""
-    script, variables = _script(await subjects.create_statement())
+    script, variables = _script(subjects.create_statement())
     (stand.folder / "create.sql").write_text(script)
     command = [
         shutil.which("pgbench") or postgres_programs() / "pgbench",

@@ -102,7 +102,7 @@ async def test_retrieve_is_one_statement_in_one_round_trip_or_none(watched_clien
 async def test_create_writes_little_wal(database):
     written = []
     for _ in range(_CALLS):
-        statement = await subjects.create_statement()
+        statement = subjects.create_statement()
         plan = await database.fetchval(
             "EXPLAIN (ANALYZE, WAL, FORMAT JSON)" + statement.text, *statement.arguments
         )
