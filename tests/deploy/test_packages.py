@@ -4,6 +4,7 @@ import shutil
 import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
+from deploy.local.machine.folders import claimed
+from deploy.local.machine.processes import Program, running
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs Debian's apt")
 
@@ -95,6 +98,24 @@ def test_two_at_once_download_once(sources, folder, reports):
     assert one.result() == other.result()
     assert programs_in(one.result()) == {"say-greeting"}
     assert reports.count(DOWNLOADING) == 1
+
+
+def test_server_that_starts_during_a_download_does_not_keep_the_next_download_waiting(
+    sources, folder, tmp_path
+):
+    add(sources, "greeting")
+    server = Program(
+        name="server", command=["sleep", "60"], environment={}, folder=tmp_path, log=tmp_path / "server.log"
+    )
+    with ExitStack() as servers:
+
+        def start(_: str) -> None:
+            servers.enter_context(running(server))
+
+        packages.unpacked("greeting", report=start, folder=folder)
+
+        with claimed(folder / "apt.lock"):
+            pass
 
 
 def test_interrupted_download_leaves_nothing_that_looks_like_the_package(sources, folder, reports):

@@ -19,7 +19,7 @@ _ENDING_SECONDS = 10.0  # for the children of a server that was killed: they end
 
 Report = Callable[[str], None]
 
-_held: set[int] = set()  # descriptors of the locks that this process holds
+_held: set[int] = set()  # descriptors of the locks that children inherit
 
 
 class Claimed(LocalStackError):
@@ -45,11 +45,11 @@ def held_locks() -> tuple[int, ...]:
 
 
 @contextmanager
-def claimed(lock: Path, *, seconds: float = 0.0) -> Iterator[None]:
+def claimed(lock: Path, *, seconds: float = 0.0, inherited: bool = True) -> Iterator[None]:
     """Hold *lock* against every other process, as soon as no other process does.
 
-    The system releases it when this process and the children that inherit it have ended. Raises Claimed if
-    another process holds it for longer than *seconds*.
+    The system releases it when this process has ended, and with *inherited* also the servers that it started
+    meanwhile. Raises Claimed if another process holds it for longer than *seconds*.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
@@ -61,7 +61,8 @@ def claimed(lock: Path, *, seconds: float = 0.0) -> Iterator[None]:
             raise Claimed(f"{lock} was removed at this moment.")
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        _held.add(descriptor)
+        if inherited:
+            _held.add(descriptor)
         yield
     finally:
         _held.discard(descriptor)

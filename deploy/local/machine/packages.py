@@ -61,7 +61,8 @@ def unpacked(
         return target
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         raise LocalStackError(f"{package} is missing, and can be downloaded only with Debian's apt.")
-    with claimed(folder / "apt.lock", seconds=2 * seconds):
+    # A server started by another thread meanwhile would hold the lock for as long as it runs.
+    with claimed(folder / "apt.lock", seconds=2 * seconds, inherited=False):
         if not target.exists():
             report(f"Downloading Debian's package {package}, which may take minutes …")
             installed = _installed(except_for=(package, even_if_installed or package))
