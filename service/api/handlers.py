@@ -77,8 +77,9 @@ async def retrieve_request(
 ) -> Response:
     """Read a request back.
 
-    The request's own `secret`, as the Bearer token, opens it too. Then `notes`, `external_id` and `meta_data`
-    are null, because they are the firm's alone. For an internal reader `secret` and `request_url` are null.
+    The request's own `secret`, as the Bearer token, opens it too. Then `notes`, `external_id`, `meta_data` and
+    `calculation_fee_exempt_reason` are null, because they are the firm's alone. For an internal reader `secret`
+    and `request_url` are null.
     """
     resources, reader = request.resources, request.user
     if isinstance(reader, SecretHolder):

@@ -108,7 +108,7 @@ _FIND_FOR_CUSTOMER = """
     SELECT id, secret_salt, secret_key_id, created_at, updated_at, case_ref, request_type, property_value,
            customer_email, customer_phone, customer_first_name, customer_last_name,
            sender_email, sender_organization_name, sender_first_name, sender_last_name,
-           calculation_id, calculation_fee_exempt, calculation_fee_exempt_reason
+           calculation_id, calculation_fee_exempt
       FROM calculation_request
      WHERE id = $1
 """

@@ -237,7 +237,9 @@ OPERATIONS = (
         parameters=("uuid",),
         examples={
             "ok": _RETRIEVED,
-            "by_secret": replace(_RETRIEVED, notes=None, external_id=None, meta_data=None),
+            "by_secret": replace(
+                _RETRIEVED, notes=None, external_id=None, meta_data=None, calculation_fee_exempt_reason=None
+            ),
             "internal_reader": replace(_RETRIEVED, secret=None, request_url=None),
         },
         links=_link("events", to="list_events", uuid="$response.body#/data/uuid"),

@@ -18,7 +18,7 @@ from tests.harness.in_process import api_client
 THE_CUSTOMERS = {
     *A_REQUEST,
     *("uuid", "created_at", "updated_at", "customer_phone", "request_type", "property_value"),
-    *("calculation_id", "calculation_fee_exempt", "calculation_fee_exempt_reason", "secret", "request_url"),
+    *("calculation_id", "calculation_fee_exempt", "secret", "request_url"),
 }
 _ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
 
