@@ -8,7 +8,7 @@ import msgspec
 
 from service.server.asgi import Header, Response
 
-# Every code that an error can have. The list is complete: callers may switch on it.
+# Every code that an error can have. A later release may add others.
 ErrorCode = Literal[
     "malformed_request",
     "malformed_body",

@@ -77,9 +77,9 @@ async def retrieve_request(
 ) -> Response:
     """Read a request back.
 
-    The request's own `secret`, as the Bearer token, opens it too. Then `notes`, `external_id`, `meta_data` and
-    `calculation_fee_exempt_reason` are null, because they are the firm's alone. For an internal reader `secret`
-    and `request_url` are null.
+    The request's own `secret`, as the Bearer token, opens it too. Then `notes`, `external_id`, `meta_data`
+    and `calculation_fee_exempt_reason` are null, because they are the firm's alone. For an internal reader
+    `secret` and `request_url` are null.
     """
     resources, reader = request.resources, request.user
     if isinstance(reader, SecretHolder):
@@ -103,7 +103,10 @@ async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> Calcu
 
 @get("/v1/request/{uuid:str}/events", before_request=admission.requires_reader)
 async def list_events(request: ApiRequest[Caller | InternalReader], uuid: FromPath[str]) -> Response:
-    """List what has happened to a request so far: its events, oldest first."""
+    """List what has happened to a request so far: its events, oldest first.
+
+    After `request.email_failed`, ask the operators of this service to correct the address, or to send again.
+    """
     reader = request.user
     request_id = _id_in(uuid, reader)
     async with request.resources.connection() as connection:

@@ -26,14 +26,22 @@ OptionSet = Annotated[tuple[ResponseOption, ...], msgspec.Meta(min_length=1)]
 
 
 class Question(msgspec.Struct, frozen=True, rename="camel"):
-    """A question, shown only if each question in *conditions* was answered with the value given there."""
+    """A question, shown only if each question in `conditions` was answered with the value given there.
 
-    ref: str
-    question: str
-    info: str
+    An answer to a question that is not shown counts as not given, including in the conditions of others.
+    """
+
+    ref: Annotated[str, msgspec.Meta(description="Identifies the question in answers and conditions.")]
+    question: Annotated[str, msgspec.Meta(description="The text to show.")]
+    info: Annotated[str, msgspec.Meta(description="The help to show; may have several lines and lists.")]
     response_type: ResponseType
-    response_options: OptionSet | None
-    conditions: dict[str, str] | None
+    response_options: Annotated[
+        OptionSet | None, msgspec.Meta(description="Only for `select` and `radio_button`.")
+    ]
+    conditions: Annotated[
+        dict[str, str] | None,
+        msgspec.Meta(description="Answers by the `ref` of earlier questions. If null, always shown."),
+    ]
 
 
 class QuestionnaireStructure(msgspec.Struct, frozen=True):

@@ -19,12 +19,11 @@ from service.calculation_requests.model import Idempotency, RequestType
 UNKNOWN_FIELDS_NAMED = 50  # Naming thousands would take longer than storing a request.
 _INT64 = range(-(2**63), 2**63)
 
-# The patterns show readers of the OpenAPI document what the checks below reject with their own codes.
-LINE = {"pattern": f"^[^{text_rules.FORBIDDEN}]*$"}
-_SHOWN = f"[^{text_rules.FORBIDDEN}{text_rules.SPACES}{text_rules.INVISIBLE}]"
-_FILLED_LINE = {"minLength": 1, "pattern": f"^[^{text_rules.FORBIDDEN}]*{_SHOWN}[^{text_rules.FORBIDDEN}]*$"}
-FILLED_TEXT = {"minLength": 1, "pattern": rf"^[^\u0000]*{_SHOWN}[^\u0000]*$"}
-_TEXT = {"pattern": r"^[^\u0000]*$"}
+# The patterns in the OpenAPI document. The checks below reject more. The patterns are limited to ASCII and
+# `\x00`, because PCRE2 rejects `\u0000`, and generators of zod schemas write the character itself.
+LINE = {"pattern": r"^[^\x00-\x1f\x7f]*$"}
+TEXT = {"pattern": r"^[^\x00]*$"}
+_FILLED_LINE = {"minLength": 1, **LINE}
 _EMAIL = {"format": "email", "pattern": "^[^@]{1,64}@[^@]+$"}
 
 
@@ -41,9 +40,8 @@ def _check_text(value: str) -> Failure | None:
 def _check_email(value: str) -> Failure | None:
     if failure := text_rules.check_filled_line(value):
         return failure
-    if not email_addresses.is_accepted(value):
-        return "invalid_email", "Expected the e-mail address of exactly one recipient."
-    return None
+    fault = email_addresses.find_fault(value)
+    return ("invalid_email", fault) if fault else None
 
 
 def _check_meta_data(value: dict[str, Any]) -> Failure | None:
@@ -80,13 +78,18 @@ Name = Annotated[str, _at_most(text_rules.CHARACTERS, _FILLED_LINE), CheckedBy(t
 EmailAddress = Annotated[str, _at_most(email_addresses.LONGEST, _EMAIL), CheckedBy(_check_email)]
 PhoneNumber = Annotated[str, _at_most(32, LINE), CheckedBy(text_rules.check_line)]
 ExternalId = Annotated[str, _at_most(text_rules.CHARACTERS, LINE), CheckedBy(text_rules.check_line)]
-Notes = Annotated[str, _at_most(10_000, _TEXT), CheckedBy(_check_text)]
+Notes = Annotated[str, _at_most(10_000, TEXT), CheckedBy(_check_text)]
 Pounds = Annotated[int, msgspec.Meta(ge=0, le=10**12, extra_json_schema={"format": "int64"})]
 MetaData = Annotated[dict[str, Any], CheckedBy(_check_meta_data)]
 
 
 class CreateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of a create request."""
+    """The body of a create request.
+
+    A required text must contain a visible character. No text may contain NUL. `notes` and
+    `calculation_fee_exempt_reason` may have several lines. The other texts must not contain control,
+    line-separator or bidirectional characters.
+    """
 
     customer_email: Annotated[EmailAddress, field_docs.CUSTOMER_EMAIL]
     customer_phone: Annotated[PhoneNumber | None, field_docs.CUSTOMER_PHONE] = None
@@ -103,8 +106,12 @@ class CreateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     external_id: Annotated[ExternalId | None, field_docs.EXTERNAL_ID] = None
     meta_data: Annotated[MetaData | None, field_docs.META_DATA] = None
     calculation_fee_exempt: Annotated[bool, field_docs.CALCULATION_FEE_EXEMPT] = False
-    # Any JSON value, because without a waiver the interface ignores the value. A text may have several lines.
-    calculation_fee_exempt_reason: Annotated[Any, field_docs.CALCULATION_FEE_EXEMPT_REASON] = None
+    # Any JSON value is accepted, because without a waiver the interface ignores the value.
+    calculation_fee_exempt_reason: Annotated[
+        Any,
+        msgspec.Meta(extra_json_schema={"type": ["string", "null"]}),
+        field_docs.CALCULATION_FEE_EXEMPT_REASON,
+    ] = None
 
 
 def _parts(annotation: object) -> Iterator[object]:
@@ -137,11 +144,12 @@ class ParsedBody(msgspec.Struct, frozen=True):
     reason_error: FieldError | None
 
     def validated(self, *, waiver_applies: bool) -> dict[str, Any]:
-        """Return the columns to be stored. Raises InvalidSubmission with every failing field."""
+        """Return the columns to be stored. Raises InvalidSubmission with every failing field, in order."""
         errors = [*self.errors]
         if waiver_applies and self.reason_error:
             errors.append(self.reason_error)
         if errors:
+            errors.sort(key=lambda error: [*_fields, error.field].index(error.field))  # unknown fields last
             raise InvalidSubmission(errors)
         stored = {**self.values, **({} if waiver_applies else _NO_WAIVER)}
         if "" in stored.values():  # Rare, and testing is quicker than copying every value.

@@ -11,6 +11,7 @@ from cachetools import TLRUCache
 from service.authentication import api_keys
 from service.authentication.api_keys import looks_like_api_key
 from service.authentication.signing_keys import ALGORITHMS, SigningKeys
+from service.calculation_requests.request_secrets import looks_like_secret
 from service.postgres import connections
 from service.postgres.pool import Pool
 from service.settings import ServiceSettings
@@ -117,6 +118,11 @@ class Authenticator:
     async def _decode(self, token: str) -> Caller | InternalReader:
         if looks_like_api_key(token):
             raise InvalidCredentials("This endpoint takes no API key: send an access token.")
+        if looks_like_secret(token):
+            raise InvalidCredentials(
+                "This endpoint takes no request's secret, which opens only GET /v1/request/{uuid}: send an "
+                "access token."
+            )
         if len(token) > _LARGEST_TOKEN:
             raise InvalidCredentials(
                 f"The access token has {len(token)} characters: at most {_LARGEST_TOKEN} are accepted."

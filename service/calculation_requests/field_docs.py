@@ -26,7 +26,7 @@ SENDER_ORGANIZATION_NAME = Meta(examples=["Hopper & Partners"])
 SENDER_FIRST_NAME = Meta(examples=["Grace"])
 SENDER_LAST_NAME = Meta(examples=["Hopper"])
 CASE_REF = Meta(description="The sender's own reference of the case.", examples=["12 High Street"])
-REQUEST_TYPE = Meta(examples=["SDLT_CALCULATION"])
+REQUEST_TYPE = Meta(description="The only type, and the default.", examples=["SDLT_CALCULATION"])
 PROPERTY_VALUE = Meta(description="In pounds.", examples=[300_000])
 NOTES = Meta(
     description="Internal notes; may have several lines. Empty is stored as null.",
@@ -36,12 +36,14 @@ EXTERNAL_ID = Meta(
     description="Identifier in the caller's own system. Empty is stored as null.", examples=["crm-17"]
 )
 META_DATA = Meta(
-    description=f"Arbitrary data: at most {META_DATA_BYTES} bytes of JSON and {META_DATA_DEPTH} levels.",
+    description=f"Arbitrary data: at most {META_DATA_BYTES} bytes of JSON and {META_DATA_DEPTH} levels. "
+    "Numbers must be within the range of int64.",
     examples=[{"source": "website", "campaign": {"id": 7, "tags": ["spring", "first-time"]}}],
+    extra_json_schema={"additionalProperties": True},
 )
 CALCULATION_FEE_EXEMPT = Meta(
-    description="Waives the conveyancer's calculation fee; only at creation. Stored as false when the "
-    "conveyancer charges none.",
+    description="Waives the conveyancer's calculation fee; only at creation. The default is false. Stored as "
+    "false when the conveyancer charges none.",
     examples=[True],
 )
 CALCULATION_FEE_EXEMPT_REASON = Meta(

@@ -79,8 +79,8 @@ class Changed(msgspec.Struct, frozen=True):
 @on_record
 async def correct(uuid: UUID, customer_email: str, by: Operator, *, no_email: bool) -> Answer:
     """Correct the customer's address. The old link is no longer valid; the right customer gets a new one."""
-    if not email_addresses.is_accepted(customer_email):
-        raise click.UsageError("--customer-email: expected the e-mail address of exactly one recipient.")
+    if fault := email_addresses.find_fault(customer_email):
+        raise click.UsageError(f"--customer-email: {fault}")
     return await _answer(uuid, "request correct", by, customer_email, sends_email=not no_email)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from litestar import MediaType
 
-from service.api.envelope import Envelope, ErrorEnvelope, succeed
+from service.api.envelope import Envelope, ErrorEnvelope, FieldError, succeed
 from service.api.errors import translate
-from service.api.request_body import FILLED_TEXT, CreateBody
+from service.api.request_body import TEXT, CreateBody
 from service.authentication.authenticator import READ, READ_ALL, WRITE
 from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.field_docs import REASON_CHARACTERS
@@ -42,7 +42,9 @@ is not a complete HTTP request gets plain text instead of the envelope: 400 if i
 request line and headers are larger than 64 KiB; 408 if they do not arrive in time. Each path that has GET
 also has HEAD, which is GET without the body. OPTIONS gets 204 and `Allow`.
 
-New fields may be added to answers within this version: ignore fields that you do not know."""
+New fields, error codes and types of events may be added within this version: ignore fields and events that
+you do not know, and decide about an error with an unknown code by its HTTP status. The version of this
+document is the version in the paths. Such additions do not change it."""
 
 _ACCESS_TOKEN = "access_token"  # noqa: S105 - the name of a security scheme
 _CLIENT_CREDENTIALS = "client_credentials"
@@ -76,19 +78,8 @@ _SCOPES = {
     READ_ALL: "Read the requests of every firm: for internal readers.",
 }
 
-# What the types cannot say. Each keyword limits only the values of one type, so every type is allowed.
-_JSON_VALUE = {
-    "description": "Any JSON value without NUL characters. Numbers must be within the range of int64.",
-    "minimum": -(2**63),
-    "maximum": 2**63 - 1,
-    "pattern": r"^[^\u0000]*$",
-    "items": {"$ref": "#/components/schemas/JsonValue"},
-    "propertyNames": {"pattern": r"^[^\u0000]*$"},
-    "additionalProperties": {"$ref": "#/components/schemas/JsonValue"},
-}
-
 # The reason of a waiver is checked only if the fee is to be waived.
-_REASON = {"type": "string", "maxLength": REASON_CHARACTERS, **FILLED_TEXT}
+_REASON = {"type": "string", "minLength": 1, "maxLength": REASON_CHARACTERS, **TEXT}
 _WITH_REASON = {
     "properties": {"calculation_fee_exempt_reason": _REASON},
     "required": ["calculation_fee_exempt_reason"],
@@ -135,11 +126,11 @@ def _paths(schemes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe(operation: Operation, schemes: Mapping[str, Any]) -> dict[str, Any]:
-    text = inspect.getdoc(operation.handler.fn) or ""
+    summary, _, description = (inspect.getdoc(operation.handler.fn) or "").partition(".")
     described: dict[str, Any] = {
         "operationId": operation.handler.handler_name,
-        "summary": text.partition(".")[0],
-        "description": text,
+        "summary": summary,
+        "description": description.strip(),
         "tags": [operation.tag],
         "security": [
             *operation.security,
@@ -154,6 +145,8 @@ def _describe(operation: Operation, schemes: Mapping[str, Any]) -> dict[str, Any
         ],
         "responses": _responses(operation),
     }
+    if not described["description"]:
+        del described["description"]
     if operation.bodies:
         schema = _reference("schemas", CreateBody.__name__)
         described["requestBody"] = {"required": True} | _content(schema, operation.bodies)
@@ -223,27 +216,49 @@ def _schemas() -> dict[str, Any]:
         schema.pop("title", None)  # The name of a class, which Swagger UI would show.
     for event in events.SENT:  # Otherwise Swagger UI would show the component's name.
         schemas[asyncapi.schema_name(event)]["title"] = f"{event.type} event"
+    schemas[asyncapi.schema_name(RequestEvent)]["title"] = "another event"
     body = schemas[CreateBody.__name__]
     body |= _WAIVER_RULE
-    body["properties"]["meta_data"] |= {
-        name: _JSON_VALUE[name] for name in ("propertyNames", "additionalProperties")
-    }
-    schemas["JsonValue"] = _JSON_VALUE
-    return schemas
+    for field in body["properties"].values():
+        field.pop("default", None)  # openapi-typescript would make the field required.
+    code = schemas[FieldError.__name__]["properties"]["code"]
+    # Not an enum: generated clients would fail on a code that a later release adds.
+    schemas[FieldError.__name__]["properties"]["code"] = {"type": "string", "examples": code["enum"]}
+    return {name: _with_null_in_type(schema) for name, schema in schemas.items()}
+
+
+def _with_null_in_type(schema: Any) -> Any:  # noqa: ANN401 - any part of a schema
+    """Write `anyOf` of a type and null as one schema with both types, which generators understand better."""
+    match schema:
+        case {"anyOf": [{"type": str() as kind, **limits}, {"type": "null"}], **others}:
+            return _with_null_in_type({**others, **limits, "type": [kind, "null"]})
+        case dict():
+            return {name: _with_null_in_type(part) for name, part in schema.items()}
+    return schema
 
 
 def _name_events(schemas: dict[str, Any]) -> None:
-    """Replace the schema of RequestEvent, the base class, by a `oneOf` of the schemas of all events.
+    """Describe each type of event by its own schema, and other types by that of RequestEvent, the base class.
 
-    The constant `type` distinguishes them. A `discriminator` would show our schemas' names on the page.
+    The `type` distinguishes them. A `discriminator` would show our schemas' names on the page. `anyOf` takes
+    the first schema that fits; with `oneOf`, generated clients would refuse an event that fits two.
     """
-    del schemas[asyncapi.schema_name(RequestEvent)], schemas[RequestEvent.__name__]
     schemas.update(asyncapi.sent_schemas())
     names = [asyncapi.schema_name(event) for event in events.SENT]
     for name in names:
         del schemas[name]["properties"]["traceparent"]
+    other = asyncapi.schema_name(RequestEvent)
+    schemas[other] = {
+        **schemas[names[0]],
+        "description": "An event of a type that a later release may add: ignore it.",
+        "properties": {
+            **schemas[names[0]]["properties"],
+            "type": {"type": "string", "not": {"enum": list(events.EVENT_TYPES)}},
+            "data": _reference("schemas", RequestEvent.__name__),
+        },
+    }
     schemas[CalculationRequestEvents.__name__]["properties"]["events"]["items"] = {
-        "oneOf": [_reference("schemas", name) for name in names]
+        "anyOf": [_reference("schemas", name) for name in (*names, other)]
     }
 
 

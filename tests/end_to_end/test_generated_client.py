@@ -12,14 +12,17 @@ from tests.harness.processes import started
 
 _CALLER = """\
 from calculations_client import AuthenticatedClient
-from calculations_client.api.requests import create_request, retrieve_request
+from calculations_client.api.requests import create_request, list_events, retrieve_request
 from calculations_client.models import (
     CalculationRequestView,
     CreateBody,
     CreateBodyMetaDataType0,
+    EnvelopeCalculationRequestEvents,
     EnvelopeCalculationRequestView,
     EnvelopeRetrievedCalculationRequest,
     ErrorEnvelope,
+    FieldError,
+    RequestCreatedEvent,
     RetrievedCalculationRequest,
 )
 
@@ -50,13 +53,27 @@ def create(client: AuthenticatedClient, key: str) -> tuple[CalculationRequestVie
 def codes_of_refused_create(client: AuthenticatedClient) -> list[str]:
     answer = create_request.sync(client=client, body=body("\\u202e"))
     assert isinstance(answer, ErrorEnvelope)
-    return [error.code.value for error in answer.errors]
+    return [error.code for error in answer.errors]
 
 
 def read(client: AuthenticatedClient, uuid: str) -> RetrievedCalculationRequest:
     answer = retrieve_request.sync(uuid, client=client)
     assert isinstance(answer, EnvelopeRetrievedCalculationRequest)
     return answer.data
+
+
+def types_of_events(client: AuthenticatedClient, uuid: str) -> list[str]:
+    answer = list_events.sync(uuid, client=client)
+    assert isinstance(answer, EnvelopeCalculationRequestEvents)
+    assert isinstance(answer.data.events[0], RequestCreatedEvent)
+    later = answer.to_dict()
+    later["data"]["events"].append(later["data"]["events"][0] | {"type": "request.added_later"})
+    return [event.type_ for event in EnvelopeCalculationRequestEvents.from_dict(later).data.events]
+
+
+def code_of_a_later_release() -> str:
+    error = {"code": "added_later", "message": "", "field": None, "pointer": None}
+    return FieldError.from_dict(error).code
 
 
 def never_called(body: CreateBody) -> None:
@@ -92,6 +109,7 @@ async def test_generated_client_creates_repeats_and_reads(generated, api, issuer
             created, *others = [caller.create(client, each) for each in ("key-1", "key-1", "key-2")]
             retrieved = caller.read(client, created[0].uuid)
             refusals = caller.codes_of_refused_create(client)
+            types = caller.types_of_events(client, created[0].uuid)
 
     view = created[0]
     assert (view.case_ref, view.meta_data["source"]) == ("12 High Street", "website")
@@ -99,6 +117,8 @@ async def test_generated_client_creates_repeats_and_reads(generated, api, issuer
     assert [created, others[0], others[1][1]] == [(view, False), (view, True), False]
     assert retrieved.to_dict() == view.to_dict()
     assert refusals == ["invalid_characters"]
+    assert types == ["request.created", "request.added_later"]
+    assert caller.code_of_a_later_release() == "added_later"
 
 
 @pytest.mark.long

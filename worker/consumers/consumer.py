@@ -139,6 +139,8 @@ class Consumer(Generic[Content]):
             about = logs.about(read.uuid, traceparent)
             if read.calculation_id is not None:
                 about["calculation_id"] = read.calculation_id
+            if message.user_id:
+                about["user_id"] = safe_id(message.user_id)
             with bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id), **about):
                 try:
                     outcome = await self._handle(message, read, traceparent)

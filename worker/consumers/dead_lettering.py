@@ -22,9 +22,12 @@ _ROUTING = ("CC", "BCC")
 def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message:
     """Return a copy whose headers say why the message was refused, for other teams to read.
 
-    The headers hold the class of *refusal* and its text, which does not quote the message.
+    The headers hold the class of *refusal* and its text, which does not quote the message. If the sender set
+    `user_id`, which RabbitMQ checks, they hold it, too.
     """
     reason = {"x-reason": type(refusal).__name__, "x-reason-text": str(refusal)}
+    if message.user_id:
+        reason["x-user-id"] = message.user_id
     return copy_of(message, {**message.headers, **reason})
 
 

@@ -145,6 +145,8 @@ async def test_secret_opens_nothing_else(client, created, database):
     ):
         answer = await client.request(method, url, headers=bearer(created["secret"]), json=A_REQUEST)
         assert answer.status_code == status, (method, url)
+        if status == 401 and other["uuid"] not in url:
+            assert "opens only GET /v1/request/{uuid}" in answer.json()["errors"][0]["message"]
 
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 2
 

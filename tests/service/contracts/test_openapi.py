@@ -1,5 +1,6 @@
 """The OpenAPI document."""
 
+import copy
 import re
 from typing import Any
 
@@ -20,7 +21,8 @@ from tests.harness.http import bearer
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer
 
-DOCUMENT = msgspec.json.decode(msgspec.json.encode(openapi.document()))
+_TEXT = msgspec.json.encode(openapi.document())
+DOCUMENT = msgspec.json.decode(_TEXT)
 EXAMPLES = [
     (path, method, status, name, example["value"])
     for path, item in DOCUMENT["paths"].items()
@@ -60,11 +62,40 @@ async def test_document_has_the_token_url_where_it_is_known(service_settings):
     assert document["paths"]["/v1/request"]["post"]["security"] == [token, credentials]
 
 
-def test_patterns_mean_the_same_in_javascript_with_and_without_its_flag_u():
-    patterns = re.findall(rb'"pattern":"((?:[^"\\]|\\.)*)"', msgspec.json.encode(DOCUMENT))
+def test_patterns_are_portable():
+    # In ASCII, without `\u`, which PCRE2 and RE2 do not have.
+    patterns = [
+        msgspec.json.decode(b'"%s"' % each) for each in re.findall(rb'"pattern":"((?:[^"\\]|\\.)*)"', _TEXT)
+    ]
 
     assert len(patterns) > 10
-    assert all(pattern.isascii() for pattern in patterns)
+    portable = re.compile(r"([ -\[\]-~]|\\x[0-7][0-9a-f]|\\[^\w\s])+", re.ASCII)
+    assert [each for each in patterns if not portable.fullmatch(each)] == []
+
+
+def test_schemas_are_as_client_generators_need_them():
+    body = DOCUMENT["components"]["schemas"]["CreateBody"]["properties"]
+
+    assert [name for name, field in body.items() if "default" in field or "type" not in field] == [
+        "request_type"
+    ]
+    assert body["customer_phone"]["type"] == ["string", "null"]
+    assert body["meta_data"]["additionalProperties"] is True
+    assert b'"type":"null"}]' not in _TEXT
+
+
+def test_answers_with_a_new_error_code_or_event_type_fit_their_schemas():
+    refused, events = answers_of("/v1/request", "post", "422"), answers_of("/v1/request/{uuid}/events", "get")
+    failure = copy.deepcopy(refused["examples"]["key_reused"]["value"])
+    failure["errors"][0]["code"] = "added_later"
+    history = copy.deepcopy(events["examples"]["ok"]["value"])
+    history["data"]["events"][0]["type"] = "request.added_later"
+
+    check(refused["schema"], failure)
+    check(events["schema"], history)
+    history["data"]["events"][0]["type"] = "request.calculated"  # Its data is that of request.created.
+    with pytest.raises(jsonschema_rs.ValidationError):
+        check(events["schema"], history)
 
 
 def test_every_endpoint_is_documented():
@@ -75,7 +106,7 @@ def test_every_endpoint_is_documented():
 
 
 def test_document_and_page_for_callers_have_every_error_code_and_no_other():
-    codes = {*DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["enum"]}
+    codes = {*DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["examples"]}
 
     shown = {error["code"] for *_, value in EXAMPLES for error in value["errors"] or ()}
     named = re.findall(r"`(\w+)`", DOCUMENT["info"]["description"])

@@ -2,6 +2,7 @@
 
 import re
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import msgspec
@@ -113,13 +114,16 @@ def test_malformed_result_is_refused_with_the_name_of_the_field_and_without_its_
     assert str(refusal.value) == reason
 
 
-async def test_dead_letter_and_its_log_line_name_the_field_and_the_request(consumer, channel, stored_request):
+async def test_dead_letter_and_its_log_line_name_the_field_the_request_and_the_sender(
+    consumer, channel, stored_request, worker_settings
+):
+    user = urlsplit(worker_settings.amqp_url).username  # RabbitMQ accepts no other.
     data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
     body = cloud_event(data, traceparent=TRACEPARENT, type="theirs")
 
     with capture_logs(processors=[merge_contextvars]) as logs:
         async with running(consumer.run):
-            await publish(channel, CALCULATION_RESULTS, body)
+            await publish(channel, CALCULATION_RESULTS, body, message_id="theirs-1", user_id=user)
             dead_letters = await channel.get_queue(CALCULATION_RESULTS.dead_letters)
             dead = await eventually(lambda: take(dead_letters))
             await eventually(lambda: "message_dead_lettered" in str(logs))
@@ -129,6 +133,11 @@ async def test_dead_letter_and_its_log_line_name_the_field_and_the_request(consu
     assert (line["queue"], line["reason"]) == (CALCULATION_RESULTS.name, "Malformed")
     assert (line["uuid"], line["calculation_id"]) == (stored_request.uuid, "calc-1")
     assert line["trace_id"] == TRACEPARENT.split("-")[1]
+    assert (
+        (line["message_id"], line["user_id"])
+        == (dead.message_id, dead.headers["x-user-id"])
+        == ("theirs-1", user)
+    )
 
 
 @pytest.mark.parametrize(
