@@ -130,7 +130,7 @@ def _describe(operation: Operation, schemes: Mapping[str, Any]) -> dict[str, Any
     described: dict[str, Any] = {
         "operationId": operation.handler.handler_name,
         "summary": summary,
-        "description": description.strip(),
+        **({"description": description.strip()} if description else {}),
         "tags": [operation.tag],
         "security": [
             *operation.security,
@@ -145,8 +145,6 @@ def _describe(operation: Operation, schemes: Mapping[str, Any]) -> dict[str, Any
         ],
         "responses": _responses(operation),
     }
-    if not described["description"]:
-        del described["description"]
     if operation.bodies:
         schema = _reference("schemas", CreateBody.__name__)
         described["requestBody"] = {"required": True} | _content(schema, operation.bodies)
@@ -222,8 +220,8 @@ def _schemas() -> dict[str, Any]:
     for field in body["properties"].values():
         field.pop("default", None)  # openapi-typescript would make the field required.
     code = schemas[FieldError.__name__]["properties"]["code"]
-    # Not an enum: generated clients would fail on a code that a later release adds.
-    schemas[FieldError.__name__]["properties"]["code"] = {"type": "string", "examples": code["enum"]}
+    # With an enum, generated clients would fail on a code that a later release adds.
+    code |= {"type": "string", "examples": code.pop("enum")}
     return {name: _with_null_in_type(schema) for name, schema in schemas.items()}
 
 
@@ -240,8 +238,8 @@ def _with_null_in_type(schema: Any) -> Any:  # noqa: ANN401 - any part of a sche
 def _name_events(schemas: dict[str, Any]) -> None:
     """Describe each type of event by its own schema, and other types by that of RequestEvent, the base class.
 
-    The `type` distinguishes them. A `discriminator` would show our schemas' names on the page. `anyOf` takes
-    the first schema that fits; with `oneOf`, generated clients would refuse an event that fits two.
+    The `type` distinguishes them. A `discriminator` would show our schemas' names on the page. With `oneOf`,
+    generated clients that ignore `not` would find that an event fits two schemas, and refuse it.
     """
     schemas.update(asyncapi.sent_schemas())
     names = [asyncapi.schema_name(event) for event in events.SENT]

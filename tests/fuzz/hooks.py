@@ -22,7 +22,7 @@ def before_call(_: schemathesis.HookContext, case: "schemathesis.Case[Any]", __:
 
 @schemathesis.hook
 def filter_body(_: schemathesis.HookContext, body: Any) -> bool:
-    """Leave out reasons that are no texts. The API ignores them without a waiver, but does not say so."""
+    """Leave out reasons that are not texts. Without a waiver the API accepts them, unlike the document."""
     return not isinstance(body, dict) or isinstance(body.get(_REASON), str | None)
 
 
