@@ -15,7 +15,8 @@ def main(report: Report) -> None:
         except Claimed as error:
             raise LocalStackError(f"{error} Stop it first.") from None
     _remove_volumes()
-    shutil.rmtree(LOCAL, ignore_errors=True)
+    if LOCAL.exists():
+        shutil.rmtree(LOCAL)
     report("Removed .local.")
 
 

@@ -10,7 +10,7 @@ from deploy.local import keys
 
 _ISSUER = "https://issuer.calculation-requests.test"
 _AUDIENCE = "calculation-requests"
-_MAIL_FROM = "no-reply@calculation-requests.test"
+_MAIL_FROM = "Calculations <no-reply@calculation-requests.test>"
 # The API gets no broker and no mail server: the outbox is its only way out.
 _NOT_FOR_THE_API = ("AMQP_URL", "SMTP_URL", "MAIL_FROM", "HEALTH_PORT")
 
@@ -69,6 +69,18 @@ def read(file: Path) -> dict[str, str]:
         return {}
     words = shlex.split(file.read_text())  # export NAME=VALUE export NAME=VALUE …
     return dict(word.split("=", 1) for word in words[1::2])
+
+
+def remember(file: Path, named: Mapping[str, str]) -> None:
+    """Write which values `. .local/env` adds to a shell: all but those that the user has set."""
+    write(file, {name: value for name, value in named.items() if os.environ.get(name) != value})
+
+
+def forget(file: Path) -> None:
+    """Remove these values from this process's environment, because the next run makes its own."""
+    for name, value in read(file).items():
+        if os.environ.get(name) == value:
+            del os.environ[name]
 
 
 def _quoted(value: str) -> str:

@@ -1,6 +1,5 @@
-"""The request that `make run` prints and `make demo` sends."""
+"""The request that `make demo` sends."""
 
-import json
 from typing import Any
 
 
@@ -17,26 +16,3 @@ def a_request(customer_email: str = "jane.doe@example.com") -> dict[str, Any]:
         "case_ref": "CASE-1",
         "property_value": 300_000,
     }
-
-
-def commands(env_file: str, mail_folder: str) -> str:
-    """Return commands to copy: create a request, retrieve it, read the e-mail, get the questionnaire."""
-    body = json.dumps(a_request())
-    return f"""\
-  . {env_file}
-
-  # create a request
-  created=$(curl -sS "$BASE_URL/v1/request" -H "Authorization: Bearer $ACCESS_TOKEN" \\
-       -H 'Content-Type: application/json' -d '{body}')
-  printf '%s\\n' "$created"
-
-  # retrieve it
-  curl -sS "$BASE_URL/v1/request/$(printf '%s' "$created" | grep -o 'req_[0-9A-Za-z]*' | head -1)" \\
-       -H "Authorization: Bearer $ACCESS_TOKEN"
-
-  # the questionnaire
-  curl -sS "$BASE_URL/v1/questionnaire/structure" -H "Authorization: Bearer $API_KEY"
-
-  # the e-mail to its customer
-  sleep 1; cat "$(ls {mail_folder}/*.eml | tail -1)"
-"""

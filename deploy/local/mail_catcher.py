@@ -11,6 +11,8 @@ from pathlib import Path
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
 _numbers = itertools.count()
+# What these mailboxes answer in each domain that ends with `.test`.
+_REFUSALS = {"perm-fail": "550 5.1.1 No such mailbox", "temp-fail": "451 4.2.1 Try again later"}
 
 
 class MailCatcher:
@@ -18,6 +20,16 @@ class MailCatcher:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+
+    async def handle_RCPT(  # noqa: N802 - aiosmtpd's name
+        self, _server: SMTP, _session: Session, envelope: Envelope, address: str, _options: list[str]
+    ) -> str:
+        """Accept the recipient, unless it is an address that fails on purpose."""
+        mailbox, _, domain = address.partition("@")
+        if mailbox in _REFUSALS and domain.endswith(".test"):
+            return _REFUSALS[mailbox]
+        envelope.rcpt_tos.append(address)
+        return "250 2.1.5 OK"
 
     async def handle_DATA(self, _server: SMTP, _session: Session, envelope: Envelope) -> str:  # noqa: N802 - aiosmtpd's name
         """Accept the message, or answer 451, try again later, if it cannot be written."""

@@ -3,14 +3,16 @@
 import os
 import time
 
-from deploy.local import environment, example
+from deploy.local import environment
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import LOCAL, Claimed, Place, Report, claimed
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.waiting import is_interrupted
 from deploy.local.stack import running_stack
+from deploy.local.story import Story
 
 _LOOK_SECONDS = 0.5
+_OWN_VALUES = LOCAL / "own-values"  # what `. .local/env` has added to shells
 _LEFTOVER_SECONDS = 10.0  # The children of a run that was killed end on their own, and free its lock.
 
 
@@ -27,20 +29,22 @@ def main(report: Report) -> None:
 
 
 def _run(place: Place) -> None:
+    environment.forget(_OWN_VALUES)
     ports = environment.Ports(
         api=port_from("PORT", default=8000),
         worker=port_from("HEALTH_PORT", default=free_port()),
         smtp=free_port(),
     )
-    began = time.monotonic()
     with running_stack(place, ports) as stack:
-        place.report(f"\nUp after {time.monotonic() - began:.1f} seconds. Try it in another terminal:\n")
-        place.report(example.commands(".local/env", ".local/mail"))
+        environment.remember(_OWN_VALUES, stack.variables)
+        story = Story(place.folder)
         place.report(f"API at {stack.variables['BASE_URL']}, worker at {stack.variables['WORKER_URL']}.")
-        place.report("Logs are in .local/logs, e-mails in .local/mail. Ctrl-C stops everything.\n")
+        place.report("Calls to copy are in README.md. Logs are in .local/logs. Ctrl-C stops everything.\n")
         place.report("ready")
         while not is_interrupted():
             stack.look_after(place)
+            for line in story.go_on():
+                place.report(line)
             time.sleep(_LOOK_SECONDS)
         place.report("Stopping …")
     place.report("Stopped. The data is kept in .local.")

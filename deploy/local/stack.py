@@ -5,22 +5,24 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 
 from deploy.local import environment, keys
 from deploy.local.environment import Ports
 from deploy.local.errors import LocalStackError
+from deploy.local.machine import ports as tcp
 from deploy.local.machine.folders import CHECKOUT, Place
-from deploy.local.machine.ports import accepts, is_free
 from deploy.local.machine.processes import Process, Program, run_command, running, wait_for
-from deploy.local.servers import lookup
+from deploy.local.servers import clients, lookup
 from deploy.local.servers.server import Server
 
 _CONVEYANCER = "demo-conveyancer"
 _COMMAND_SECONDS = 60.0
 _READY_SECONDS = 60.0
 _TOKEN_SECONDS = 24 * 60 * 60
+_FIRST_UNPRIVILEGED = 1024
 
 
 @dataclass(frozen=True)
@@ -29,20 +31,17 @@ class Stack:
 
     variables: Mapping[str, str]
     servers: Sequence[Server]
-    mail_catcher: Process
-    restarted: Sequence[Process]  # API and worker, which users may kill to see what happens
+    processes: Sequence[Process]  # Users may kill them to see what happens.
 
     def look_after(self, place: Place) -> None:
-        """Restart API or worker if one has died. Raises LocalStackError if anything else has."""
-        for trouble in [server.trouble() for server in self.servers]:
-            if trouble:
-                raise LocalStackError(f"{trouble} Its log, if it runs here, is in {place.folder / 'logs'}.")
-        if trouble := self.mail_catcher.trouble():
-            raise LocalStackError(self.mail_catcher.describe(trouble))
-        for process in self.restarted:
+        """Restart each process that has died. Raises LocalStackError if a container has."""
+        for server in self.servers:
+            if server.process is None and (trouble := server.trouble()):
+                raise LocalStackError(f"{trouble} Run `make run` again.")
+        for process in self.processes:
             if trouble := process.trouble():
                 process.restart()
-                _write_pid(process, place)
+                _pid_file(process, place).write_text(f"{process.pid}\n")
                 place.report(f"{trouble} Started again as process {process.pid}.")
 
 
@@ -64,24 +63,36 @@ def running_stack(place: Place, ports: Ports) -> Iterator[Stack]:
         variables = environment.variables(
             place.folder, ports, database_url=postgres.url, amqp_url=rabbitmq.url
         )
+        clients.write(place, "psql", postgres)
+        rabbitmqctl = clients.write(place, "rabbitmqctl", rabbitmq)
         _run(variables, "schema", "apply")
-        wait_for(mail_catcher, lambda: accepts(ports.smtp), seconds=_READY_SECONDS)
+        wait_for(mail_catcher, lambda: tcp.accepts(ports.smtp), seconds=_READY_SECONDS)
         api = _started(parts, place, "api", ["service", "serve"], environment.of_api(variables, ports.api))
         worker = _started(parts, place, "worker", ["worker"], environment.of_worker(variables, ports.worker))
         variables |= _register_conveyancer(place, variables)
+        if rabbitmqctl:
+            variables["CALCULATOR_AMQP_URL"] = clients.account_of_calculator(place, rabbitmq.url, rabbitmqctl)
         wait_for(api, lambda: is_ready(variables["BASE_URL"]), seconds=_READY_SECONDS)
         wait_for(worker, lambda: is_ready(variables["WORKER_URL"]), seconds=_READY_SECONDS)
         parts.callback(env_file.unlink, missing_ok=True)
         environment.write(env_file, variables)
-        yield Stack(variables, (postgres, rabbitmq), mail_catcher, (api, worker))
+        servers = (postgres, rabbitmq)
+        processes = (mail_catcher, *(server.process for server in servers if server.process), api, worker)
+        for process in processes:
+            _pid_file(process, place).write_text(f"{process.pid}\n")
+            parts.callback(_pid_file(process, place).unlink, missing_ok=True)
+        yield Stack(variables, servers, processes)
 
 
 def _check_ports(ports: Ports) -> None:
     """Raise LocalStackError if a port that the user chose is in use."""
+    if ports.api == ports.worker:
+        raise LocalStackError(f"PORT and HEALTH_PORT are both {ports.api}: choose another for one of them.")
     for variable, port in (("PORT", ports.api), ("HEALTH_PORT", ports.worker)):
-        if not is_free(port):
+        if trouble := tcp.trouble(port):
+            other = port + 1 if port >= _FIRST_UNPRIVILEGED else port + 8000
             raise LocalStackError(
-                f"Port {port} is in use: choose another with {variable}={port + 1} make run."
+                f"Port {port} cannot be used ({trouble}): choose another with {variable}={other} make run."
             )
 
 
@@ -99,7 +110,7 @@ def _mail_catcher(place: Place, ports: Ports) -> Program:
 def _started(
     parts: ExitStack, place: Place, name: str, words: Sequence[str], variables: Mapping[str, str]
 ) -> Process:
-    """Start a process of the service, with its id in a file for scripts."""
+    """Start a process of the service."""
     program = Program(
         name=name,
         command=[sys.executable, "-m", *words],
@@ -108,14 +119,11 @@ def _started(
         log=place.folder / "logs" / f"{name}.log",
         stop_seconds=30.0,
     )
-    process = parts.enter_context(running(program))
-    _write_pid(process, place)
-    parts.callback((place.folder / f"{name}.pid").unlink, missing_ok=True)
-    return process
+    return parts.enter_context(running(program))
 
 
-def _write_pid(process: Process, place: Place) -> None:
-    (place.folder / f"{process.program.name}.pid").write_text(f"{process.pid}\n")
+def _pid_file(process: Process, place: Place) -> Path:
+    return place.folder / f"{process.program.log.stem}.pid"
 
 
 def _register_conveyancer(place: Place, variables: Mapping[str, str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """TCP ports of the loopback interface."""
 
+import os
 import secrets
 import socket
 from collections import deque
@@ -14,15 +15,15 @@ _TRIES = 1_000
 _claims: deque[socket.socket] = deque(maxlen=100)  # of ports that were found free last
 
 
-def is_free(port: int) -> bool:
-    """Return whether a server could listen on this port."""
+def trouble(port: int) -> str | None:
+    """Return why no server could listen on this port, or None if one could."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return os.strerror(error.errno or 0)
+    return None
 
 
 def accepts(port: int) -> bool:
@@ -55,6 +56,6 @@ def remembered_port(file: Path) -> int:
     A server that restarts on its old port keeps the URLs valid that other shells have read.
     """
     remembered = file.read_text().strip() if file.exists() else ""
-    port = int(remembered) if remembered.isdigit() and is_free(int(remembered)) else free_port()
+    port = int(remembered) if remembered.isdigit() and not trouble(int(remembered)) else free_port()
     file.write_text(f"{port}\n")
     return port

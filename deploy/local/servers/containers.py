@@ -3,7 +3,7 @@
 import hashlib
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,7 @@ class Image:
     check: Callable[[str], None]
     url: Callable[[int, str], str]
     environment: Callable[[str], Mapping[str, str]]
+    client: Sequence[str]
     hostname: str | None = None
     command: list[str] = field(default_factory=list)
 
@@ -60,6 +61,7 @@ def postgres_image(*, keep: bool) -> Image:
         check=check_postgres,
         url=lambda port, password: f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres",
         environment=lambda password: {"POSTGRES_PASSWORD": password, "PGDATA": "/var/lib/postgresql/data"},
+        client=["psql", "-U", "postgres"],
         command=["postgres", "-c", "max_connections=200", *durability],
     )
 
@@ -78,6 +80,7 @@ def rabbitmq_image() -> Image:
             "RABBITMQ_DEFAULT_PASS": password,
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-rabbit max_message_size 131072",
         },
+        client=["rabbitmqctl"],
         # A node finds its data by its name, which contains the host's.
         hostname="calculation-requests",
     )
@@ -96,7 +99,13 @@ def container(image: Image, place: Place) -> Iterator[Server]:
                 url = image.url(port, password_of(folder))
                 _start(prepared, image, url)
                 place.report(f"{image.server} runs in a container of {image.name}, port {port}.")
-                yield Server(url, lambda: _trouble(prepared, image), lambda: _last_lines(prepared, 40))
+                client = ("docker", "exec", "-i", _container_name(folder), *image.client)
+                yield Server(
+                    url,
+                    lambda: _trouble(prepared, image),
+                    lambda: _last_lines(prepared, 40),
+                    client=client,
+                )
             finally:
                 _stop(prepared, place)
 

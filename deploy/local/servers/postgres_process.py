@@ -35,7 +35,7 @@ def postgres_process(place: Place) -> Iterator[Server]:
             url = f"postgresql://postgres:{password_of(folder)}@127.0.0.1:{port}/postgres"
             wait_for(process, lambda: answers(check_postgres, url), seconds=_START_SECONDS)
             place.report(f"Postgres {_VERSION} runs on this machine, port {port}.")
-            yield Server(url, process.trouble, process.last_lines, process)
+            yield Server(url, process.trouble, process.last_lines, process, (programs / "psql", url))
 
 
 def postgres_programs() -> Path:

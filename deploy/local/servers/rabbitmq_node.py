@@ -49,7 +49,9 @@ def rabbitmq_node(place: Place, programs: Programs | None = None) -> Iterator[Se
                 wait_for(node, lambda: _speaks_amqp(port), seconds=_START_SECONDS)
                 place.report(f"RabbitMQ runs on this machine, port {port}.")
                 url = f"amqp://guest:{password_of(folder)}@127.0.0.1:{port}/"
-                yield Server(url, node.trouble, node.last_lines, node)
+                ours = environment.items() - os.environ.items()
+                client = ("env", *map("=".join, ours), programs.server.parent / "rabbitmqctl")
+                yield Server(url, node.trouble, node.last_lines, node, client)
 
 
 def _installed_programs() -> Programs | None:

@@ -1,9 +1,10 @@
 """A Postgres or RabbitMQ that answers, wherever it runs, and how to check that."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import aio_pika
 import aio_pika.exceptions
@@ -30,6 +31,7 @@ class Server:
     trouble: Callable[[], str | None] = lambda: None  # how it ended, or None while it runs
     last_lines: Callable[[], str] = lambda: ""  # of its log
     process: Process | None = None
+    client: Sequence[str | Path] = ()  # runs psql or rabbitmqctl there
 
 
 class NotHere(Exception):

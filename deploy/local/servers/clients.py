@@ -1,0 +1,54 @@
+"""The servers' own clients, psql and rabbitmqctl, and the account of a calculation team."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+from yarl import URL
+
+from deploy.local import keys
+from deploy.local.machine.folders import Place, password_of
+from deploy.local.machine.processes import run_command
+from deploy.local.servers.server import Server, answers, check_rabbitmq
+
+_IMPORT_SECONDS = 60.0
+_CALCULATOR = "calculator"
+_RIGHTS = {  # as in worker/README.md
+    "configure": r"^calculator(\..+)?$",
+    "write": r"^(calculations|calculator(\..+)?)$",
+    "read": r"^(calculation-requests|calculator(\..+)?)$",
+}
+
+
+def write(place: Place, name: str, server: Server) -> Path | None:
+    """Write the script `bin/NAME`, which runs the client at *server*, unless the server is the user's own."""
+    script = place.folder / "bin" / name
+    script.parent.mkdir(exist_ok=True)
+    script.unlink(missing_ok=True)
+    if not server.client:
+        return None
+    keys.write_private(script, f'#!/bin/sh\nexec {shlex.join(map(str, server.client))} "$@"\n')
+    script.chmod(0o700)
+    return script
+
+
+def account_of_calculator(place: Place, amqp_url: str, rabbitmqctl: Path) -> str:
+    """Make the account `calculator`, unless it exists, and return its URL."""
+    folder = place.folder / _CALCULATOR
+    folder.mkdir(exist_ok=True)
+    password = password_of(folder)
+    url = str(URL(amqp_url).with_user(_CALCULATOR).with_password(password))
+    if not answers(check_rabbitmq, url):
+        user = {"name": _CALCULATOR, "password": password, "tags": ""}
+        permissions = {"user": _CALCULATOR, "vhost": "/", **_RIGHTS}
+        definitions = folder / "definitions.json"
+        keys.write_private(definitions, json.dumps({"users": [user], "permissions": [permissions]}))
+        run_command(
+            "rabbitmqctl import_definitions",
+            ["sh", "-c", '"$0" import_definitions <"$1"', rabbitmqctl, definitions],
+            environment=os.environ,
+            folder=folder,
+            seconds=_IMPORT_SECONDS,
+        )
+    return url
