@@ -140,3 +140,5 @@ if __name__ == "__main__":
         print(unpacked(sys.argv[1], report=lambda line: print(line, file=sys.stderr)))
     except LocalStackError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
