@@ -85,10 +85,12 @@ def running_stack(place: Place, ports: Ports) -> Iterator[Stack]:
 
 
 def _check_ports(ports: Ports) -> None:
-    """Raise LocalStackError if a port that the user chose is in use."""
-    if ports.api == ports.worker:
-        raise LocalStackError(f"PORT and HEALTH_PORT are both {ports.api}: choose another for one of them.")
+    """Raise LocalStackError if a port that the user chose cannot be used."""
+    chosen: dict[int, str] = {}
     for variable, port in (("PORT", ports.api), ("HEALTH_PORT", ports.worker)):
+        if port in chosen:
+            raise LocalStackError(f"{chosen[port]} and {variable} are both {port}: change one of them.")
+        chosen[port] = variable
         if trouble := tcp.trouble(port):
             other = port + 1 if port >= _FIRST_UNPRIVILEGED else port + 8000
             raise LocalStackError(

@@ -14,7 +14,10 @@ PYTHON = """#!/bin/sh
 case "$*" in
 --version) echo Python 3.11.7 ;;
 *"-m venv"*) mkdir -p .venv/bin .venv/lib/python3/site-packages; cp "$0" .venv/bin/python ;;
-*"pip install"*) echo 'Collecting one (from -r locks)'; echo 'Collecting two (from -r locks)'; mkdir .venv/lib/python3/site-packages/one.dist-info
+*"pip install"*)
+    echo 'Collecting one (from -r locks)'
+    echo 'Collecting two (from -r locks)'
+    mkdir .venv/lib/python3/site-packages/one.dist-info
     trap 'echo Traceback >&2; exit 2' INT; while :; do sleep 0.1; done ;;
 esac
 """

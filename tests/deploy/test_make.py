@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from deploy.local import environment
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.packages import PACKAGES
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, run_command, running, wait_for
 from deploy.local.machine.waiting import wait_until
+from deploy.local.servers.server import answers, check_rabbitmq
+from deploy.local.stack import is_ready
 from tests.deploy.pages import code_blocks
 
 MAKE = ("make", "--assume-old", ".venv/installed")
@@ -40,12 +43,12 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def make_run(checkout: Path) -> Iterator[None]:
+def make_run(checkout: Path, **variables: str) -> Iterator[None]:
     """Keep `make run` running until the end of the block, and stop it with Ctrl-C."""
     program = Program(
         name="make run",
         command=[*MAKE, "run"],
-        environment=os.environ,
+        environment={**os.environ, **variables},
         folder=checkout,
         log=checkout / "run.log",
     )
@@ -63,18 +66,26 @@ def run(checkout: Path, *command: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_stack_answers_the_printed_calls_and_keeps_its_data_until_it_is_cleaned(checkout):
-    block = code_blocks(CHECKOUT / "README.md", "Two commands", "sh")[-1].partition("sleep 1;")[0]
+def test_stack_answers_restarts_its_servers_and_keeps_its_data_until_it_is_cleaned(checkout):
+    block = code_blocks(CHECKOUT / "README.md", "Two commands", "sh")[-1]
     with make_run(checkout):
         printed = run(checkout, "sh", "-euc", block)
-        assert wait_until(lambda: bool(list((checkout / ".local" / "mail").glob("*.eml"))), seconds=60)
-    created = json.JSONDecoder().raw_decode(printed)[0]["data"]
-    with make_run(checkout):
+        created = json.JSONDecoder().raw_decode(printed)[0]["data"]
+        e_mailed = f"{created['uuid']}: e-mailed, "
+        assert wait_until(lambda: e_mailed in (checkout / "run.log").read_text(), seconds=60)
+        stored = run(checkout, ".local/bin/psql", "-Atc", "SELECT count(*) FROM calculation_request")
+        terminal = environment.read(checkout / ".local" / "env")
+    with make_run(checkout, **terminal):
+        for server in ("postgres", "rabbitmq"):
+            os.kill(int((checkout / ".local" / f"{server}.pid").read_text()), signal.SIGKILL)
+        assert wait_until(lambda: answers(check_rabbitmq, terminal["CALCULATOR_AMQP_URL"]), seconds=60)
+        assert wait_until(lambda: is_ready(terminal["BASE_URL"]), seconds=60)
         found = json.loads(run(checkout, "sh", "-euc", RETRIEVE.format(created["uuid"])))["data"]
         steps = [line.partition(":")[0] for line in run(checkout, *MAKE, "demo").splitlines()]
     cleaned = run(checkout, *MAKE, "clean")
 
-    assert printed.count('"status":{"code":200,"message":"OK"}') == 2
+    assert stored == "1"
+    assert printed.count('"status":{"code":200,"message":"OK"}') == 3
     assert (found["uuid"], found["secret"]) == (created["uuid"], created["secret"])
     assert steps == ["stored", "e-mailed", "calculated"]
     assert "Removed .local." in cleaned

@@ -1,6 +1,10 @@
 """`make run` without its servers: its errors, its keys, and the environment of its processes."""
 
+import json
 import os
+import re
+import signal
+import smtplib
 import socket
 import stat
 import subprocess
@@ -8,12 +12,25 @@ import sys
 
 import pytest
 
-from deploy.local import environment, keys, stack
+from deploy.local import clean, environment, keys, stack
 from deploy.local.environment import Ports
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
+from deploy.local.machine.processes import Program, running
+from deploy.local.machine.waiting import wait_until
 from deploy.local.run import port_from
+from deploy.local.servers import clients
+from deploy.local.servers.server import Server
+from deploy.local.stack import Stack
+from deploy.local.story import Story
+from tests.deploy.mail_catching import mail_catcher
+from tests.deploy.pages import WORKER, code_blocks
+
+SERVED = {"event": "request_served", "method": "POST", "status": 200, "uuid": "req_1"}
+SENT = {"event": "email_handled", "outcome": "sent", "smtp_code": 250, "uuid": "req_1"}
+REFUSED = SENT | {"outcome": "failed", "smtp_code": 550, "uuid": "req_2"}
+CALCULATED = {"event": "message_handled", "calculation_id": "calc_1", "uuid": "req_1"}
 
 AWKWARD = {
     "PLAIN": "value",
@@ -34,7 +51,98 @@ def test_port_in_use_is_one_line_that_says_what_to_do(place):
         with pytest.raises(LocalStackError) as refusal, stack.running_stack(place, ports):
             pass
 
-    assert str(refusal.value) == f"Port {port} is in use: choose another with PORT={port + 1} make run."
+    assert str(refusal.value) == (
+        f"Port {port} cannot be used (Address already in use): choose another with PORT={port + 1} make run."
+    )
+
+
+def test_two_equal_ports_are_refused(place):
+    port = free_port()
+    ports = Ports(api=port, worker=port, smtp=free_port())
+
+    with pytest.raises(LocalStackError, match=f"PORT and HEALTH_PORT are both {port}"):
+        stack.running_stack(place, ports).__enter__()
+
+
+def test_process_that_died_is_started_again_and_a_container_that_died_ends_the_run(place, reports):
+    place.folder.mkdir()
+    program = Program(
+        name="Postgres server",
+        command=["sleep", "60"],
+        environment=os.environ,
+        folder=place.folder,
+        log=place.folder / "postgres.log",
+    )
+    with running(program) as process:
+        process.send_signal(signal.SIGKILL)
+        assert wait_until(lambda: process.trouble() is not None, seconds=30)
+        Stack({}, [], [process]).look_after(place)
+        assert process.trouble() is None
+        assert (place.folder / "postgres.pid").read_text() == f"{process.pid}\n"
+
+    assert reports == [f"The Postgres server was killed by SIGKILL. Started again as process {process.pid}."]
+    container = Server("postgresql://", trouble=lambda: "The Postgres container was removed.")
+    with pytest.raises(LocalStackError, match=r"removed\. Run `make run` again\."):
+        Stack({}, [container], []).look_after(place)
+
+
+def test_terminal_that_has_read_the_addresses_of_a_run_can_start_the_next_one(tmp_path, monkeypatch):
+    made = {"AMQP_URL": "amqp://made-here", "MAIL_FROM": "me@example.com"}
+    monkeypatch.setenv("MAIL_FROM", "me@example.com")  # the user's own
+    environment.remember(tmp_path / "own-values", made)
+    for name, value in made.items():
+        monkeypatch.setenv(name, value)
+
+    environment.forget(tmp_path / "own-values")
+
+    assert "AMQP_URL" not in os.environ
+    assert os.environ["MAIL_FROM"] == "me@example.com"
+
+
+def test_terminal_shows_each_request_email_and_calculation_once(tmp_path):
+    (tmp_path / "mail").mkdir()
+    (tmp_path / "logs").mkdir()
+    mail = tmp_path / "mail" / "1.eml"
+    mail.write_text("Message-ID: <req_1.request.created.1@example.com>")
+    api, worker = (tmp_path / "logs" / name for name in ("api.log", "worker.log"))
+    api.write_text("Traceback\n" + json.dumps(SERVED) + "\n" + json.dumps(SERVED | {"method": "GET"}) + "\n")
+    worker.write_text(json.dumps(SENT) + "\n" + json.dumps(CALCULATED)[:20])
+    story = Story(tmp_path)
+
+    told = list(story.go_on())
+    with worker.open("a") as log:
+        log.write(json.dumps(CALCULATED)[20:] + "\n" + json.dumps(REFUSED) + "\n")
+
+    assert told == ["req_1: stored", f"req_1: e-mailed, {mail}"]
+    assert list(story.go_on()) == ["req_1: calculated, calc_1", "req_2: e-mail failed, reply 550"]
+    assert list(story.go_on()) == []
+
+
+def test_two_addresses_are_refused_by_the_mail_server(tmp_path):
+    with mail_catcher(tmp_path) as port, smtplib.SMTP("127.0.0.1", port) as client:
+        client.ehlo()
+        client.mail("from@example.com")
+        mailboxes = ("perm-fail", "temp-fail", "ada")
+        replies = [client.rcpt(f"{mailbox}@example.test")[0] for mailbox in mailboxes]
+
+    assert replies == [550, 451, 250]
+
+
+def test_account_that_is_made_has_the_rights_on_the_page():
+    page = code_blocks(WORKER, "First queue to first calculation", "sh")[-1]
+
+    assert re.findall(r"'(\^.*?)'", page) == list(clients.RIGHTS.values())
+
+
+def test_clean_does_not_say_that_it_removed_what_it_could_not(tmp_path, monkeypatch, reports):
+    file = tmp_path / "not-a-folder"
+    file.touch()
+    monkeypatch.setattr(clean, "LOCAL", file)
+
+    with pytest.raises(NotADirectoryError):
+        clean.main(reports.append)
+
+    assert reports == []
 
 
 @pytest.mark.parametrize("value", ["abc", "0", "65536", "-1", "80.5"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from os import environ
 
 from aio_pika import Message, connect
@@ -13,11 +14,15 @@ async def main() -> None:
         queue = await channel.declare_queue("calculator", durable=True, arguments={"x-queue-type": "quorum"})
         await queue.bind("calculation-requests", "request.created")
         calculations = await channel.get_exchange("calculations")
+        print("Waiting for requests. Ctrl-C ends this program.")
         async for event in queue.iterator():
             uuid = json.loads(event.body)["data"]["uuid"]
             calculation = json.dumps({"request_uuid": uuid, "calculation_id": f"calc_{uuid}"})
-            await calculations.publish(Message(calculation.encode()), "calculation.created")
+            trace = {name: value for name, value in event.headers.items() if name == "traceparent"}
+            await calculations.publish(Message(calculation.encode(), headers=trace), "calculation.created")
             await event.ack()
+            print(f"sent calc_{uuid}")
 
 
-asyncio.run(main())
+with suppress(KeyboardInterrupt):
+    asyncio.run(main())

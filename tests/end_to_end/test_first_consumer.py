@@ -1,6 +1,7 @@
 """The first program of a calculation team, which worker/README.md quotes, and the account that it needs."""
 
 import asyncio
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -90,11 +91,16 @@ async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
         async with started(consumer, ready=False):
             await eventually(lambda: has_its_calculation(second))
             await eventually(lambda: {"request.email_sent", "request.calculated"} <= subscriber.types(second))
+            assert len({event["traceparent"][3:35] for event in subscriber.about(second)}) == 1
             replay = ("worker", "outbox", "replay", "--from", "2020-01-01T00:00:00Z")
             await run(*replay, environment=bare_environment(DATABASE_URL=database_url))
             await eventually(lambda: has_at_least(4, calculations.name))
             await eventually(lambda: holds(channel, topology.CALCULATION_RESULTS.name, 0))
+            consumer.running.send_signal(signal.SIGINT)
+            status = await consumer.exit_status()
 
+    assert (status, f"\nsent calc_{second}\n" in consumer.output) == (0, True)
+    assert "Traceback" not in consumer.output
     assert await holds(channel, topology.CALCULATION_RESULTS.dead_letters, 0)
     assert len(subscriber.event_ids) == 6
 

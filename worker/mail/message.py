@@ -67,16 +67,18 @@ def compose(
     """
     words = _Words.of(request)
     firm = " ".join(firm.split())
+    subject = f"Your Stamp Duty Land Tax calculation for {firm}"
     fields = {
         "Message-ID": f"<{key}@{sender.address.rpartition('@')[2]}>",
         "Date": format_datetime(date),
         "From": mime.mailbox("From", sender.display_name, sender.address),
         "To": mime.mailbox("To", _in_header(words.customer), in_ascii(request.customer_email)),
         "Reply-To": mime.mailbox("Reply-To", _in_header(words.sender), in_ascii(request.sender_email)),
-        "Subject": mime.words("Subject", _literal(f"Your Stamp Duty Land Tax calculation for {firm}")),
+        "Subject": mime.words("Subject", _literal(subject)),
         "Auto-Submitted": "auto-generated",
     }
-    return mime.multipart(fields, text=_text(words, firm, request_url), html=_html(words, firm, request_url))
+    page = _html(words, subject, firm, request_url)
+    return mime.multipart(fields, text=_text(words, firm, request_url), html=page)
 
 
 class _Words(msgspec.Struct, frozen=True):
@@ -139,23 +141,23 @@ not forward it. If you have any questions, reply to this e-mail and
 """
 
 
-def _html(words: _Words, firm: str, request_url: str) -> str:
+def _html(words: _Words, subject: str, firm: str, request_url: str) -> str:
     details = "".join(f"<br>\n{html.escape(line)}" for line in words.details)
     url = html.escape(request_url)
     return f"""\
 <!doctype html>
 <html lang="en">
+<head><title>{html.escape(subject)}</title></head>
 <body style="font-family: sans-serif; line-height: 1.5">
 <p>{html.escape(words.greeting)}</p>
 <p>{html.escape(firm)} has asked us to work out the Stamp Duty Land Tax on your property
 purchase.{details}</p>
 <p>Please answer a few questions about the purchase here:</p>
-<p><a href="{url}">
+<p><a href="{url}" style="word-break: break-all">
 {url}
 </a></p>
 <p>This link is yours alone: anyone who has it can see your answers, so please do not forward it. If you have
-any questions, reply to this e-mail and {html.escape(words.sender or firm)} will get your
-message.</p>
+any questions, reply to this e-mail and {html.escape(words.sender or firm)} will get your message.</p>
 </body>
 </html>
 """

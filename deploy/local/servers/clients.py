@@ -14,7 +14,7 @@ from deploy.local.servers.server import Server, answers, check_rabbitmq
 
 _IMPORT_SECONDS = 60.0
 _CALCULATOR = "calculator"
-_RIGHTS = {  # as in worker/README.md
+RIGHTS = {  # as in worker/README.md
     "configure": r"^calculator(\..+)?$",
     "write": r"^(calculations|calculator(\..+)?)$",
     "read": r"^(calculation-requests|calculator(\..+)?)$",
@@ -41,7 +41,7 @@ def account_of_calculator(place: Place, amqp_url: str, rabbitmqctl: Path) -> str
     url = str(URL(amqp_url).with_user(_CALCULATOR).with_password(password))
     if not answers(check_rabbitmq, url):
         user = {"name": _CALCULATOR, "password": password, "tags": ""}
-        permissions = {"user": _CALCULATOR, "vhost": "/", **_RIGHTS}
+        permissions = {"user": _CALCULATOR, "vhost": "/", **RIGHTS}
         definitions = folder / "definitions.json"
         keys.write_private(definitions, json.dumps({"users": [user], "permissions": [permissions]}))
         run_command(

@@ -23,6 +23,10 @@ def test_link_is_on_a_line_of_its_own(first_name):
     assert body(message, "html").splitlines().count(URL) == 1
 
 
+def test_link_is_broken_at_the_edge_of_a_narrow_screen():
+    assert f'<a href="{URL}" style="word-break: break-all">' in body(received(compose()), "html")
+
+
 def test_link_is_not_encoded_on_the_wire_when_the_text_is_ascii():
     assert f"\r\n{URL}\r\n".encode() in compose()
 
@@ -72,7 +76,9 @@ def test_subject_and_first_sentence_name_the_registered_conveyancer(firm):
     message = received(compose(firm))
 
     name = " ".join(firm.split())
-    assert squeezed(message["Subject"]) == squeezed(f"Your Stamp Duty Land Tax calculation for {name}")
+    subject = f"Your Stamp Duty Land Tax calculation for {name}"
+    assert squeezed(message["Subject"]) == squeezed(subject)
+    assert f"<title>{html.escape(subject)}</title>" in body(message, "html")
     for kind in ("plain", "html"):
         assert html.unescape(body(message, kind)).count(f"{name} has asked us to work out") == 1
 
