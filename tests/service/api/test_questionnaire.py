@@ -1,5 +1,7 @@
 """The questionnaire: its file against the table of the interface, its loader, its ETag."""
 
+import re
+
 import pytest
 
 from service.api.questionnaire import load
@@ -57,13 +59,14 @@ def test_questions_are_those_of_the_interface_in_its_order():
     assert table == INTERFACE
 
 
-def test_no_text_is_empty_or_has_surrounding_space():
+def test_no_text_is_empty_has_surrounding_space_or_speaks_to_the_buyer():
     questions = load().questionnaire
     options = [option for question in questions for option in question.response_options or ()]
     texts = [text for question in questions for text in (question.question, question.info)]
     texts += [option.name for option in options]
 
     assert [text for text in texts if not text or text != text.strip()] == []
+    assert [text for text in texts if re.search(r"\byou", text, re.IGNORECASE)] == []  # always "the buyer"
 
 
 async def test_questions_that_the_caller_already_has_are_not_sent_again(shared_client):
