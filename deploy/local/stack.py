@@ -71,7 +71,7 @@ def running_stack(place: Place, ports: Ports) -> Iterator[Stack]:
         worker = _started(parts, place, "worker", ["worker"], environment.of_worker(variables, ports.worker))
         variables |= _register_conveyancer(place, variables)
         if rabbitmqctl:
-            variables["CALCULATOR_AMQP_URL"] = clients.account_of_calculator(place, rabbitmq.url, rabbitmqctl)
+            variables |= clients.account_of_calculator(place, rabbitmq.url, rabbitmqctl)
         wait_for(api, lambda: is_ready(variables["BASE_URL"]), seconds=_READY_SECONDS)
         wait_for(worker, lambda: is_ready(variables["WORKER_URL"]), seconds=_READY_SECONDS)
         parts.callback(env_file.unlink, missing_ok=True)

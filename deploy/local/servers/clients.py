@@ -8,6 +8,7 @@ from pathlib import Path
 from yarl import URL
 
 from deploy.local import keys
+from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import Place, password_of
 from deploy.local.machine.processes import run_command
 from deploy.local.servers.server import Server, answers, check_rabbitmq
@@ -33,8 +34,8 @@ def write(place: Place, name: str, server: Server) -> Path | None:
     return script
 
 
-def account_of_calculator(place: Place, amqp_url: str, rabbitmqctl: Path) -> str:
-    """Make the account `calculator`, unless it exists, and return its URL."""
+def account_of_calculator(place: Place, amqp_url: str, rabbitmqctl: Path) -> dict[str, str]:
+    """Make the account `calculator`, unless it exists, and return its URL as CALCULATOR_AMQP_URL."""
     folder = place.folder / _CALCULATOR
     folder.mkdir(exist_ok=True)
     password = password_of(folder)
@@ -44,11 +45,12 @@ def account_of_calculator(place: Place, amqp_url: str, rabbitmqctl: Path) -> str
         permissions = {"user": _CALCULATOR, "vhost": "/", **RIGHTS}
         definitions = folder / "definitions.json"
         keys.write_private(definitions, json.dumps({"users": [user], "permissions": [permissions]}))
-        run_command(
-            "rabbitmqctl import_definitions",
-            ["sh", "-c", '"$0" import_definitions <"$1"', rabbitmqctl, definitions],
-            environment=os.environ,
-            folder=folder,
-            seconds=_IMPORT_SECONDS,
-        )
-    return url
+        importing = ["sh", "-c", '"$0" import_definitions <"$1"', rabbitmqctl, definitions]
+        try:
+            run_command(
+                "rabbitmqctl", importing, environment=os.environ, folder=folder, seconds=_IMPORT_SECONDS
+            )
+        except LocalStackError as error:  # For example, the command `docker` is not installed.
+            place.report(f"The account {_CALCULATOR} cannot be made: {error}")
+            return {}
+    return {"CALCULATOR_AMQP_URL": url}
