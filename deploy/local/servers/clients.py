@@ -45,7 +45,7 @@ def account_of_calculator(place: Place, amqp_url: str, rabbitmqctl: Path) -> dic
         permissions = {"user": _CALCULATOR, "vhost": "/", **RIGHTS}
         definitions = folder / "definitions.json"
         keys.write_private(definitions, json.dumps({"users": [user], "permissions": [permissions]}))
-        importing = ["sh", "-c", '"$0" import_definitions <"$1"', rabbitmqctl, definitions]
+        importing = ["sh", "-c", '"$0" import_definitions <"$1"', str(rabbitmqctl), str(definitions)]
         try:
             run_command(
                 "rabbitmqctl", importing, environment=os.environ, folder=folder, seconds=_IMPORT_SECONDS

@@ -50,7 +50,7 @@ def rabbitmq_node(place: Place, programs: Programs | None = None) -> Iterator[Se
                 place.report(f"RabbitMQ runs on this machine, port {port}.")
                 url = f"amqp://guest:{password_of(folder)}@127.0.0.1:{port}/"
                 ours = environment.items() - os.environ.items()
-                client = ("env", *map("=".join, ours), programs.server.parent / "rabbitmqctl")
+                client = ("env", *map("=".join, ours), str(programs.server.parent / "rabbitmqctl"))
                 yield Server(url, node.trouble, node.last_lines, node, client)
 
 
