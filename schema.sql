@@ -25,7 +25,8 @@ SELECT id, name, charges_calculation_fee
 CREATE TABLE api_key (
     prefix         text PRIMARY KEY,
     key_sha256     bytea NOT NULL UNIQUE,
-    conveyancer_id text NOT NULL REFERENCES conveyancer (id),
+    client         text NOT NULL,   -- the program that sends the key
+    conveyancer_id text REFERENCES conveyancer (id), -- while this firm is disabled, the key is refused
     created_at     timestamptz NOT NULL DEFAULT now(),
     revoked_at     timestamptz
 );
@@ -69,6 +70,10 @@ CREATE INDEX calculation_request_listing ON calculation_request (conveyancer_id,
 -- For listing a conveyancer's requests with a given external_id.
 CREATE INDEX calculation_request_external_id
     ON calculation_request (conveyancer_id, external_id, id) WHERE external_id IS NOT NULL;
+
+-- For listing a conveyancer's requests with a calculation, in the order of their changes.
+CREATE INDEX calculation_request_changes
+    ON calculation_request (conveyancer_id, updated_at, id) WHERE calculation_id IS NOT NULL;
 
 -- Allows each conveyancer to use an idempotency key only once.
 CREATE UNIQUE INDEX calculation_request_idempotency_key

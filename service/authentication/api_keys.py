@@ -1,4 +1,4 @@
-"""The API keys of law firms."""
+"""The API keys of clients, each of a law firm or of none."""
 
 import hashlib
 import re
@@ -19,18 +19,22 @@ def looks_like_api_key(token: str) -> bool:
     return _API_KEY.fullmatch(token) is not None
 
 
-async def create(connection: Connection, conveyancer_id: str) -> str:
-    """Return a new API key, `cr_<prefix>_<secret>`. Only its hash is stored, so it cannot be shown again."""
+async def create(connection: Connection, client: str, conveyancer_id: str | None = None) -> str:
+    """Return a new API key, `cr_<prefix>_<secret>`. Only its hash is stored, so it cannot be shown again.
+
+    With *conveyancer_id*, the key is refused while this firm is disabled. Raises UnknownConveyancer.
+    """
     prefix = secrets.token_hex(6)
     api_key = f"cr_{prefix}_{secrets.token_urlsafe(32)}"
     try:
         await connection.execute(
             """
-            INSERT INTO api_key (prefix, key_sha256, conveyancer_id)
-            VALUES ($1, $2, $3)
+            INSERT INTO api_key (prefix, key_sha256, client, conveyancer_id)
+            VALUES ($1, $2, $3, $4)
             """,
             prefix,
             _sha256(api_key),
+            client,
             conveyancer_id,
         )
     except asyncpg.ForeignKeyViolationError:
@@ -57,34 +61,35 @@ class ApiKey(msgspec.Struct, frozen=True):
     """What is stored about an API key, except for its hash."""
 
     prefix: str
-    conveyancer_id: str
+    client: str
+    conveyancer_id: str | None
     created_at: datetime
     revoked_at: datetime | None
 
 
 async def list_all(connection: Connection) -> list[ApiKey]:
-    """Return every API key, revoked ones included, by conveyancer and age."""
+    """Return every API key, revoked ones included, by client and age."""
     rows = await connection.fetch(
         """
-        SELECT prefix, conveyancer_id, created_at, revoked_at
+        SELECT prefix, client, conveyancer_id, created_at, revoked_at
           FROM api_key
-         ORDER BY conveyancer_id, created_at, prefix
+         ORDER BY client, created_at, prefix
         """
     )
     return [ApiKey(**row) for row in rows]
 
 
 async def is_valid(connection: Connection, api_key: str) -> bool:
-    """Whether the API key was issued and not revoked, and its firm may use the service."""
+    """Whether the API key was issued and not revoked, and its firm, if any, may use the service."""
     found: bool = await connection.fetchval(
         """
         SELECT EXISTS (
             SELECT
               FROM api_key
-              JOIN active_conveyancer AS conveyancer
-                ON conveyancer.id = api_key.conveyancer_id
              WHERE key_sha256 = $1
                AND revoked_at IS NULL
+               AND (conveyancer_id IS NULL
+                    OR conveyancer_id IN (SELECT id FROM active_conveyancer))
         )
         """,
         _sha256(api_key),

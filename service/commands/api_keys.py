@@ -10,19 +10,23 @@ api_key = click.Group("api-key", help="The keys that give access to the question
 
 
 @api_key.command()
-@click.argument("conveyancer_id", metavar="CONVEYANCER", type=line)
+@click.argument("client", type=line)
+@click.option("--conveyancer", metavar="ID", type=line, help="Refuse the key while this firm is disabled.")
 @answering
-async def create(conveyancer_id: str) -> Answer:
-    """Create an API key and print it. It cannot be shown again."""
+async def create(client: str, conveyancer: str | None) -> Answer:
+    """Create an API key for a client and print it. It cannot be shown again.
+
+    CLIENT is a name for the program that will send the key.
+    """
     async with postgres() as connection, connections.bounded_transaction(connection):
-        key = await api_keys.create(connection, conveyancer_id)
+        key = await api_keys.create(connection, client, conveyancer)
     return Answer({"key": key}, key)
 
 
 @api_key.command("list")
 @answering
 async def list_keys() -> Answer:
-    """Show the prefix and conveyancer of every API key, and when it was created and revoked."""
+    """Show the prefix, client and firm of every API key, and when it was created and revoked."""
     async with postgres() as connection:
         return Answer.listing(await api_keys.list_all(connection))
 

@@ -21,6 +21,7 @@ async def statuses(client: httpx.AsyncClient, uuid: str) -> set[int]:
         await client.get(f"/v1/request/{uuid}"),
         await client.get("/v1/request"),
         await client.get("/v1/request", params={"external_id": "case-1"}),
+        await client.get("/v1/request", params={"updated_since": "2026-03-02T09:30:00Z"}),
         await client.get(f"/v1/request/{uuid}/events"),
     ]
     return {answer.status_code for answer in answers}
@@ -28,7 +29,8 @@ async def statuses(client: httpx.AsyncClient, uuid: str) -> set[int]:
 
 async def test_disabled_firm_is_refused_at_once_and_served_when_enabled(environment, client, database):
     created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
-    api_key = (await run("service", "api-key", "create", CONVEYANCER, environment=environment)).output.strip()
+    create = ("service", "api-key", "create", "crm", "--conveyancer", CONVEYANCER)
+    api_key = (await run(*create, environment=environment)).output.strip()
     before = await statuses(client, created["uuid"])
 
     disabled = await run("service", "conveyancer", "disable", CONVEYANCER, environment=environment)
@@ -91,8 +93,11 @@ async def test_conveyancer_is_added_and_changed_which_is_listed_and_on_record(en
     ]
 
 
-async def test_api_key_opens_the_questionnaire_until_it_is_revoked(environment, client):
-    created = await run("service", "api-key", "create", CONVEYANCER, environment=environment)
+async def test_api_key_without_a_firm_opens_the_questionnaire_until_it_is_revoked(
+    environment, client, database
+):
+    created = await run("service", "api-key", "create", "our-page", environment=environment)
+    await database.execute("UPDATE conveyancer SET disabled_at = now()")
     key = created.output.strip()
     opened = await client.get(STRUCTURE, headers=bearer(key))
     prefix = key.split("_")[1]
@@ -100,7 +105,7 @@ async def test_api_key_opens_the_questionnaire_until_it_is_revoked(environment, 
     closed = await client.get(STRUCTURE, headers=bearer(key))
     listed = await run("service", "api-key", "list", environment=environment)
 
-    assert listed.output.splitlines()[1].split()[:2] == [prefix, CONVEYANCER]
+    assert listed.output.splitlines()[1].split()[:2] == [prefix, "our-page"]
     assert len(A_TIME.findall(listed.output)) == 2
     assert key not in listed.output
     assert (created.status, revoked.status) == (0, 0)
