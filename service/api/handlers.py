@@ -56,13 +56,18 @@ async def create_request(request: ApiRequest[Caller]) -> Response:
 
 @get("/v1/request", before_request=admission.requires(READ))
 async def list_requests(request: ApiRequest[Caller]) -> Response:
-    """List the caller's requests, newest first."""
+    """List the caller's requests, newest first.
+
+    With `updated_since`, only requests that have a calculation and were changed since, oldest change first.
+    After the last page, ask again with its `next_updated_since`, to miss no change.
+    """
     resources = request.resources
     listing = list_query.parse_listing(request.scope["query_string"])
     conveyancer_id = request.user.conveyancer_id
     async with resources.connection() as connection:
-        found, next_cursor = await reading.read_page(connection, listing, conveyancer_id=conveyancer_id)
-    return envelope.ok(CalculationRequestPage(resources.listed(found), next_cursor))
+        page = await reading.read_page(connection, listing, conveyancer_id=conveyancer_id)
+    next_cursor = list_query.cursor_of(page.next)
+    return envelope.ok(CalculationRequestPage(resources.listed(page.requests), next_cursor, page.horizon))
 
 
 @route("/v1/request", http_method=HttpMethod.OPTIONS)

@@ -2,7 +2,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from urllib.parse import parse_qsl
 from uuid import UUID
@@ -13,22 +15,27 @@ from service import text_rules
 from service.api.envelope import FieldError
 from service.api.errors import Failure, InvalidSubmission
 from service.api.request_body import UNKNOWN_FIELDS_NAMED
-from service.calculation_requests.model import RetrievedCalculationRequest
-from service.calculation_requests.reading import Listing
+from service.calculation_requests.model import Instant, RetrievedCalculationRequest
+from service.calculation_requests.reading import Change, Listing, Newest, Place
 from service.identifiers import parse_uuid, uuid_of
 
 DEFAULT_LIMIT = 20
 LARGEST_LIMIT = 100
-_NEWEST = uuid_of(UUID(int=2**128 - 1))  # no request is newer
+_NEWEST = Newest(UUID(int=2**128 - 1))  # no request is newer
+_CHANGE = re.compile(r"([0-9]{1,10})\.(req_\w{22})", re.ASCII)  # the cursor of a Change, in seconds
 _PARAMETER = re.compile(r"[^&]+")
 _LONGEST_INTEGER = 18  # digits, as in int64; int() rejects thousands of digits
 
 
 class CalculationRequestPage(msgspec.Struct, frozen=True):
-    """A page of the list; `next_cursor` leads to the next one, and is null on the last."""
+    """A page of the list; `next_cursor` leads to the next one, and is null on the last.
+
+    The last page of changes has `next_updated_since`, with which to ask for later changes.
+    """
 
     requests: list[RetrievedCalculationRequest]
     next_cursor: str | None
+    next_updated_since: Instant | None
 
 
 def parse_listing(query_string: bytes) -> Listing:
@@ -44,16 +51,49 @@ def parse_listing(query_string: bytes) -> Listing:
     failures: dict[str, Failure | None] = dict.fromkeys(
         unknown, ("unknown_field", "There is no such parameter: check its name.")
     )
-    for name, check in _CHECKS.items():
+    checks = _CHECKS_OF_CHANGES if "updated_since" in values else _CHECKS
+    for name, check in checks.items():
         if times[name] > 1:
             failures[name] = "repeated", "This parameter was sent more than once: send it once."
         elif name in values:
             failures[name] = check(values[name])
     errors = [FieldError(*failure, name, None) for name, failure in sorted(failures.items()) if failure]
-    before = parse_uuid(values.get("cursor", _NEWEST))
-    if errors or before is None:
+    after = _parse_place(values)
+    if errors or after is None:
         raise InvalidSubmission(errors)
-    return Listing(values.get("external_id"), int(values.get("limit", DEFAULT_LIMIT)), before)
+    return Listing(values.get("external_id"), int(values.get("limit", DEFAULT_LIMIT)), after)
+
+
+def cursor_of(place: Place | None) -> str | None:
+    """Return the cursor of the page after this place."""
+    if isinstance(place, Change):
+        return f"{place.updated_at.timestamp():.0f}.{uuid_of(place.id)}"
+    return place and uuid_of(place.id)
+
+
+def _parse_place(values: Mapping[str, str]) -> Place | None:
+    cursor, since = values.get("cursor"), values.get("updated_since")
+    if since is None:
+        return _NEWEST if cursor is None else _parse_newest(cursor)
+    return _parse_since(since) if cursor is None else _parse_change(cursor)
+
+
+def _parse_since(text: str) -> Change | None:
+    try:
+        return Change(msgspec.convert(text, Instant).astimezone(UTC), UUID(int=0))  # No id is lower.
+    except (msgspec.ValidationError, OverflowError):
+        return None
+
+
+def _parse_newest(cursor: str) -> Newest | None:
+    request_id = parse_uuid(cursor)
+    return Newest(request_id) if request_id else None
+
+
+def _parse_change(cursor: str) -> Change | None:
+    match = _CHANGE.fullmatch(cursor)
+    request_id = match and parse_uuid(match[2])
+    return Change(datetime.fromtimestamp(int(match[1]), UTC), request_id) if match and request_id else None
 
 
 def _check_external_id(value: str) -> Failure | None:
@@ -71,15 +111,26 @@ def _check_limit(value: str) -> Failure | None:
     return None
 
 
-def _check_cursor(value: str) -> Failure | None:
-    if parse_uuid(value) is None:
-        return "invalid_cursor", "Expected the next_cursor of an earlier page."
+def _check_since(value: str) -> Failure | None:
+    if _parse_since(value) is None:
+        return "invalid_type", "Expected a time with its zone, such as 2026-03-02T09:30:00Z."
+    return None
+
+
+def _check_cursor(parse: Callable[[str], Place | None], value: str) -> Failure | None:
+    if parse(value) is None:
+        return "invalid_cursor", "Expected the next_cursor of an earlier page of the same list."
     return None
 
 
 _CHECKS: dict[str, Callable[[str], Failure | None]] = {
+    "updated_since": _check_since,
     "external_id": _check_external_id,
     "limit": _check_limit,
-    "cursor": _check_cursor,
+    "cursor": partial(_check_cursor, _parse_newest),
+}
+_CHECKS_OF_CHANGES = _CHECKS | {
+    "external_id": lambda _: ("invalid_choice", "Send external_id or updated_since, not both."),
+    "cursor": partial(_check_cursor, _parse_change),
 }
 _PARAMETERS_READ = len(_CHECKS) + UNKNOWN_FIELDS_NAMED

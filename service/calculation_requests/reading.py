@@ -2,7 +2,8 @@
 
 import hmac
 from collections.abc import Collection
-from typing import NoReturn
+from datetime import datetime
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -135,45 +136,96 @@ LARGEST_PAGE = 1024 * 1024  # bytes of rows; the envelope, secrets and links add
 _ROWS_AT_A_TIME = 21  # a page of the default size and the row after it; at most 1.2 MB
 
 
+class Newest(NamedTuple):
+    """A place in the list of requests, newest first."""
+
+    id: UUID
+
+
+class Change(NamedTuple):
+    """A place in the list of requests that have a calculation, in the order of their changes."""
+
+    updated_at: datetime
+    id: UUID
+
+
+Place: TypeAlias = Newest | Change
+
+
 class Listing(msgspec.Struct, frozen=True):
-    """Which requests to list: older than *before*, with *external_id* if given. *limit* is at most 100."""
+    """Which requests to list: those *after* a place, at most *limit*, which is at most 100.
+
+    If *after* is Newest, only requests with *external_id* are listed, if it is given.
+    """
 
     external_id: str | None
     limit: int
-    before: UUID
+    after: Place
 
 
-async def read_page(
-    connection: Connection, listing: Listing, *, conveyancer_id: str
-) -> tuple[list[CalculationRequest], str | None]:
-    """Return a page of this conveyancer's requests, newest first, and the cursor of the next page, if any.
+class Page(msgspec.Struct, frozen=True):
+    """A page of a list, and the place after which the next page begins, if there is one.
+
+    On the last page of changes, *horizon* is the time up to which changes were listed.
+    """
+
+    requests: list[CalculationRequest]
+    next: Place | None
+    horizon: datetime | None
+
+
+async def read_page(connection: Connection, listing: Listing, *, conveyancer_id: str) -> Page:
+    """Return a page of this conveyancer's requests.
 
     A page has at most *limit* requests and at most LARGEST_PAGE bytes, because a request may have 57 KB, and
     many callers may read pages at the same time. Raises UnknownConveyancer.
 
     A cursor grants no access: whatever it says, a page has only this conveyancer's requests.
     """
-    if listing.external_id is None:
-        arguments = [_LIST_NEWEST, conveyancer_id]
-    else:
+    horizon = None
+    arguments: list[Any] = [_LIST_NEWEST, conveyancer_id]
+    if isinstance(listing.after, Change):
+        horizon = await connection.fetchval(_HORIZON, HORIZON_SECONDS)
+        arguments = [_LIST_CHANGES, conveyancer_id, horizon]
+    elif listing.external_id is not None:
         arguments = [_LIST_NEWEST_BY_EXTERNAL_ID, conveyancer_id, listing.external_id]
     page: list[CalculationRequest] = []
-    size, before, count = 0, listing.before, min(listing.limit + 1, _ROWS_AT_A_TIME)
-    while rows := await connection.fetch(*arguments, before, count):
+    size, place, count = 0, listing.after, min(listing.limit + 1, _ROWS_AT_A_TIME)
+    while rows := await connection.fetch(*arguments, *place, count):
         for row in rows:
             request = CalculationRequest(*row)
             size += len(msgspec.json.encode(request))
             if len(page) == listing.limit or size > LARGEST_PAGE:
-                return page, page[-1].uuid
+                return Page(page, place, None)
             page.append(request)
+            place = Newest(request.id) if horizon is None else Change(request.updated_at, request.id)
         if len(rows) < count:
-            return page, None
-        before = page[-1].id
+            return Page(page, None, horizon)
     await conveyancers.charges_calculation_fee(connection, conveyancer_id)  # Raises UnknownConveyancer.
-    return page, None
+    return Page(page, None, horizon)
 
 
-# Both statements name all columns of their index, in WHERE and in ORDER BY. With `conveyancer_id = $1` the
+HORIZON_SECONDS = 30
+
+# The end of the list of changes: no transaction will commit an earlier change that the statement for the page
+# does not find. Each change of a request with a calculation first locks the row, and so gets an xid. After
+# that, it sets updated_at to statement_timestamp(). When this statement runs, such a transaction has
+#
+# - either an xid. It is found here, and it began before its updated_at.
+# - or no xid yet. Then its updated_at will be after this statement. HORIZON_SECONDS allow that Postgres's
+#   clock is set back meanwhile, for instance by a failover.
+# - or ended. Then the page has its change, because the statement for the page takes its snapshot later. So
+#   the two statements cannot be one.
+#
+# All times are in whole seconds. Other databases do not matter.
+_HORIZON = """
+    SELECT date_trunc('second', least(min(xact_start), statement_timestamp() - make_interval(secs => $1)))
+      FROM pg_stat_activity
+     WHERE datname = current_database()
+       AND backend_xid IS NOT NULL
+"""
+
+# The statements name all columns of their index, in WHERE and in ORDER BY. With `conveyancer_id = $1` the
 # planner would drop this column from the order, and might read the primary key backwards. Postgres 18 then
 # read 395,000 rows of other conveyancers for a page of 21: 8,699 blocks instead of 4. The inner limit is a
 # constant, one more than the largest page, so that a generic plan expects a small page.
@@ -201,6 +253,19 @@ _LIST_NEWEST_BY_EXTERNAL_ID = f"""
              LIMIT 101) AS newest
      ORDER BY conveyancer_id DESC, external_id DESC, id DESC
      LIMIT $4
+"""  # noqa: S608 - constants only
+_LIST_CHANGES = f"""
+    SELECT *
+      FROM (SELECT {COLUMNS}
+              FROM calculation_request
+             WHERE calculation_id IS NOT NULL
+               AND (conveyancer_id, updated_at) < ($1, $2)
+               AND (conveyancer_id, updated_at, id) > ($1, $3, $4)
+               AND EXISTS (SELECT FROM active_conveyancer WHERE id = $1)
+             ORDER BY conveyancer_id, updated_at, id
+             LIMIT 101) AS oldest
+     ORDER BY conveyancer_id, updated_at, id
+     LIMIT $5
 """  # noqa: S608 - constants only
 
 

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from service.calculation_requests import email_addresses, reading
-from service.calculation_requests.model import RequestNotFound, now
+from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import Answer, answering, line, on_record, postgres, uuid
 from service.every_firm import announcing, email_changes, erasing, operator_actions
@@ -108,7 +108,7 @@ async def _answer(
         if not await announcing.lock(connection, [request_id]):
             await reading.raise_not_found(connection, request_id)
         salt = secrets.token_bytes(16)
-        is_new = await connection.fetchval(_CHANGE, request_id, address, salt, keys.current_id, now())
+        is_new = await connection.fetchval(_CHANGE, request_id, address, salt, keys.current_id)
         if is_new:
             email = await email_changes.replace(connection, request_id, sends=sends_email)
             await operator_actions.record(connection, action, [(request_id, email)], by)
@@ -124,7 +124,7 @@ _CHANGE = """
        SET customer_email = coalesce($2, customer_email),
            secret_salt = $3,
            secret_key_id = $4,
-           updated_at = $5
+           updated_at = date_trunc('second', statement_timestamp()) -- see _HORIZON in reading.py
      WHERE id = $1
        AND customer_email IS DISTINCT FROM $2
     RETURNING true

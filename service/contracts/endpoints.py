@@ -52,6 +52,7 @@ RECORD = CalculationRequestView(
     "?secret=3q2-7wAAbmV2ZXIgYSByZWFsIHNlY3JldCBoZXJlISE",
 )
 _RETRIEVED = RetrievedCalculationRequest(**msgspec.structs.asdict(RECORD))
+_CALCULATED = replace(RECORD, calculation_id="calc-1", updated_at=datetime(2026, 3, 2, 9, 45, tzinfo=UTC))
 
 
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -67,6 +68,12 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "description": "Only requests with this identifier in the caller's own system.",
         "schema": {"type": "string", "maxLength": text_rules.CHARACTERS, **LINE},
     },
+    "updated_since": {
+        "in": "query",
+        "description": "Only requests that have a calculation and were changed since this time, oldest "
+        "change first. Begin with any time, and go on with the `next_updated_since` of the last page.",
+        "schema": {"type": "string", "format": "date-time"},
+    },
     "limit": {
         "in": "query",
         "description": "The maximum number of requests on a page. Large requests make pages shorter: a "
@@ -80,8 +87,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "cursor": {
         "in": "query",
-        "description": "The `next_cursor` of the previous page. Leave it out for the first page.",
-        "schema": {"type": "string", "pattern": "^req_[0-6][0-9A-Za-z]{21}$"},
+        "description": "The `next_cursor` of the previous page, with its other parameters. Leave it out for "
+        "the first page.",
+        "schema": {"type": "string", "pattern": r"^([0-9]{1,10}\.)?req_[0-6][0-9A-Za-z]{21}$"},
     },
     "Idempotency-Key": {
         "in": "header",
@@ -221,9 +229,22 @@ OPERATIONS = (
         handler=handlers.list_requests,
         tag="requests",
         security=[{"access_token": [READ]}],
-        parameters=("external_id", "limit", "cursor"),
-        examples={"ok": CalculationRequestPage([RECORD], RECORD.uuid)},
-        links=_link("next_page", to="list_requests", cursor="$response.body#/data/next_cursor"),
+        parameters=("external_id", "updated_since", "limit", "cursor"),
+        examples={
+            "ok": CalculationRequestPage([RECORD], RECORD.uuid, None),
+            "last_changes": CalculationRequestPage([_CALCULATED], None, datetime(2026, 3, 2, 10, tzinfo=UTC)),
+        },
+        links=_link(
+            "next_page",
+            to="list_requests",
+            cursor="$response.body#/data/next_cursor",
+            updated_since="$request.query.updated_since",
+        )
+        | _link(
+            "later_changes",
+            to="list_requests",
+            updated_since="$response.body#/data/next_updated_since",
+        ),
         failures={
             "insufficient_scope": InsufficientScope(READ),
             "unknown_conveyancer": UnknownConveyancer(),

@@ -21,6 +21,15 @@ def before_call(_: schemathesis.HookContext, case: "schemathesis.Case[Any]", __:
 
 
 @schemathesis.hook
+def filter_query(_: schemathesis.HookContext, query: Any) -> bool:
+    """Leave out parameters that exclude each other: `updated_since`, and those of the other list."""
+    given = query or {}
+    if "updated_since" in given:
+        return "external_id" not in given and "." in str(given.get("cursor", "."))
+    return "." not in str(given.get("cursor", ""))
+
+
+@schemathesis.hook
 def filter_body(_: schemathesis.HookContext, body: Any) -> bool:
     """Leave out reasons that are not texts. Without a waiver the API accepts them, unlike the document."""
     return not isinstance(body, dict) or isinstance(body.get(_REASON), str | None)

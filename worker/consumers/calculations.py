@@ -6,7 +6,7 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import reading
-from service.calculation_requests.model import EventSource, RequestErased, RequestNotFound, now
+from service.calculation_requests.model import EventSource, RequestErased, RequestNotFound
 from service.every_firm import announcing
 from service.every_firm.announcing import Announcement
 from service.identifiers import parse_uuid
@@ -111,26 +111,24 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
 
 async def _set_calculations(connection: Connection, results: Sequence[tuple[EventSource, Result]]) -> None:
     """Set the calculations of locked requests, and announce them. Announcing updates each row's sequence."""
-    calculated_at = now()
+    calculated_at = await connection.fetchval(
+        """
+        UPDATE calculation_request
+           SET calculation_id = new.calculation_id,
+               calculation_sequence = sequence + 1,
+               calculated_at = date_trunc('second', statement_timestamp()),
+               updated_at = date_trunc('second', statement_timestamp()) -- see _HORIZON in reading.py
+          FROM unnest($1::uuid[], $2::text[]) AS new (id, calculation_id)
+         WHERE calculation_request.id = new.id
+        RETURNING calculated_at
+        """,
+        [request.id for request, _ in results],
+        [result.calculation_id for _, result in results],
+    )
     announcements = []
     for request, result in results:
         event = events.RequestCalculated(
             **request.event_payload(sequence=request.sequence + 1), calculation_id=result.calculation_id
         )
         announcements.append(Announcement(request.id, event, calculated_at, result.traceparent))
-    await connection.execute(
-        """
-        UPDATE calculation_request
-           SET calculation_id = new.calculation_id,
-               calculation_sequence = new.sequence,
-               calculated_at = $4,
-               updated_at = $4
-          FROM unnest($1::uuid[], $2::text[], $3::integer[]) AS new (id, calculation_id, sequence)
-         WHERE calculation_request.id = new.id
-        """,
-        [each.request_id for each in announcements],
-        [result.calculation_id for _, result in results],
-        [each.event.sequence for each in announcements],
-        calculated_at,
-    )
     await announcing.announce(connection, announcements)

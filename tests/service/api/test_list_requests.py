@@ -1,7 +1,9 @@
 """GET /v1/request: a conveyancer's own requests, newest first, in pages that cost the same at any depth."""
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from itertools import product
 from typing import Any
 from uuid import UUID
@@ -14,8 +16,8 @@ from service.api.envelope import FieldError
 from service.api.errors import InvalidSubmission
 from service.calculation_requests import reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.reading import Listing
-from service.identifiers import new_request_id, uuid_of
+from service.calculation_requests.reading import Change, Listing, Newest, Place
+from service.identifiers import new_request_id, parse_uuid, uuid_of
 from service.postgres.pool import Connection
 from tests.benchmarks.rows import OTHERS, fill
 from tests.harness.documented_errors import is_documented
@@ -23,6 +25,9 @@ from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.http import bearer
 
 _NEWEST = UUID(int=2**128 - 1)
+_LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+A_UUID = uuid_of(new_request_id())
+SINCE = "updated_since=2026-03-02T09:30:00%2B01:00"
 
 
 async def create(client: httpx.AsyncClient, count: int, **fields: Any) -> list[dict[str, Any]]:
@@ -52,7 +57,7 @@ async def test_requests_are_listed_newest_first_as_retrieve_shows_them(client):
 
     assert response.json()["status"] == {"code": 200, "message": "OK"}
     assert response.json()["errors"] is None
-    assert response.json()["data"] == {"requests": created, "next_cursor": None}
+    assert response.json()["data"] == {"requests": created, "next_cursor": None, "next_updated_since": None}
 
 
 async def test_page_has_twenty_requests_by_default_and_the_last_one_may_be_full(client):
@@ -62,7 +67,7 @@ async def test_page_has_twenty_requests_by_default_and_the_last_one_may_be_full(
     rest = await page(client, cursor=first["next_cursor"], limit=2)
 
     assert first["requests"] == created[:20]
-    assert rest == {"requests": created[20:], "next_cursor": None}
+    assert rest == {"requests": created[20:], "next_cursor": None, "next_updated_since": None}
 
 
 async def test_page_ends_before_it_is_too_large(client):
@@ -118,6 +123,34 @@ async def test_requests_are_filtered_by_external_id(client):
     assert (await page(client, external_id="nobody's"))["requests"] == []
 
 
+async def test_changes_are_listed_oldest_first_to_the_horizon(client, database, issuer):
+    """Only a firm's own requests with a calculation are listed, even if many changed in the same second."""
+    *changed, recent, without = reversed(await create(client, 7))
+    others = bearer(issuer.token(FREE_CONVEYANCER))
+    await client.post("/v1/request", json=A_REQUEST, headers=others)
+    await database.execute("UPDATE calculation_request SET calculation_id = 'C-1', updated_at = now()")
+    for uuids, change in (
+        ([without["uuid"]], "calculation_id = NULL"),
+        ([each["uuid"] for each in changed], "updated_at = '2026-03-02T09:30:00Z'"),
+        ([changed[0]["uuid"]], "updated_at = '2026-03-02T09:31:00Z'"),
+    ):
+        ids = [parse_uuid(uuid) for uuid in uuids]
+        await database.execute(f"UPDATE calculation_request SET {change} WHERE id = ANY($1)", ids)  # noqa: S608
+    since = {"updated_since": "2026-03-02T09:30:00Z"}
+    pages = [await page(client, limit=2, **since)]
+    while pages[-1]["next_cursor"]:
+        assert pages[-1]["next_updated_since"] is None
+        pages.append(await page(client, limit=2, cursor=pages[-1]["next_cursor"], **since))
+    later = await page(client, updated_since=pages[-1]["next_updated_since"])
+
+    listed = [request for some in pages for request in some["requests"]]
+    assert [each["uuid"] for each in listed] == [each["uuid"] for each in (*changed[1:], changed[0])]
+    assert {each["calculation_id"] for each in listed} == {"C-1"}
+    assert len(pages) == 3
+    assert recent["updated_at"] > later["next_updated_since"] >= pages[-1]["next_updated_since"]
+    assert (later["requests"], later["next_cursor"]) == ([], None)
+
+
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
@@ -134,6 +167,14 @@ async def test_requests_are_filtered_by_external_id(client):
         ("external_id=" + "x" * 256, [("external_id", "too_long")]),
         ("external_id=a%00b", [("external_id", "invalid_characters")]),
         ("external_id=a&external_id=b", [("external_id", "repeated")]),
+        (f"cursor=1.{A_UUID}", [("cursor", "invalid_cursor")]),
+        (f"{SINCE}&cursor={A_UUID}", [("cursor", "invalid_cursor")]),
+        (f"{SINCE}&cursor={'9' * 11}.{A_UUID}", [("cursor", "invalid_cursor")]),
+        (f"{SINCE}&cursor=1.req_{'z' * 22}", [("cursor", "invalid_cursor")]),
+        (f"{SINCE}&external_id=a", [("external_id", "invalid_choice")]),
+        ("updated_since=2026-03-02T09:30:00", [("updated_since", "invalid_type")]),
+        ("updated_since=2026-03-02T09:30:00+00:00", [("updated_since", "invalid_type")]),
+        ("updated_since=0001-01-01T00:00:00%2B01:00", [("updated_since", "invalid_type")]),
         ("offset=20", [("offset", "unknown_field")]),
         ("Limit=5", [("Limit", "unknown_field")]),
         ("=", [("", "unknown_field")]),
@@ -162,13 +203,18 @@ def test_at_most_fifty_unknown_parameters_are_reported():
 
 
 @pytest.mark.parametrize(
-    "query", ["limit=1", "limit=100", "external_id=", "external_id=" + "x" * 255, "external_id=%FF", ""]
+    "query",
+    [
+        *("limit=1", "limit=100", "external_id=", "external_id=" + "x" * 255, "external_id=%FF", ""),
+        *("updated_since=0001-01-01T00:00:00Z", "updated_since=9999-12-31T23:59:59.9Z"),
+        f"{SINCE}&cursor={'9' * 10}.{A_UUID}",
+    ],
 )
 async def test_unusual_parameters_are_accepted(shared_client, query):
     assert (await shared_client.get(f"/v1/request?{query}")).status_code == 200
 
 
-async def rows_read(database: Connection, conveyancer_id: str, external_id: str | None, before: UUID) -> int:
+async def rows_read(database: Connection, conveyancer_id: str, external_id: str | None, after: Place) -> int:
     """Return how many rows of requests Postgres reads for a page."""
     read = """
         SELECT seq_tup_read + coalesce(idx_tup_fetch, 0)
@@ -178,7 +224,7 @@ async def rows_read(database: Connection, conveyancer_id: str, external_id: str 
     async with database.transaction():
         earlier = await database.fetchval(read)
         with suppress(UnknownConveyancer):
-            listing = Listing(external_id, limit=20, before=before)
+            listing = Listing(external_id, limit=20, after=after)
             await reading.read_page(database, listing, conveyancer_id=conveyancer_id)
         return int(await database.fetchval(read) - earlier)
 
@@ -186,15 +232,32 @@ async def rows_read(database: Connection, conveyancer_id: str, external_id: str 
 async def test_any_page_reads_only_its_own_rows(database):
     """It reads none of the newer ones of its firm or of others, and sorts no more than it shows."""
     await fill(database, rows=40_000)
-    middle = await database.fetchval(
-        "SELECT id FROM calculation_request WHERE conveyancer_id = $1 ORDER BY id LIMIT 1 OFFSET 500",
-        CONVEYANCER,
+    await database.execute("UPDATE calculation_request SET calculation_id = 'C-1'")
+    await database.execute("VACUUM ANALYZE calculation_request")
+    middle = Change(
+        *await database.fetchrow(
+            """
+            SELECT updated_at, id
+              FROM calculation_request
+             WHERE conveyancer_id = $1
+             ORDER BY id
+             LIMIT 1
+            OFFSET 500
+            """,
+            CONVEYANCER,
+        )
     )
+    newest = [Newest(_NEWEST), Newest(middle.id)]
+    lists: list[tuple[str | None, Sequence[Place]]] = [
+        (None, newest),
+        ("case-7", newest),
+        (None, [Change(_LONG_AGO, _NEWEST), middle]),
+    ]
 
-    for plan, external_id in product(("auto", "force_generic_plan", "force_custom_plan"), (None, "case-7")):
+    for plan, (external_id, places) in product(("auto", "force_generic_plan", "force_custom_plan"), lists):
         await database.execute(f"SET plan_cache_mode = {plan}")
         for _ in range(7):  # Postgres may use a generic plan from the sixth execution on.
-            for before in (_NEWEST, middle):
-                assert await rows_read(database, CONVEYANCER, external_id, before) == 21
+            for place in places:
+                assert await rows_read(database, CONVEYANCER, external_id, place) == 21
         for conveyancer_id in (OTHERS[0], "nobody"):  # whose requests are older than all others, or none
-            assert await rows_read(database, conveyancer_id, external_id, _NEWEST) <= 21
+            assert await rows_read(database, conveyancer_id, external_id, places[0]) <= 21
