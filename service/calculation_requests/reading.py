@@ -207,17 +207,18 @@ async def read_page(connection: Connection, listing: Listing, *, conveyancer_id:
 
 HORIZON_SECONDS = 30
 
-# The end of the list of changes: no transaction will commit an earlier change that the statement for the page
-# does not find. Each change of a request with a calculation first locks the row, and so gets an xid. After
-# that, it sets updated_at to statement_timestamp(). When this statement runs, such a transaction has
+# The list of changes ends at the time that this statement returns. Every change before that time is visible to
+# the later statement that reads the page. A transaction that changes a request first locks its row, which
+# gives the transaction an xid. Then it sets updated_at to statement_timestamp(). When this statement runs,
 #
-# - either an xid. It is found here, and it began before its updated_at.
-# - or no xid yet. Then its updated_at will be after this statement. HORIZON_SECONDS allow that Postgres's
-#   clock is set back meanwhile, for instance by a failover.
-# - or ended. Then the page has its change, because the statement for the page takes its snapshot later. So
-#   the two statements cannot be one.
+# - the transaction has an xid. Its start is found here, and updated_at is not before its start.
+# - Or the transaction has no xid yet. Then updated_at will be after this statement. HORIZON_SECONDS are for a
+#   clock that is set back in between, for example by a failover.
+# - Or the transaction has ended. Then the page shows its change, because the snapshot for the page is taken
+#   later. If one statement did both, a transaction could end between its snapshot and the look at open ones.
 #
-# All times are in whole seconds. Other databases do not matter.
+# Only sessions of our own role show their xact_start, and prepared transactions are not in pg_stat_activity.
+# The service changes requests with one role, and prepares no transaction.
 _HORIZON = """
     SELECT date_trunc('second', least(min(xact_start), statement_timestamp() - make_interval(secs => $1)))
       FROM pg_stat_activity
