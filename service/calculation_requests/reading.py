@@ -207,8 +207,8 @@ async def read_page(connection: Connection, listing: Listing, *, conveyancer_id:
 
 HORIZON_SECONDS = 30
 
-# The list of changes ends at the time that this statement returns. Every change before that time is visible to
-# the later statement that reads the page. A transaction that changes a request first locks its row, which
+# The list of changes ends at the time that this statement returns. Every change before that time is visible
+# to the later statement that reads the page. A transaction that changes a request first locks its row, which
 # gives the transaction an xid. Then it sets updated_at to statement_timestamp(). When this statement runs,
 #
 # - the transaction has an xid. Its start is found here, and updated_at is not before its start.
