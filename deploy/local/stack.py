@@ -129,12 +129,12 @@ def _pid_file(process: Process, place: Place) -> Path:
 
 
 def _register_conveyancer(place: Place, variables: Mapping[str, str]) -> dict[str, str]:
-    """Add the demo conveyancer, and return its access token and its API key."""
+    """Add the demo conveyancer, and return its access token and an API key."""
     charges = ("--name", "Demo Conveyancing", "--charges-calculation-fee")
     _run(variables, "conveyancer", "add", _CONVEYANCER, *charges)
     key = ("--key", str(place.folder / "signing-key.pem"), "--key-id", keys.KEY_ID)
     token = _run(variables, "token", _CONVEYANCER, *key, "--expires-in", str(_TOKEN_SECONDS))
-    return {"ACCESS_TOKEN": token, "API_KEY": _run(variables, "api-key", "create", _CONVEYANCER)}
+    return {"ACCESS_TOKEN": token, "API_KEY": _run(variables, "api-key", "create", "our-page")}
 
 
 def _run(variables: Mapping[str, str], *arguments: str) -> str:
