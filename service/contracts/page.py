@@ -10,6 +10,7 @@ import msgspec
 from litestar import MediaType, Response, get
 from litestar.exceptions import NotFoundException
 from litestar.params import FromPath
+from litestar.response import Redirect
 
 from service.api.resources import ApiRequest
 from service.authentication.authenticator import READ, WRITE
@@ -26,6 +27,12 @@ _ASSETS = {
     "page.css": (_OUR_OWN, "text/css"),
     "page.js": (_OUR_OWN, "text/javascript"),
 }
+
+
+@get("/", sync_to_thread=False)
+def lead_to_page() -> Redirect:
+    """Lead people who open the API's address to its page."""
+    return Redirect("/schema")
 
 
 @get("/schema", sync_to_thread=False)
@@ -104,4 +111,4 @@ def _content(asset: str) -> bytes:
     return (_ASSETS[asset][0] / asset).read_bytes()
 
 
-handlers = [show_api, openapi_document, asyncapi_document, asset]
+handlers = [lead_to_page, show_api, openapi_document, asyncapi_document, asset]

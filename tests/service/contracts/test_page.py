@@ -35,6 +35,12 @@ async def test_page_loads_nothing_from_elsewhere(shared_client):
             assert all(used.startswith("data:") for used in re.findall(r"url\([\"']?([^)]*)", asset.text))
 
 
+async def test_address_of_the_api_leads_to_the_page(shared_client):
+    answer = await shared_client.get("/", headers={"Authorization": ""})
+
+    assert (answer.status_code, answer.headers["Location"]) == (302, "/schema")
+
+
 async def test_page_leads_to_both_documents_which_a_command_prints_without_any_setting(shared_client):
     linked, _ = references((await shared_client.get("/schema")).text)
     assert {*linked} == {"/schema/openapi.json", "/schema/asyncapi.json"}
