@@ -12,16 +12,13 @@ DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_network_policy.
                 check_operator_schemas.py check_image.py) tests/service/contracts/test_asyncapi.py
 
 .DEFAULT_GOAL = help
-.PHONY: help run demo test test-long test-matrix fuzz faults bench check deploy-check asyncapi format lock clean
+.PHONY: help run test test-long test-matrix fuzz faults bench check deploy-check asyncapi format lock clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 run:      .venv/installed  ## run everything on this machine until Ctrl-C (PORT=8000)
 	@$(IN_VENV) deploy.local run
-
-demo:     .venv/installed  ## send one request through the whole chain and show each step
-	@$(IN_VENV) deploy.local demo
 
 test:     .venv/installed  ## run the tests, with branch coverage (some, without: ARGS="-k name")
 	$(IN_VENV) pytest -n auto $(PARALLEL) worksteal $(if $(ARGS),$(ARGS),--cov)

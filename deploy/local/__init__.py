@@ -1,1 +1,1 @@
-"""The whole service on this machine: `make run`, `make demo`, and the servers for tests."""
+"""The whole service on this machine: `make run`, and the servers for tests."""

@@ -1,4 +1,4 @@
-"""The service on this machine: `python -m deploy.local run`, `demo` or `clean`."""
+"""The service on this machine: `python -m deploy.local run` or `clean`."""
 
 import argparse
 import importlib
@@ -15,7 +15,7 @@ from deploy.local.machine.waiting import interrupt
 def main() -> int:
     """Run one command. An expected failure is one line on stderr and exit status 1."""
     parser = argparse.ArgumentParser(prog="python -m deploy.local", description=__doc__)
-    parser.add_argument("command", choices=("run", "demo", "clean"))
+    parser.add_argument("command", choices=("run", "clean"))
     name = parser.parse_args().command
     os.umask(0o077)  # Passwords, keys and e-mails are below .local.
     # Libraries would log what their exceptions say anyway.

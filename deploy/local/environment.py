@@ -13,6 +13,8 @@ _AUDIENCE = "calculation-requests"
 _MAIL_FROM = "Calculations <no-reply@calculation-requests.test>"
 # The API gets no broker and no mail server: the outbox is its only way out.
 _NOT_FOR_THE_API = ("AMQP_URL", "SMTP_URL", "MAIL_FROM", "HEALTH_PORT")
+# The journey has what integrators have: no database, no signing key, and its own account on RabbitMQ.
+_FOR_THE_JOURNEY = ("BASE_URL", "APP_URL", "ACCESS_TOKEN", "API_KEY", "MAIL_DIR", "CALCULATOR_AMQP_URL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,7 @@ class Ports:
     api: int
     worker: int
     smtp: int
+    journey: int
 
 
 def variables(folder: Path, ports: Ports, *, database_url: str, amqp_url: str) -> dict[str, str]:
@@ -35,7 +38,7 @@ def variables(folder: Path, ports: Ports, *, database_url: str, amqp_url: str) -
         "AMQP_URL": amqp_url,
         "SMTP_URL": f"smtp://127.0.0.1:{ports.smtp}",
         "MAIL_FROM": os.environ.get("MAIL_FROM") or _MAIL_FROM,
-        "APP_URL": os.environ.get("APP_URL") or base_url,
+        "APP_URL": os.environ.get("APP_URL") or f"http://127.0.0.1:{ports.journey}",
         "REQUEST_SECRET_KEYS": keys.request_secret_keys(folder / "request-secret-keys"),
         "AUTH_ISSUER": _ISSUER,
         "AUTH_AUDIENCE": _AUDIENCE,
@@ -52,6 +55,12 @@ def of_api(variables: Mapping[str, str], port: int) -> dict[str, str]:
 def of_worker(variables: Mapping[str, str], port: int) -> dict[str, str]:
     """Return the whole environment of the worker process."""
     return {**os.environ, **variables, **_of_processes(), "HEALTH_PORT": str(port)}
+
+
+def of_journey(variables: Mapping[str, str], port: int) -> dict[str, str]:
+    """Return the whole environment of the journey."""
+    given = {**os.environ, **variables}
+    return {name: given[name] for name in _FOR_THE_JOURNEY if name in given} | {"PORT": str(port)}
 
 
 def _of_processes() -> dict[str, str]:

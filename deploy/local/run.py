@@ -34,6 +34,7 @@ def _run(place: Place) -> None:
         api=port_from("PORT", default=8000),
         worker=port_from("HEALTH_PORT", default=free_port()),
         smtp=free_port(),
+        journey=port_from("JOURNEY_PORT", default=8010),
     )
     with running_stack(place, ports) as stack:
         environment.remember(_OWN_VALUES, stack.variables)
@@ -41,6 +42,7 @@ def _run(place: Place) -> None:
         place.report(f"API at {stack.variables['BASE_URL']}, worker at {stack.variables['WORKER_URL']}.")
         place.report("Calls to copy are in README.md. Logs are in .local/logs. Ctrl-C stops everything.\n")
         place.report("ready")
+        place.report(f"Open {stack.journey_url}")
         while not is_interrupted():
             stack.look_after(place)
             for line in story.go_on():

@@ -32,6 +32,7 @@ class Stack:
     variables: Mapping[str, str]
     servers: Sequence[Server]
     processes: Sequence[Process]  # Users may kill them to see what happens.
+    journey_url: str
 
     def look_after(self, place: Place) -> None:
         """Restart each process that has died. Raises LocalStackError if a container has."""
@@ -74,20 +75,25 @@ def running_stack(place: Place, ports: Ports) -> Iterator[Stack]:
             variables |= clients.account_of_calculator(place, rabbitmq.url, rabbitmqctl)
         wait_for(api, lambda: is_ready(variables["BASE_URL"]), seconds=_READY_SECONDS)
         wait_for(worker, lambda: is_ready(variables["WORKER_URL"]), seconds=_READY_SECONDS)
+        of_journey = environment.of_journey(variables, ports.journey)
+        journey = _started(parts, place, "journey", ["deploy.local.journey"], of_journey)
+        wait_for(journey, lambda: tcp.accepts(ports.journey), seconds=_READY_SECONDS)
         parts.callback(env_file.unlink, missing_ok=True)
         environment.write(env_file, variables)
         servers = (postgres, rabbitmq)
-        processes = (mail_catcher, *(server.process for server in servers if server.process), api, worker)
+        of_servers = (server.process for server in servers if server.process)
+        processes = (mail_catcher, *of_servers, api, worker, journey)
         for process in processes:
             _pid_file(process, place).write_text(f"{process.pid}\n")
             parts.callback(_pid_file(process, place).unlink, missing_ok=True)
-        yield Stack(variables, servers, processes)
+        yield Stack(variables, servers, processes, journey_url=f"http://127.0.0.1:{ports.journey}")
 
 
 def _check_ports(ports: Ports) -> None:
     """Raise LocalStackError if a port that the user chose cannot be used."""
     chosen: dict[int, str] = {}
-    for variable, port in (("PORT", ports.api), ("HEALTH_PORT", ports.worker)):
+    named = (("PORT", ports.api), ("HEALTH_PORT", ports.worker), ("JOURNEY_PORT", ports.journey))
+    for variable, port in named:
         if port in chosen:
             raise LocalStackError(f"{chosen[port]} and {variable} are both {port}: change one of them.")
         chosen[port] = variable

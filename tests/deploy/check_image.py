@@ -8,9 +8,9 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
-from deploy.local.demo import follow_one_request
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
@@ -18,7 +18,10 @@ from deploy.local.machine.processes import run_command
 from service.settings import Settings
 from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.manifests import grace_seconds
+from tests.end_to_end.events import publish_calculation
+from tests.harness.examples import A_REQUEST
 from tests.harness.processes import Process, environment_of
+from tests.harness.waiting import eventually
 
 _IMAGE = "calculation-requests:check"
 _PIP_SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "PYTHON_IMAGE")
@@ -63,7 +66,7 @@ def test_image_holds_the_program_and_nothing_to_install_or_compile_with_and_its_
 
 
 async def test_one_request_goes_through_the_whole_chain_in_restricted_containers(
-    image, service_settings, worker_settings, issuer, tmp_path
+    *, image, service_settings, worker_settings, channel, issuer, tmp_path
 ):
     issuer.jwks.chmod(0o644)
     ports = {"PORT": str(free_port()), "HEALTH_PORT": str(free_port())}
@@ -82,13 +85,12 @@ async def test_one_request_goes_through_the_whole_chain_in_restricted_containers
         for port in ports.values():
             await Process("container", [], environment={}, port=int(port), folder=tmp_path).becomes_ready()
 
-        variables = {
-            "BASE_URL": f"http://127.0.0.1:{ports['PORT']}",
-            "ACCESS_TOKEN": issuer.token(),
-            "AMQP_URL": worker_settings.amqp_url,
-            "MAIL_DIR": str(tmp_path / "mail"),
-        }
-        await follow_one_request(variables, print)
+        address, headers = f"http://127.0.0.1:{ports['PORT']}", {"Authorization": f"Bearer {issuer.token()}"}
+        async with httpx.AsyncClient(base_url=address, headers=headers) as caller:
+            uuid = (await caller.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
+            await eventually(lambda: any(uuid in mail.read_text() for mail in (tmp_path / "mail").iterdir()))
+            await publish_calculation(channel, uuid, "calc-1")
+            await eventually(lambda: has_its_calculation(caller, uuid))
         began_at = time.monotonic()
         docker("stop", "--time", f"{grace_seconds():.0f}", *containers)
         seconds = time.monotonic() - began_at
@@ -96,6 +98,11 @@ async def test_one_request_goes_through_the_whole_chain_in_restricted_containers
 
     assert statuses == ["0", "0"]
     assert seconds < grace_seconds()
+
+
+async def has_its_calculation(caller: httpx.AsyncClient, uuid: str) -> bool:
+    """Whether the API shows the calculation."""
+    return bool((await caller.get(f"/v1/request/{uuid}")).json()["data"]["calculation_id"])
 
 
 def remove(container: str) -> None:

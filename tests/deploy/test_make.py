@@ -1,4 +1,4 @@
-"""`make run`, `make demo` and `make clean` as the front page describes them, in a copy of the checkout."""
+"""`make run` and `make clean` as the front page describes them, in a copy of the checkout."""
 
 import json
 import os
@@ -27,7 +27,7 @@ RETRIEVE = '. .local/env; curl -s "$BASE_URL/v1/request/{}" -H "Authorization: B
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout with its own data, the packages of this one, and a free port for the API."""
+    """A checkout with its own data, the packages of this one, and free ports."""
     for name in ("deploy", "service", "worker"):
         shutil.copytree(CHECKOUT / name, tmp_path / name)
     for name in ("Makefile", "schema.sql"):
@@ -38,7 +38,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / ".local" / "packages" / "rabbitmq-server").symlink_to(PACKAGES / "rabbitmq-server")
     for variable in ("DATABASE_URL", "AMQP_URL", "MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("PORT", str(free_port()))
+    for variable in ("PORT", "JOURNEY_PORT"):
+        monkeypatch.setenv(variable, str(free_port()))
     return tmp_path
 
 
@@ -81,12 +82,13 @@ def test_stack_answers_restarts_its_servers_and_keeps_its_data_until_it_is_clean
         assert wait_until(lambda: answers(check_rabbitmq, terminal["CALCULATOR_AMQP_URL"]), seconds=60)
         assert wait_until(lambda: is_ready(terminal["BASE_URL"]), seconds=60)
         found = json.loads(run(checkout, "sh", "-euc", RETRIEVE.format(created["uuid"])))["data"]
-        steps = [line.partition(":")[0] for line in run(checkout, *MAKE, "demo").splitlines()]
+        address = (checkout / "run.log").read_text().rpartition("\nOpen ")[2].split()[0]
+        page = run(checkout, "curl", "-s", address)
     cleaned = run(checkout, *MAKE, "clean")
 
     assert stored == "1"
     assert printed.count('"status":{"code":200,"message":"OK"}') == 3
     assert (found["uuid"], found["secret"]) == (created["uuid"], created["secret"])
-    assert steps == ["stored", "e-mailed", "calculated"]
+    assert "The journey of a request" in page
     assert "Removed .local." in cleaned
     assert not {".local", ".venv"} & {path.name for path in checkout.iterdir()}

@@ -46,7 +46,7 @@ AWKWARD = {
 def test_port_in_use_is_one_line_that_says_what_to_do(place):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ports = Ports(api=port, worker=free_port(), smtp=free_port())
+        ports = Ports(api=port, worker=free_port(), smtp=free_port(), journey=free_port())
 
         with pytest.raises(LocalStackError) as refusal, stack.running_stack(place, ports):
             pass
@@ -176,18 +176,26 @@ def test_values_reach_a_shell_and_are_read_back_unchanged_and_only_their_owner_c
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_only_the_worker_gets_broker_and_mail_server(tmp_path, monkeypatch):
+def test_only_the_worker_gets_broker_and_mail_server_and_the_journey_no_database_and_no_key(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("AMQP_URL", "amqp://from-the-shell")
-    ports = Ports(api=8000, worker=8001, smtp=8002)
+    ports = Ports(api=8000, worker=8001, smtp=8002, journey=8003)
     given = environment.variables(tmp_path, ports, database_url="postgresql://d", amqp_url="amqp://q")
 
     api = environment.of_api(given, ports.api)
     worker = environment.of_worker(given, ports.worker)
+    journey = environment.of_journey(given, ports.journey)
 
     assert not {"AMQP_URL", "SMTP_URL", "MAIL_FROM"} & api.keys()
     assert (api["PORT"], api["HOST"], api["DATABASE_URL"]) == ("8000", "127.0.0.1", "postgresql://d")
     assert (worker["AMQP_URL"], worker["SMTP_URL"]) == ("amqp://q", "smtp://127.0.0.1:8002")
     assert worker["HEALTH_PORT"] == "8001"
+    assert journey.keys() == {"BASE_URL", "APP_URL", "MAIL_DIR", "PORT"}
+    assert given["APP_URL"] == f"http://127.0.0.1:{journey['PORT']}"
+    monkeypatch.setenv("APP_URL", "https://mine.example.com")
+    given = environment.variables(tmp_path, ports, database_url="postgresql://d", amqp_url="amqp://q")
+    assert given["APP_URL"] == "https://mine.example.com"
 
 
 def test_keys_are_made_once_and_only_their_owner_can_read_them(tmp_path):

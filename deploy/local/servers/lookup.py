@@ -1,4 +1,4 @@
-"""Postgres and RabbitMQ, found or started: for `make run`, `make demo` and the tests.
+"""Postgres and RabbitMQ, found or started: for `make run` and the tests.
 
 Each is looked up in this order: the URL in the environment, a container if a Docker engine can run one, a
 child process. An image that the environment names is used, or it is an error.

@@ -1,0 +1,1 @@
+"""The whole journey in a browser: small stand-ins for the other teams, with only what those teams have."""

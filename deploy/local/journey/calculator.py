@@ -1,0 +1,92 @@
+"""The calculation team: takes the answers, and announces calculations with its own RabbitMQ account.
+
+It calculates no tax, because somebody would copy a wrong figure.
+"""
+
+import asyncio
+import json
+import secrets
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import aio_pika
+from aio_pika.exceptions import AMQPError
+from litestar import post
+from litestar.response import Redirect
+
+from deploy.local.journey.resources import Journeys, Resources, TeamRequest, as_text
+
+_QUEUE = "calculator.journey"
+_ANSWER_SECONDS = 10.0
+_PAUSE_SECONDS = 2.0
+
+
+async def read_events(url: str | None, journeys: Journeys) -> None:
+    """Take each `request.created` from a queue of the team, for its trace. Connect again after a failure."""
+    while url:
+        with suppress(AMQPError, OSError):
+            async with await aio_pika.connect(url) as broker, broker.channel() as channel:
+                queue = await channel.declare_queue(_QUEUE, exclusive=True)
+                await queue.bind("calculation-requests", "request.created")
+                async for message in queue.iterator(no_ack=True):
+                    event = json.loads(message.body)
+                    journeys[event["subject"]].traceparent = event.get("traceparent")
+        await asyncio.sleep(_PAUSE_SECONDS)
+
+
+@post("/requests/{uuid:str}/calculation")
+async def announce(request: TeamRequest) -> Redirect:
+    """Announce the calculation of a request. Its id follows from the uuid, so a repeat has the same id."""
+    uuid = request.uuid
+    request.resources.journeys[uuid].announced = await _publish(request.resources, uuid, f"calc_{uuid}")
+    return Redirect(f"/requests/{uuid}", status_code=303)
+
+
+@post("/requests/{uuid:str}/broken")
+async def send_broken_message(request: TeamRequest) -> Redirect:
+    """Send a message that the service cannot use, because its calculation_id is a number."""
+    uuid = request.uuid
+    request.resources.journeys[uuid].broken = await _publish(request.resources, uuid, 42)
+    return Redirect(f"/requests/{uuid}", status_code=303)
+
+
+async def _publish(resources: Resources, uuid: str, calculation_id: object) -> str:
+    """Publish `calculation.created`, wait for RabbitMQ's confirm, and return the message as text."""
+    url = resources.settings.calculator_amqp_url or ""
+    event = _event(uuid, calculation_id, resources.journeys[uuid].traceparent)
+    message = aio_pika.Message(
+        json.dumps(event).encode(),
+        content_type="application/cloudevents+json",
+        delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+        message_id=event["id"],
+        user_id=urlsplit(url).username,  # RabbitMQ refuses any other name.
+    )
+    async with (
+        asyncio.timeout(_ANSWER_SECONDS),
+        await aio_pika.connect(url) as broker,
+        broker.channel(on_return_raises=True) as channel,
+    ):
+        exchange = await channel.get_exchange("calculations")
+        await exchange.publish(message, event["type"])
+    lines = ["exchange: calculations", f"routing key: {event['type']}", "delivery_mode: 2 (persistent)"]
+    lines += [f"{name}: {getattr(message, name)}" for name in ("content_type", "message_id", "user_id")]
+    return "\n".join([*lines, "", as_text(event), "", "confirmed by RabbitMQ"])
+
+
+def _event(uuid: str, calculation_id: object, traceparent: str | None) -> dict[str, Any]:
+    """Return a CloudEvent. With a traceparent, it belongs to the trace of the request."""
+    version, trace, *_ = (traceparent or f"00-{secrets.token_hex(16)}").split("-")
+    return {
+        "specversion": "1.0",
+        "id": f"{uuid4()}",
+        "source": "/calculator",
+        "type": "calculation.created",
+        "subject": uuid,
+        "time": datetime.now(UTC).isoformat(),
+        "datacontenttype": "application/json",
+        "traceparent": f"{version}-{trace}-{secrets.token_hex(8)}-01",
+        "data": {"request_uuid": uuid, "calculation_id": calculation_id},
+    }

@@ -1,0 +1,103 @@
+"""The server of the customer's form, behind the link in the e-mail. It has an API key for the questions."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from litestar import get, post
+from litestar.datastructures import Cookie
+from litestar.exceptions import HTTPException
+from litestar.params import FromPath
+from litestar.response import Redirect, Template
+
+from deploy.local.journey.questionnaire import Question, Questionnaire
+from deploy.local.journey.resources import Journey, TeamRequest, bearer, transcript
+
+_COOKIE = "request_secret"
+_NO_SECRET = "none"  # noqa: S105 - opens nothing
+_LONGEST_ANSWER = 255
+_SORRY: dict[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "This link is not valid, or no longer valid. Please open the link in the newest "
+    "e-mail from your conveyancer, or ask your conveyancer for another.",
+    HTTPStatus.GONE: "This request was deleted. Please ask your conveyancer.",
+}
+_LATER = "Your questions cannot be shown at the moment. Please try again in a few minutes."
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a customer whose secret opens the request."""
+
+    path: str
+    customer: dict[str, Any]  # the request, as the secret shows it
+    journey: Journey
+    questionnaire: Questionnaire
+
+    @property
+    def steps(self) -> dict[int, list[Question]]:
+        """The steps that have a question to show, by their numbers."""
+        shown = self.questionnaire.shown(self.journey.answers)
+        steps = enumerate(self.questionnaire.steps, 1)
+        found = {number: [each for each in step if each in shown] for number, step in steps}
+        return {number: questions for number, questions in found.items() if questions}
+
+    def keep(self, step: int, sent: Mapping[str, Any]) -> None:
+        """Keep the answers of a step. An empty or impossible answer is none."""
+        for question in self.steps.get(step, []):
+            ref, options = question["ref"], question["responseOptions"]
+            answer = str(sent.get(ref, "")).strip()[:_LONGEST_ANSWER]
+            if answer and (not options or answer in {option["value"] for option in options}):
+                self.journey.answers[ref] = answer
+            else:
+                self.journey.answers.pop(ref, None)
+
+
+@get("/calculator/request/{uuid:str}")
+async def open_link(request: TeamRequest) -> Redirect:
+    """Move the secret from the address into a cookie. Nothing else changes: mail scanners open links, too."""
+    path = f"/calculator/request/{request.uuid}"
+    given = request.query_params.get("secret", "")
+    secret = given if re.fullmatch(r"[\w-]{1,100}", given, re.ASCII) else _NO_SECRET
+    cookie = Cookie(_COOKIE, value=secret, path=path, httponly=True, samesite="lax")
+    return Redirect(
+        f"{path}/1", status_code=303, cookies=[cookie], headers={"Referrer-Policy": "no-referrer"}
+    )
+
+
+@get("/calculator/request/{uuid:str}/{step:int}")
+async def show_step(request: TeamRequest, step: FromPath[int]) -> Template:
+    """Show the questions of a step, or that the answers were sent."""
+    form = await _open(request)
+    if step not in form.steps:
+        raise HTTPException(_LATER, status_code=HTTPStatus.NOT_FOUND)
+    return Template("form.html", context={"form": form, "step": step})
+
+
+@post("/calculator/request/{uuid:str}/{step:int}")
+async def take_answers(request: TeamRequest, step: FromPath[int]) -> Redirect:
+    """Keep the answers of a step. After the last step, send all answers to the calculation team."""
+    form = await _open(request)
+    journey = form.journey
+    if journey.sent_answers is None:
+        form.keep(step, await request.form())
+        following = [number for number in form.steps if number > step]
+        if following:
+            return Redirect(f"{form.path}/{following[0]}", status_code=303)
+        shown = [question["ref"] for question in form.questionnaire.shown(journey.answers)]
+        journey.sent_answers = {ref: journey.answers[ref] for ref in shown if ref in journey.answers}
+    return Redirect(f"{form.path}/{step}", status_code=303)
+
+
+async def _open(request: TeamRequest) -> Form:
+    """Open the request with the secret, and fetch the questions. Raises HTTPException, for the customer."""
+    resources, uuid = request.resources, request.uuid
+    secret = request.cookies.get(_COOKIE, _NO_SECRET)
+    opened = await resources.http.get(f"/v1/request/{uuid}", headers=bearer(secret))
+    if not opened.is_success:
+        raise HTTPException(_SORRY.get(opened.status_code, _LATER), status_code=opened.status_code)
+    fetched = await resources.questionnaire.fetch(resources.http, bearer(resources.settings.api_key))
+    journey = resources.journeys[uuid]
+    journey.opened = f"{transcript(opened, 'the secret')}\n\n{transcript(fetched, '$API_KEY')}"
+    return Form(f"/calculator/request/{uuid}", opened.json()["data"], journey, resources.questionnaire)

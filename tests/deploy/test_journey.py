@@ -1,0 +1,145 @@
+"""The pages of `make run`: which questions the form asks, which calls are refused, and what is remembered."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from deploy.local.journey.app import create_app
+from deploy.local.journey.questionnaire import Questionnaire
+from deploy.local.journey.resources import Journeys, Settings
+from service.api import questionnaire
+
+QUESTIONS: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(questionnaire.load()))[
+    "questionnaire"
+]
+YES_NO = (None, "YES", "NO")
+CHOICES: dict[str, tuple[str | None, ...]] = {
+    "is_leasehold": YES_NO,
+    "lease_type": (None, "RENT", "PREMIUM"),
+    "owns_other": YES_NO,
+    "selling_main_residence": YES_NO,
+    "is_dwelling": YES_NO,
+    "being_converted": YES_NO,
+}
+# As the interface says, written out to their ends.
+SHOWN_IF: dict[str, dict[str, str]] = {
+    "lease_nature": {"is_leasehold": "YES"},
+    "lease_type": {"is_leasehold": "YES"},
+    "lease_premium": {"is_leasehold": "YES", "lease_type": "PREMIUM"},
+    "lease_term": {"is_leasehold": "YES", "lease_type": "RENT"},
+    "lease_rent_year_1": {"is_leasehold": "YES", "lease_type": "RENT"},
+    "property_value": {"is_leasehold": "NO"},
+    "is_refinance": {"is_leasehold": "NO"},
+    "selling_main_residence": {"owns_other": "YES"},
+    "all_purchasers_on_title": {"owns_other": "YES", "selling_main_residence": "YES"},
+    "being_converted": {"is_dwelling": "NO"},
+    "is_development": {"is_dwelling": "NO", "being_converted": "NO"},
+}
+SETTINGS = Settings(
+    port=8010,
+    base_url="http://127.0.0.1:1",
+    access_token="a-token",
+    api_key="a-key",
+    mail_dir="none",
+    app_url="http://127.0.0.1:8010",
+)
+
+
+async def fetched() -> tuple[Questionnaire, list[int]]:
+    """Return the questions, fetched twice, and the statuses of the answers."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.headers.get("If-None-Match") == 'W/"1"':
+            return httpx.Response(304)
+        return httpx.Response(200, headers={"ETag": 'W/"1"'}, json={"data": {"questionnaire": QUESTIONS}})
+
+    found = Questionnaire()
+    api = httpx.AsyncClient(base_url="http://api", transport=httpx.MockTransport(answer))
+    return found, [(await found.fetch(api, {})).status_code for _ in range(2)]
+
+
+async def test_questions_are_shown_by_their_conditions_whatever_was_answered_before():
+    form, statuses = await fetched()
+
+    assert statuses == [200, 304]
+    for combination in itertools.product(*CHOICES.values()):
+        given = dict(zip(CHOICES, combination, strict=True))
+        answers = {ref: answer for ref, answer in given.items() if answer}
+        expected = [
+            question["ref"]
+            for question in QUESTIONS
+            if SHOWN_IF.get(question["ref"], {}).items() <= answers.items()
+        ]
+        assert [question["ref"] for question in form.shown(answers)] == expected
+
+
+async def test_steps_are_short_and_hold_every_question_once_with_none_that_depends_on_another_of_its_step():
+    form, _ = await fetched()
+
+    assert [question for step in form.steps for question in step] == QUESTIONS
+    for step in form.steps:
+        assert 0 < len(step) <= 4
+        assert not {question["ref"] for question in step} & {
+            ref for question in step for ref in question["conditions"] or {}
+        }
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "status"),
+    [
+        ("GET", {"Host": "127.0.0.1:8010"}, 200),
+        ("GET", {"Host": "localhost:8010"}, 200),
+        ("GET", {"Host": "elsewhere.example:8010"}, 403),
+        ("GET", {"Host": "127.0.0.1:8011"}, 403),
+        ("POST", {"Host": "127.0.0.1:8010"}, 403),
+        ("POST", {"Host": "127.0.0.1:8010", "Origin": "null"}, 403),
+        ("POST", {"Host": "127.0.0.1:8010", "Origin": "http://elsewhere.example"}, 403),
+        ("POST", {"Host": "elsewhere.example:8010", "Origin": "http://elsewhere.example:8010"}, 403),
+        ("POST", {"Host": "127.0.0.1:8010", "Origin": "http://127.0.0.1:8010"}, 503),  # There is no API.
+    ],
+)
+async def test_only_own_pages_may_call(method, headers, status):
+    app: Any = create_app(SETTINGS)
+    transport = httpx.ASGITransport(app)
+    async with app.lifespan(), httpx.AsyncClient(base_url="http://any", transport=transport) as caller:
+        answer = await caller.request(method, "/", headers=headers)
+
+    assert answer.status_code == status
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'self'; ")
+    assert answer.headers["Cache-Control"] == "no-store"
+
+
+async def test_with_the_users_own_page_and_broker_the_panels_say_what_is_missing(tmp_path):
+    (tmp_path / "1.eml").write_text("Message-ID: <req_1.request.created.1@mail.test>\n\nA link.")
+    record = {
+        "customer_first_name": "Ada",
+        "customer_last_name": "L",
+        "case_ref": "1",
+        "calculation_id": None,
+    }
+    data = record | {"events": [{"type": "request.created", "time": "2026-03-02T09:30:00Z"}]}
+    api = httpx.MockTransport(lambda _: httpx.Response(200, json={"data": data}))
+    settings = msgspec.structs.replace(SETTINGS, app_url="https://mine.test", mail_dir=str(tmp_path))
+    app: Any = create_app(settings)
+    async with app.lifespan(), httpx.AsyncClient(transport=httpx.ASGITransport(app)) as caller:
+        http = httpx.AsyncClient(base_url="http://api", transport=api)
+        app.state.resources = dataclasses.replace(app.state.resources, http=http)
+        page = (await caller.get("http://127.0.0.1:8010/requests/req_1")).text
+
+    assert "The link leads to your own <code>APP_URL</code>" in page
+    assert "This team needs an account on your RabbitMQ." in page
+    assert "Announce the calculation</button>" not in page
+
+
+def test_only_the_newest_journeys_are_remembered():
+    journeys = Journeys()
+    for number in range(101):
+        journeys[f"req_{number}"].announced = "yes"
+
+    assert len(journeys) == 100
+    assert not journeys["req_0"].announced
+    assert journeys["req_100"].announced

@@ -1,0 +1,36 @@
+"""The journey of `make run`, as its tests see it."""
+
+import html
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.harness.processes import Process
+
+
+@dataclass(frozen=True)
+class JourneyStack:
+    """The pages, and what they need."""
+
+    pages: Process
+    api: Process
+    worker: Process
+    mails: Path
+    environment: Mapping[str, str]  # of the pages
+
+    @property
+    def logs(self) -> str:
+        """What all processes have logged."""
+        return self.pages.output + self.api.output + self.worker.output
+
+
+def link_in(email: str) -> str:
+    """Return the link of an e-mail's HTML, with the secret."""
+    (link,) = re.findall('href="([^"]+)"', email)
+    return html.unescape(link)
+
+
+def secret_of(link: str) -> str:
+    """Return the secret of a link."""
+    return link.partition("?secret=")[2]
