@@ -7,7 +7,7 @@ _ALLOWED = (
     "neither kubectl nor kustomize is installed",
     # Only the example that `make run` prints needs it.
     "curl is not installed",
-    # Only the pages at /schema need it, and not every system has a package of it.
+    # Only the tests of pages need it, and not every system has a package of it.
     "Chromium is missing",
     "Playwright is installed by `make test-long`",
     # CI needs no Docker engine.
