@@ -58,7 +58,7 @@ def test_port_in_use_is_one_line_that_says_what_to_do(place):
 
 def test_two_equal_ports_are_refused(place):
     port = free_port()
-    ports = Ports(api=port, worker=port, smtp=free_port())
+    ports = Ports(api=port, worker=port, smtp=free_port(), journey=free_port())
 
     with pytest.raises(LocalStackError, match=f"PORT and HEALTH_PORT are both {port}"):
         stack.running_stack(place, ports).__enter__()
@@ -76,14 +76,14 @@ def test_process_that_died_is_started_again_and_a_container_that_died_ends_the_r
     with running(program) as process:
         process.send_signal(signal.SIGKILL)
         assert wait_until(lambda: process.trouble() is not None, seconds=30)
-        Stack({}, [], [process]).look_after(place)
+        Stack({}, [], [process], "").look_after(place)
         assert process.trouble() is None
         assert (place.folder / "postgres.pid").read_text() == f"{process.pid}\n"
 
     assert reports == [f"The Postgres server was killed by SIGKILL. Started again as process {process.pid}."]
     container = Server("postgresql://", trouble=lambda: "The Postgres container was removed.")
     with pytest.raises(LocalStackError, match=r"removed\. Run `make run` again\."):
-        Stack({}, [container], []).look_after(place)
+        Stack({}, [container], [], "").look_after(place)
 
 
 def test_terminal_that_has_read_the_addresses_of_a_run_can_start_the_next_one(tmp_path, monkeypatch):
