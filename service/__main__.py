@@ -28,7 +28,7 @@ PROGRAM = click.Group(
 
 
 def main(words: Sequence[str]) -> int:
-    """Run one command. On failure print one line to stderr and return exit status 1."""
+    """Run one command, and return the exit status."""
     return command_line.run(PROGRAM, words, expects=(UnknownConveyancer,))
 
 

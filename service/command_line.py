@@ -82,7 +82,7 @@ def answering(function: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
     @functools.wraps(function)
     def callback(*, as_json: bool, **arguments: Any) -> int:  # noqa: ANN401 - click's
-        # Only the answer is to be printed, so nothing is logged. Libraries raise the errors that they log.
+        # Nothing is logged, so that only the answer is printed. Errors that libraries log are also raised.
         logging.disable()
         structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
         try:
@@ -130,7 +130,7 @@ def time(text: str) -> datetime:
         read = datetime.fromisoformat(text)
     except ValueError:
         read = datetime.min  # noqa: DTZ901 - refused below
-    if not 1970 < read.year < MAXYEAR:  # no request is older; later times overflow in calculations
+    if not 1970 < read.year < MAXYEAR:  # No request is older. Later times overflow in calculations.
         raise click.BadParameter(f"{text!r} is not a time like 2026-01-31T09:30:00Z, or 2h")
     return read if read.tzinfo else read.replace(tzinfo=UTC)
 
@@ -162,7 +162,7 @@ def _login() -> str:
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show progress on a terminal, unless --json is given. Yields the function that adds finished steps."""
+    """Show progress on a terminal, unless --json is given. Yields a function to report finished steps."""
     hidden = click.get_current_context().params.get("as_json", False) or not sys.stderr.isatty()
     with click.progressbar(length=total, label=label, show_pos=True, file=sys.stderr, hidden=hidden) as bar:
         yield bar.update
@@ -241,7 +241,7 @@ def cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape the characters of *text* that could manipulate a terminal: control and bidirectional ones."""
+    """Escape the control and bidirectional characters of *text*, which could manipulate a terminal."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text

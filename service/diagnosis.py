@@ -1,4 +1,4 @@
-"""`doctor` says what is wrong and what to do first: how checks run, and the checks of both processes."""
+"""How the checks of the command `doctor` run, and the checks that both processes share."""
 
 import asyncio
 import socket
@@ -151,7 +151,7 @@ def postgres_check(settings: Settings, *parts: Part) -> Check:
 
 
 async def _try_to_write(connection: Connection) -> None:
-    """Write ten pages with the locks of a create, then roll back. If the disk is full, this fails."""
+    """Write ten pages with the locks of a create, which fails if the disk is full. Then roll back."""
     writing = connection.transaction()
     await writing.start()
     await connection.execute("SET LOCAL lock_timeout = '1s'")
@@ -172,7 +172,7 @@ def _secret_keys(text: str | None) -> Part:
         try:
             ring = SecretKeyRing.parse(text or "")
         except InvalidSetting:
-            return  # The settings have a finding for it.
+            return  # The check of the settings reports this.
         used = {row["id"] for row in await connection.fetch(_USED_KEYS)}
         looking = connection.transaction()
         await looking.start()

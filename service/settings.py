@@ -12,16 +12,16 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 NonBlank = Annotated[str, msgspec.Meta(min_length=1)]
 
 # ADDRESS is what follows `scheme://` in a server's URL. It is checked here because libraries that parse it
-# later quote what they reject. From a password with a `/`, they would take the part before it for a port.
+# later quote what they reject, for example the part of a password before a `/`, as an invalid port.
 _PORT = r":(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|\d{1,4})"
 _HOST = rf"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@,\[\]]+)({_PORT})?"
 ADDRESS = rf"([^\s/?#]*@)?{_HOST}([/?]\S*)?\Z"
-# Several hosts are allowed, or none, because `?host=` may name them.
+# There may be several hosts. There may be none, because `?host=` may name them.
 _POSTGRES_ADDRESS = rf"([^\s/?#]*@)?({_HOST}(,{_HOST})*)?([/?]\S*)?\Z"
 
 PostgresUrl = Annotated[str, msgspec.Meta(pattern=rf"\Apostgres(ql)?://{_POSTGRES_ADDRESS}")]
 
-# This URL is shown to callers, and its origin goes into a header. So it has a plain host, and no password.
+# Callers see this URL, and its origin goes into a header. So it must have a plain host, and no password.
 PublicUrl = Annotated[str, msgspec.Meta(pattern=rf"\Ahttps://[A-Za-z0-9.-]+({_PORT})?(/\S*)?\Z")]
 
 
@@ -56,7 +56,7 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     """The settings of the API. It gets no broker address, because it publishes only through the outbox."""
 
     port: Port = 8000
-    # Longer than proxies keep connections, because a proxy that uses one as we close it answers 502.
+    # Longer than proxies keep connections, because a proxy that uses a connection as we close it answers 502.
     keep_alive_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 75
     auth_issuer: NonBlank
     auth_audience: NonBlank
@@ -79,7 +79,7 @@ AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 def load(kind: type[AnyStruct], environment: Mapping[str, str] = os.environ) -> AnyStruct:
     """Read the settings of one process from *environment*. An empty variable counts as unset.
 
-    Raises InvalidSetting, which names the variable but not its value, because that may be a password.
+    Raises InvalidSetting. It names the variable but does not show the value, which may be a password.
     """
     settings, problems = examine(kind, environment)
     for problem in problems.values():

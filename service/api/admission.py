@@ -19,7 +19,7 @@ AnyRequest: TypeAlias = Request[Any, Any, Any]
 
 
 class SecretHolder(msgspec.Struct, frozen=True):
-    """A caller whose token has the form of a secret. The secret is checked when the request is read."""
+    """A caller whose token has the form of a secret. The secret is checked when its request is read."""
 
     secret: str
 
@@ -27,7 +27,7 @@ class SecretHolder(msgspec.Struct, frozen=True):
 def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
     """Return the `before_request` of an endpoint that needs Postgres and an access token with *scope*.
 
-    It is not a guard, because Litestar would then copy the handler at every request, which takes 15 µs.
+    Litestar's guards are not used, because Litestar would copy the handler for each call, which takes 15 µs.
     """
 
     async def admit(request: AnyRequest) -> None:
@@ -60,9 +60,9 @@ async def requires_reader_or_secret(request: AnyRequest) -> None:
 
 
 async def requires_api_key_or_token(request: AnyRequest) -> None:
-    """Admit a caller of the questionnaire, with an API key or any access token.
+    """Admit a caller of the questionnaire that has an API key or any access token.
 
-    Access tokens are verified without Postgres, so callers that send one are served while Postgres is down.
+    Access tokens are verified without Postgres, so their callers are served even while Postgres is down.
     """
     resources: Resources = request.app.state.resources
     firm_served.set("")
@@ -86,10 +86,10 @@ def _token(request: AnyRequest) -> str:
 
 
 def bearer_token(authorization: Sequence[str]) -> str:
-    """Return the token, of any kind, in the header's values. Raises ApiError.
+    """Return the bearer token, of any kind, from the values of the Authorization headers. Raises ApiError.
 
-    Two Authorization headers are rejected, because a gateway may have checked the one that we would not read.
-    If there is no token, the challenge has no error code (RFC 6750, section 3.1).
+    Two headers are rejected, because a gateway may have checked the one that we would not read. If there is
+    no token, the challenge has no error code (RFC 6750, section 3.1).
     """
     if len(authorization) > 1:
         raise ApiError(
@@ -107,7 +107,7 @@ def bearer_token(authorization: Sequence[str]) -> str:
             challenge="",
         )
     scheme, _, token = authorization[0].partition(" ")
-    token = token.strip(" ")  # Only spaces: a plain strip() would also remove what is not ASCII.
+    token = token.strip(" ")  # A plain strip() would also remove spaces that are not ASCII.
     if scheme.lower() != "bearer" or not token:
         raise ApiError(
             HTTPStatus.UNAUTHORIZED,

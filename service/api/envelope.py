@@ -1,4 +1,4 @@
-"""The shape of every response (interface, *Response envelope*), and its encoding."""
+"""The envelope around every answer of the API in JSON, and its encoding."""
 
 from datetime import UTC, datetime
 from http import HTTPStatus

@@ -76,7 +76,7 @@ class InvalidSubmission(ApiError):
 
 
 # The responses to exceptions that Litestar raises, and to those of the packages that the API calls. An
-# exception gets the response of its class or, if that is not listed, of its closest base class.
+# exception gets the response of its class or, if its class is not listed, of its closest base class that is.
 _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
     # Raised by Litestar's router and body reader.
     ClientException: ApiError(
@@ -182,7 +182,7 @@ def refuse(scope: Scope, error: BaseException) -> asgi.Response:
     refused = translate(error)
     scope["state"]["error_codes"] = list(dict.fromkeys(each.code for each in refused.errors))
     if refused.status == HTTPStatus.UNAUTHORIZED:
-        scope["state"]["reason"] = refused.errors[0].message  # The code does not say why.
+        scope["state"]["reason"] = refused.errors[0].message  # The error code does not say why.
     return refused.answer()
 
 
@@ -193,7 +193,7 @@ def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes
     if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", **facts, **logs.describe(error))
     if answer.status == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
-        # An error without a cause is not logged: nothing was tried, and the access log has a line for it.
+        # Without a cause, nothing was tried, and the line in the access log is enough.
         _log.warning("request_turned_away", **facts, error=logs.summarize(error))
     headers = {name.decode(): value.decode() for name, value in answer.headers}
     return Response(answer.body, status_code=answer.status, headers=headers)
@@ -202,7 +202,7 @@ def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes
 def describe(scope: Scope) -> dict[str, Any]:
     """Return the fields of a log line about an HTTP request, except those that the outer layer binds.
 
-    Of the path only a valid uuid is logged, because the rest may contain anything.
+    Of the path, only a valid uuid is logged, because anything may be in the rest.
     """
     state = scope["state"]
     uuid = state.get("uuid") or scope.get("path_params", {}).get("uuid")

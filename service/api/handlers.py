@@ -47,7 +47,7 @@ async def create_request(request: ApiRequest[Caller]) -> Response:
             new, body.idempotency(key), traceparent=state["traceparent"], until=until
         )
     except (PostgresUnavailable, asyncio.CancelledError):
-        state["uuid"] = new.uuid  # It may have been stored nevertheless.
+        state["uuid"] = new.uuid  # The request may have been stored nevertheless.
         raise
     state["uuid"] = stored.uuid
     headers = [(idempotency_key_header.REPLAYED.lower().encode(), b"true")] if is_repeat else []
@@ -100,7 +100,7 @@ async def retrieve_request(
 
 async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> CalculationRequest:
     request_id = parse_uuid(uuid)
-    if request_id is None:  # Postgres is not asked, because the form of a uuid is no secret.
+    if request_id is None:  # The quicker answer reveals only that the uuid is malformed.
         raise WrongSecret
     async with resources.connection() as connection:
         return await reading.find_by_secret(connection, request_id, secret=secret, keys=resources.secret_keys)
@@ -125,11 +125,11 @@ async def list_events(request: ApiRequest[Caller | InternalReader], uuid: FromPa
 def _id_in(uuid: str, reader: Caller | InternalReader) -> UUID:
     """Return the id in a path. Raises RequestNotFound, without using Postgres, if the id is malformed.
 
-    Each attempt of an internal reader is logged, because internal readers may read any firm's requests.
+    Each call of an internal reader is logged, because internal readers may read any firm's requests.
     """
     request_id = parse_uuid(uuid)
     if isinstance(reader, InternalReader):
-        known = uuid if request_id else None  # Anything else may be personal data.
+        known = uuid if request_id else None  # A malformed uuid may be personal data.
         _log.info("request_read_internally", client_id=reader.client_id, **logs.about(known, None))
     if request_id is None:
         raise RequestNotFound

@@ -8,7 +8,7 @@ from service.api.errors import ApiError
 
 REPLAYED = "Idempotent-Replayed"  # the header of a response to a repeat
 # A string of RFC 8941 (section 3.3.3) without escapes, or a token. Unlike in RFC 8941, a token may begin with
-# a digit, as many UUIDs do. It contains no comma, so two headers joined by a comma are not one key.
+# a digit, as many UUIDs do. A token has no comma, so two headers that a proxy joined by a comma are no key.
 PATTERN = r"""^("[ !#-\[\]-~]{1,255}"|[A-Za-z0-9!#$%&'*+.^_`|~:/-]{1,255})$"""
 
 _KEY = re.compile(PATTERN)

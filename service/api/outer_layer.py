@@ -1,6 +1,6 @@
 """The layer around the router: logs, counts and traces each HTTP request, and completes its response.
 
-Litestar's own middleware never sees the router's 404 and 405.
+It is outside Litestar, because Litestar's own middleware never sees the router's 404 and 405.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class OuterLayer:
         with tracing.span(
             name,
             "server",
-            # No `url.path`, although the conventions ask for it, because a path may contain anything.
+            # OpenTelemetry's conventions ask for `url.path`, too, but a path may contain anything.
             lambda: {"http.request.method": method, "url.scheme": scope["scheme"]},
             parent=tracing.find(scope["headers"]),
         ):
@@ -62,7 +62,7 @@ class OuterLayer:
             )
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> tuple[str | None, int]:
-        """Serve, count and log an HTTP request. Return its route or None, and its status or 0."""
+        """Serve, count and log an HTTP request. Return its route or None, and the status sent or 0."""
         started_at = time.perf_counter()
         method = scope["method"]
         if method == HttpMethod.HEAD:
@@ -104,14 +104,14 @@ class OuterLayer:
     def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve each path under one spelling. Otherwise another spelling could bypass a gateway's rules.
 
-        The router would serve `//metrics` and `/%6detrics` as `/metrics`. The router caches many paths, so
-        long paths are rejected.
+        The router would serve `//metrics` and `/%6detrics` as `/metrics`. Long paths are rejected, because
+        the router caches paths.
         """
         path = scope["raw_path"]
         if len(path) > LONGEST_PATH or b"//" in path or (path.endswith(b"/") and path != b"/"):
             return errors.refuse(scope, NotFoundException())(scope, receive, send)
         if b"%" in path:
-            scope["path"] = path.decode("ascii")  # Stays encoded, so no handler accepts it.
+            scope["path"] = path.decode("ascii")  # The path stays encoded, so no handler accepts it.
         return self._app(scope, receive, send)
 
 
@@ -124,7 +124,7 @@ def _request_id(headers: Iterable[Header]) -> bytes:
 
 
 def _complete(message: Message, request_id: bytes) -> Message:
-    """Add X-Request-Id; HEAD to an Allow with GET; and `no-store` if there is no Cache-Control."""
+    """Add X-Request-Id, `no-store` if there is no Cache-Control, and HEAD to an Allow that has GET."""
     headers = [
         (name, value + b", HEAD" if name == b"allow" and b"GET" in value else value)
         for name, value in message["headers"]

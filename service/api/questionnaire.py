@@ -51,7 +51,7 @@ class QuestionnaireStructure(msgspec.Struct, frozen=True):
 
 
 def load() -> QuestionnaireStructure:
-    """Read the questionnaire from the file next to this module. In it, questions share sets of options."""
+    """Read the questionnaire from questionnaire.toml, in which questions share sets of options."""
     file = resources.files("service.api").joinpath("questionnaire.toml")
     written = msgspec.toml.decode(file.read_bytes())
     questions = [
@@ -85,6 +85,6 @@ async def questionnaire_structure(request: ApiRequest[None]) -> Response:
 
 
 def _is_current(if_none_match: list[str]) -> bool:
-    """Whether the caller has these questions. Only quoted tags are compared (RFC 9110, section 13.1.2)."""
+    """Whether the caller has these questions. `W/` is not compared (RFC 9110, section 13.1.2)."""
     tag = _ETAG.removeprefix("W/")
     return any(field.strip() == "*" or tag in field for field in if_none_match)

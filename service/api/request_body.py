@@ -19,8 +19,8 @@ from service.calculation_requests.model import Idempotency, RequestType
 UNKNOWN_FIELDS_NAMED = 50  # Naming thousands would take longer than storing a request.
 _INT64 = range(-(2**63), 2**63)
 
-# The patterns in the OpenAPI document. The checks below reject more. The patterns are limited to ASCII and
-# `\x00`, because PCRE2 rejects `\u0000`, and generators of zod schemas write the character itself.
+# The patterns in the OpenAPI document. They have no `\u…` escapes, because PCRE2 rejects these, and zod's
+# generators write the characters in their place. So the checks below reject more characters.
 LINE = {"pattern": r"^[^\x00-\x1f\x7f]*$"}
 TEXT = {"pattern": r"^[^\x00]*$"}
 _FILLED_LINE = {"minLength": 1, **LINE}
@@ -106,7 +106,7 @@ class CreateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     external_id: Annotated[ExternalId | None, field_docs.EXTERNAL_ID] = None
     meta_data: Annotated[MetaData | None, field_docs.META_DATA] = None
     calculation_fee_exempt: Annotated[bool, field_docs.CALCULATION_FEE_EXEMPT] = False
-    # Any JSON value is accepted, because without a waiver the interface ignores the value.
+    # Any JSON value is accepted, because the reason is ignored unless the fee is waived.
     calculation_fee_exempt_reason: Annotated[
         Any,
         msgspec.Meta(extra_json_schema={"type": ["string", "null"]}),
@@ -115,7 +115,7 @@ class CreateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def _parts(annotation: object) -> Iterator[object]:
-    """Yield all that a type is made of, such as the types of a union and their annotations."""
+    """Yield the parts of a type, and the parts of those: the types of a union, and annotations."""
     for part in get_args(annotation):
         yield part
         yield from _parts(part)
@@ -133,9 +133,9 @@ _checks = {
 
 
 class ParsedBody(msgspec.Struct, frozen=True):
-    """A parsed body. Whether its waiver applies depends on the conveyancer, and is not known yet.
+    """A parsed body. Whether its waiver of the fee applies depends on the conveyancer, and is not known yet.
 
-    *errors* has an error for every failing field except the reason of the waiver, which has *reason_error*.
+    *errors* has an error for every failing field except the waiver's reason, whose error is *reason_error*.
     """
 
     values: Mapping[str, Any]
@@ -159,14 +159,14 @@ class ParsedBody(msgspec.Struct, frozen=True):
         return stored
 
     def idempotency(self, key: str | None) -> Idempotency | None:
-        """Return what identifies a repeat, or None without a key. A rejected body does not use up its key.
+        """Return what identifies a repeat, or None if there is no key or the body has errors.
 
         The order of fields, whitespace, whether a null is sent or left out, and the conveyancer's fee setting
         make no difference.
         """
         if key is None or self.errors:
             return None
-        # Without defaults, so that a field which a later release adds does not change the fingerprint.
+        # Fields at their defaults are left out, so that a field added by a later release changes no hash.
         submitted = {name: value for name, value in self.values.items() if value != _defaults[name]}
         if not self.asks_for_waiver:
             submitted.pop("calculation_fee_exempt_reason", None)
@@ -213,7 +213,7 @@ def _check_reason(value: object) -> Failure | None:
 
 
 def _read_field_by_field(body: Any) -> tuple[dict[str, Any], list[FieldError]]:  # noqa: ANN401 - any JSON value
-    """Return the fields of the right type, and an error for each of a wrong type, missing or unknown."""
+    """Return the well-typed fields, and an error for each field that is ill-typed, missing or unknown."""
     if not isinstance(body, dict):
         raise InvalidSubmission([FieldError("invalid_type", "The body must be a JSON object.", None, "")])
     values: dict[str, Any] = {}

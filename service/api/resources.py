@@ -20,7 +20,7 @@ User = TypeVar("User")
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """The resources that the handlers use. The application's lifespan opens them."""
+    """The resources that the handlers use. service/app.py opens them."""
 
     settings: ServiceSettings
     authenticator: Authenticator
@@ -37,7 +37,7 @@ class Resources(msgspec.Struct, frozen=True):
         return stored.view(*stored.secret_and_url(self.secret_keys, self.settings.app_url))
 
     def listed(self, found: Sequence[CalculationRequest]) -> list[RetrievedCalculationRequest]:
-        """Return what a page shows. A request whose secret key is missing has no secret and link there."""
+        """Return what a page shows. A request whose secret key is missing is shown without its link."""
         shown: list[RetrievedCalculationRequest] = []
         for stored in found:
             try:
@@ -52,6 +52,6 @@ class ApiRequest(Request[User, Any, State], Generic[User]):
 
     @property
     def resources(self) -> Resources:
-        """The resources that the lifespan has opened."""
+        """The resources of the application."""
         resources: Resources = self.app.state.resources
         return resources

@@ -86,7 +86,7 @@ class Authenticator:
         return caller
 
     async def verify_reader(self, token: str) -> Caller | InternalReader:
-        """Return a caller with the scope READ or an internal reader. Raises as `verify_access_token` does."""
+        """Return a caller with the scope READ, or an internal reader. Raises like `verify_access_token`."""
         caller = await self._verify(token)
         if isinstance(caller, Caller) and READ not in caller.scopes:
             raise InsufficientScope(READ)
@@ -154,7 +154,7 @@ class Authenticator:
             )
         scopes = frozenset(scope.split())
         expires_at = claims["exp"]
-        if not isinstance(expires_at, int | float):  # PyJWT also accepts "1700000000".
+        if not isinstance(expires_at, int | float):  # PyJWT also accepts the text "1700000000".
             raise InvalidCredentials(_NOT_VALID)
         expires_at += self._settings.auth_leeway_seconds
         client_id = claims.get("client_id")

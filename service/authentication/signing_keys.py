@@ -18,9 +18,9 @@ from service.telemetry import api_metrics
 
 _RSA_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 ALGORITHMS = (*_RSA_ALGORITHMS, "ES256", "ES384", "ES512", "EdDSA")
-_REFRESH_SECONDS = 300.0  # between fetches, so that a withdrawn key is soon dropped
+_REFRESH_SECONDS = 300.0  # between regular fetches, so that a withdrawn key is soon dropped
 _FETCH_SECONDS = 5.0  # for one fetch
-_INTERVAL_SECONDS = 1.0  # between fetches, because anyone can cause a fetch with a made-up key id
+_INTERVAL_SECONDS = 1.0  # the least time between two fetches, because any made-up key id causes one
 _COOLDOWN_SECONDS = 10.0  # after a failed fetch
 _CALLER_WAIT_SECONDS = 1.5  # the longest that a caller waits for the interval and a fetch
 _LARGEST_DOCUMENT = 1024 * 1024
@@ -136,7 +136,7 @@ class SigningKeys:
 
 
 def _read_jwk_set(document: bytes) -> dict[str, SigningKey]:
-    """Return the usable signing keys of a JWK set by id. Raises an error if there is none."""
+    """Return the usable signing keys of a JWK set by id. Raises an error if no key is usable."""
     entries = msgspec.json.decode(document, type=JwkSet).keys
     usable = [key for entry in entries if (key := _read_jwk(entry)) is not None]
     if not usable:

@@ -25,8 +25,8 @@ async def register(
 ) -> tuple[Conveyancer | None, Conveyancer]:
     """Register a conveyancer, or change a registered one, in the caller's transaction.
 
-    Returns the conveyancer as it was, or None if it is new, and as it is now. A fee setting of None keeps the
-    present setting, or means no fee for a new conveyancer. The command line has checked the texts.
+    Returns the conveyancer before the change (None if it is new) and after it. A fee setting of None keeps
+    the present setting. A new conveyancer then charges no fee. The command line has checked the texts.
     """
     before = await connection.fetchrow(
         f"SELECT {_COLUMNS} FROM conveyancer WHERE id = $1 FOR NO KEY UPDATE",  # noqa: S608 - constants only
@@ -52,7 +52,7 @@ _COLUMNS = ", ".join(Conveyancer.__struct_fields__)
 
 
 async def list_all(connection: Connection) -> list[Conveyancer]:
-    """Return every conveyancer, by id."""
+    """Return every conveyancer, in the order of their ids."""
     rows = await connection.fetch(f"SELECT {_COLUMNS} FROM conveyancer ORDER BY id")  # noqa: S608 - likewise
     return [Conveyancer(*row) for row in rows]
 

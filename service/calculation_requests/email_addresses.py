@@ -15,8 +15,8 @@ ENCODED_WORD = re.compile(r"=\?.*\?=")
 # can take 20 ms, for example if they are Arabic digits. IDNA allows four characters as the dot.
 _LONG_LABEL = re.compile(r"[^.\u3002\uff0e\uff61]{64}")
 
-# Addresses that are valid if their domain is valid. Every part before the @ that matches is valid. Without
-# xn-- in the domain, the address gets no longer when decoded.
+# Addresses that are valid if their domain is valid, because every local part that matches is valid. A
+# domain with xn-- does not match, because decoding could make the address too long.
 _PLAIN_ADDRESS = re.compile(
     r"[a-z0-9_+-]{1,32}(?:\.[a-z0-9_+-]{1,31})?@((?!.*xn--)[a-z0-9.-]+)", re.ASCII | re.IGNORECASE
 )
@@ -31,7 +31,7 @@ def is_accepted(address: str) -> bool:
 
 
 def find_fault(address: str) -> str | None:
-    """Return what is wrong with *address*, or None if it is accepted. The message does not quote it."""
+    """Return what is wrong with *address*, without quoting it, or None if *address* is accepted."""
     if is_accepted(address):
         return None
     local, _, domain = address.rpartition("@")
@@ -48,7 +48,7 @@ def find_fault(address: str) -> str | None:
     )
 
 
-# Most addresses share few domains. Uncached, validating both addresses took a seventh of a create's time.
+# Most addresses share few domains. Uncached, validating a create's two addresses took a seventh of its time.
 @lru_cache(maxsize=4096)
 def _is_valid_domain(domain: str) -> bool:
     return _is_valid(f"a@{domain}")
@@ -61,7 +61,7 @@ def _is_valid(address: str) -> bool:
         email_validator.validate_email(
             address,
             check_deliverability=False,  # no DNS
-            allow_smtputf8=False,  # Mail servers without SMTPUTF8 reject such addresses permanently.
+            allow_smtputf8=False,  # Without SMTPUTF8, mail servers reject a local part that is not ASCII.
             test_environment=True,  # allows `.test` domains, for trials
             strict=True,  # at most 64 characters before the @: mail servers need not accept more
         )

@@ -96,7 +96,7 @@ def _history(rows: Sequence[asyncpg.Record]) -> EventHistory:
 
 
 # For each type of event that a request's row records, its columns: sequence, time and own fields, if any. The
-# event happened if the last column is set. The table email has the columns of the e-mails' events.
+# last column is null until the event happens. The events of e-mails have their columns in the table email.
 RECORDED = {RequestCalculated: ("calculation_sequence", "calculated_at", "calculation_id")}
 RECORDED_COLUMNS = tuple(chain.from_iterable(RECORDED.values()))
 _COLUMNS = f"""

@@ -1,4 +1,4 @@
-"""The request as a row, in its events and in answers of the API. Bodies of creates: request_body.py."""
+"""The request as a row, in its events and in answers of the API. request_body.py has the body of a create."""
 
 import time
 from datetime import UTC, datetime
@@ -42,12 +42,12 @@ class Idempotency(NamedTuple):
 
 
 def now() -> datetime:
-    """Return the time in whole seconds, because the interface has no fractions of a second."""
+    """Return the time in whole seconds, because neither the API nor events show fractions."""
     return datetime.fromtimestamp(int(time.time()), UTC)
 
 
 class EventSource(msgspec.Struct, frozen=True, dict=True):
-    """The columns of a request from which its events are made. None is personal or secret."""
+    """The columns of a request from which its events are made. They are neither personal nor secret."""
 
     id: UUID
     conveyancer_id: str
@@ -77,7 +77,7 @@ class EventSource(msgspec.Struct, frozen=True, dict=True):
         }
 
     def email_event(self, *, sequence: int, reason: Reason | None, smtp_code: int) -> RequestEvent:
-        """Return the event that announces the end of an e-mail, which was sent if *reason* is None."""
+        """Return the event for an e-mail that was sent or, with a *reason*, failed."""
         facts = self.event_payload(sequence=sequence)
         if reason is None:
             return RequestEmailSent(**facts)

@@ -1,4 +1,4 @@
-"""Stores new requests, each with its event in one statement. reading.py finds what a repeat has stored."""
+"""Stores new requests, each with its event in one statement. For a repeat, reading.py finds the request."""
 
 import asyncio
 import secrets
@@ -72,9 +72,9 @@ class Storage:
     ) -> Stored:
         """Store a request before the deadline *until*, and wake the relays.
 
-        However often a create is sent with one key, one request is stored and returned. The row has the key,
-        and the key's hash outlives the row. A create that stores nothing looks for the row with its key. If
-        there is none, another create is storing the key, and may fail. So this create tries again later.
+        However often a create is sent with one key, one request is stored and returned. A create that stores
+        nothing looks for the request with its key. If there is none, another create is storing the key, and
+        may fail. So this create tries again after a pause.
 
         After PostgresUnavailable the request may have been stored. After UnknownConveyancer, RequestErased,
         IdempotencyKeyReused or IdempotencyKeyInFlight it has not been stored.
@@ -115,7 +115,7 @@ class Storage:
                 except asyncpg.ProgramLimitExceededError:
                     if not may_notify:
                         raise
-                    continue  # without a NOTIFY: the queue for NOTIFY is full, see `lanes.notify`
+                    continue  # without a NOTIFY, because its queue is full: see `lanes.notify`
             if is_new and not may_notify:
                 self._relay.wake()
             return is_new
@@ -144,18 +144,18 @@ def insert_arguments(
     )
 
 
-# Stores a request and its request.created event, both or neither, and returns the id. It does so if all of
-# this holds. The last four conditions apply only if there is an idempotency key, called "the key" here.
+# Stores a request and its request.created event, and returns the id, if all these conditions hold. Otherwise
+# stores neither. All but the first apply only if there is an idempotency key, called "the key" here.
 #
 # - The conveyancer is active. With a foreign key, all inserts of a firm would share a lock on its row.
-# - No request is stored with the key. The lock below would not exclude an earlier create of the same group,
-#   because a session can acquire its own lock again.
+# - No request is stored with the key. The advisory lock would not exclude an earlier create of the same
+#   group, because a session can acquire its own lock again.
 # - No request with the key was erased.
 # - No other session is storing a request with the key. The key is locked until the transaction ends.
 # - No create with the key was committed after this statement began. ON CONFLICT checks this.
 #
-# The statement never waits for another create: that would delay the whole group, and groups with the same
-# keys could deadlock. ON CONFLICT alone would wait for a transaction that is writing the key's request.
+# The statement never waits for another create, because waiting would delay the whole group, and groups with
+# the same keys could deadlock. ON CONFLICT alone would wait for a create that is storing the key.
 _COLUMN_VALUES = ", ".join(f"${8 + index}" for index in range(len(CalculationRequest.__struct_fields__)))
 INSERT = f"""
     WITH inserted AS (

@@ -99,8 +99,8 @@ async def _answer(
 ) -> Answer:
     """Give a request a new secret, and its customer a new address unless *address* is None.
 
-    Pending e-mails are cancelled, because a worker may have claimed them with the old link. A new one is sent
-    if *sends_email*.
+    Pending e-mails are cancelled, because a worker may have claimed them with the old link. A new e-mail is
+    sent if *sends_email*.
     """
     keys = SecretKeyRing.parse(load(Settings).request_secret_keys)
     email = None

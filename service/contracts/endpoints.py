@@ -34,7 +34,7 @@ from service.outbox.events import RequestEmailFailed, in_envelope
 from service.postgres.outages import PostgresUnavailable
 
 _BODY = msgspec.json.schema_components([CreateBody])[1][CreateBody.__name__]
-# Made of the examples of the fields.
+# Made of the examples in field_docs.py.
 FULL_REQUEST: dict[str, Any] = {name: field["examples"][0] for name, field in _BODY["properties"].items()}
 SMALLEST_REQUEST: dict[str, Any] = {name: FULL_REQUEST[name] for name in _BODY["required"]}
 REFUSED_REQUEST = '{"customer_email": "ada", "property_value": -1, "waive_fee": true}'
@@ -149,7 +149,7 @@ HEADERS: dict[str, dict[str, Any]] = {
 
 
 def _refusal(check: Callable[..., object], *arguments: object) -> ApiError:
-    """Return the refusal that *check* raises."""
+    """Return the error that *check* raises."""
     try:
         check(*arguments)
     except ApiError as error:

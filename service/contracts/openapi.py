@@ -93,7 +93,7 @@ def document(token_url: str | None = None) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document. With *token_url* it says where to get access tokens."""
     schemes = dict(_SECURITY_SCHEMES)
     if token_url is not None:
-        # For the same tokens as the first scheme. This one shows how to request them.
+        # This scheme has the same tokens as the first scheme, and shows how to request them.
         schemes[_CLIENT_CREDENTIALS] = {
             "type": "oauth2",
             "description": "An access token, requested with the id and the secret of a client of the issuer.",
@@ -177,7 +177,7 @@ def _failures(failures: Mapping[str, Exception]) -> dict[str, Any]:
 
 
 def _shared_headers(answers: Iterable[Response]) -> dict[str, bool]:
-    """Return the headers that any of the answers has, each with whether all of the answers have it."""
+    """Return the headers that any of the answers has. True means that all of the answers have the header."""
     sent = [{name.decode() for name, _ in each.headers} for each in answers]
     return {
         name: all(name.lower() in names for names in sent)
@@ -238,8 +238,8 @@ def _with_null_in_type(schema: Any) -> Any:  # noqa: ANN401 - any part of a sche
 def _name_events(schemas: dict[str, Any]) -> None:
     """Describe each type of event by its own schema, and other types by that of RequestEvent, the base class.
 
-    The `type` distinguishes them. A `discriminator` would show our schemas' names on the page. With `oneOf`,
-    generated clients that ignore `not` would find that an event fits two schemas, and refuse it.
+    Events differ in `type`. A `discriminator` would show our schemas' names on the page. With `oneOf`,
+    generated clients that ignore `not` would find that an event fits two schemas, and refuse the event.
     """
     schemas.update(asyncapi.sent_schemas())
     names = [asyncapi.schema_name(event) for event in events.SENT]

@@ -1,6 +1,6 @@
 """Changes to locked requests, and the events that announce them.
 
-A transaction locks requests before their e-mails, so that no two transactions deadlock.
+Every transaction locks requests before their e-mails, so that no two transactions deadlock.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -33,10 +33,10 @@ async def replace(connection: Connection, request_id: UUID, *, sends: bool) -> s
 
 
 async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> dict[UUID, str]:
-    """Cancel the pending e-mails of these requests in the caller's transaction, even unrecorded ones.
+    """Cancel the pending e-mails of these requests in the caller's transaction. Returns their keys.
 
-    Returns their e-mail keys by request. An e-mail that a worker has claimed may still be sent, because the
-    worker may have read the row already.
+    First e-mails that no consumer has recorded yet are recorded and cancelled. An e-mail that a worker has
+    claimed may still be sent, because the worker may have read the row already.
     """
     requests = await announcing.lock(connection, request_ids)
     await _add_first(connection, list(requests))

@@ -19,8 +19,8 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
     """Erase requests in the caller's transaction. Returns the ids of those that existed.
 
     The transaction must hold the locks of the requests' lanes. Otherwise a relay could move an event while
-    it is changed here. Pending e-mails are cancelled, even if no worker has recorded them yet. Then
-    request.email_failed announces the cancellation. An e-mail in flight may still arrive.
+    the event is changed here. Pending e-mails are cancelled, even if no worker has recorded them yet, and
+    request.email_failed announces this. An e-mail that is being sent may still arrive.
     """
     found = list(await announcing.lock(connection, request_ids))
     if found:

@@ -34,7 +34,7 @@ async def record(
     *,
     conveyancer_id: str | None = None,
 ) -> None:
-    """Record changes, each as a request's id and the event or e-mail that was changed.
+    """Record changes, each given as a request's id and what was changed, such as an e-mail key.
 
     The id is None if a conveyancer or very many requests were changed. Uses the caller's transaction, if any.
     """

@@ -20,9 +20,9 @@ CHANNEL = "outbox"  # for LISTEN and NOTIFY
 _INTERVAL_SECONDS = (0.005, 0.02)  # between two NOTIFYs: after few commits, and after many
 _SECONDS_PER_COMMIT = 0.001
 
-# The quiet time after which a commit carries a NOTIFY of its own.
+# A commit carries a NOTIFY of its own if both of these times have passed.
 _QUIET_SECONDS = 0.005  # since the last commit
-_QUIET_SHARE = 4  # times the duration of the last commit with a NOTIFY
+_QUIET_SHARE = 4  # times the duration of the last commit with a NOTIFY, since its end
 
 
 def lane_of(request_id: UUID) -> int:
@@ -40,7 +40,7 @@ async def lock(connection: Connection, lane: int) -> None:
 
 
 async def try_lock(connection: Connection, lanes: Sequence[int]) -> list[int]:
-    """Lock the free ones among *lanes* until the transaction ends, and return them.
+    """Lock the free lanes among *lanes* until the transaction ends, and return them.
 
     Read the lanes in a later statement, because it sees all that previous holders of the locks committed.
 
@@ -65,8 +65,8 @@ async def try_lock(connection: Connection, lanes: Sequence[int]) -> list[int]:
 async def notify(connection: Connection) -> None:
     """Wake the relays. Rarely used in transactions that write, because NOTIFY makes commits queue for a lock.
 
-    With a NOTIFY in every commit, 12,700 creates per second fell to 3,600. Clients of any database of the
-    server may fill the server's queue for NOTIFY. Then the relays find events by polling.
+    With a NOTIFY in every commit, 12,700 creates per second fell to 3,600. A NOTIFY is rejected while the
+    server's queue for NOTIFY is full. Then the relays find the events by polling.
     """
     with suppress(asyncpg.ProgramLimitExceededError):
         await connection.execute("SELECT pg_notify($1, '')", CHANNEL)
@@ -91,9 +91,9 @@ class RelayWaker:
         """Yield whether the commit in the block should carry a NOTIFY. If not, call `wake` after the block.
 
         A NOTIFY in the commit wakes the relays a round trip sooner, but such commits queue for one lock: see
-        `notify`. So a process has at most one such commit at a time, and then none for four times as long.
-        Without this rule a create took 600 ms instead of 11 ms, in eight processes with 160 creates per
-        second and commits of 10 ms, as with a synchronous replica.
+        `notify`. So a process has at most one such commit at a time, and then none for four times as long as
+        that commit took. Without this rule a create took 600 ms instead of 11 ms, when eight processes served
+        160 creates per second and a commit took 10 ms, as with a synchronous replica.
         """
         began = time.monotonic()
         if began < self._quiet_until:

@@ -13,11 +13,11 @@ from service.telemetry import metrics
 
 # SQL that makes the commit wait for a synchronous standby even if the transaction writes nothing else. If
 # such a wait is cancelled, Postgres keeps the commit, but a failover may lose it. So a repeat must wait for
-# the standby before it is answered or acknowledged, even if there is nothing left to do.
+# the standby before it is answered or acknowledged, even if it changes nothing.
 REPLICATE = "pg_logical_emit_message(true, 'replicate', '')"
 
-SILENCE_SECONDS = 3.0  # that a transaction may be idle; then Postgres ends the session, which frees its locks
-LOCK_SECONDS = 5.0  # for which an operator's command waits for a lock, as others may wait for the command
+SILENCE_SECONDS = 3.0  # the longest that a transaction may be idle before Postgres ends the session
+LOCK_SECONDS = 5.0  # the longest that a command waits for a lock, because others may queue behind it
 
 
 class Acquired(AbstractAsyncContextManager["Connection"]):
@@ -26,7 +26,7 @@ class Acquired(AbstractAsyncContextManager["Connection"]):
     An interrupted statement is cancelled in the background. Its connection is closed within *seconds*.
 
     Raises PostgresUnavailable if Postgres or the pool does not respond in time. In the API, *seconds* is
-    DATABASE_TIMEOUT_SECONDS, and the caller gets 503. A generator would take twice the time of this class.
+    DATABASE_TIMEOUT_SECONDS, and the caller gets 503. As a generator, this would take twice as long.
     """
 
     def __init__(self, pool: Pool, *, seconds: float) -> None:
@@ -91,7 +91,7 @@ async def transaction(
             yield connection
             await connection.execute("COMMIT")
         except asyncio.CancelledError:
-            connection.terminate()  # No time is left to wait for a ROLLBACK, and Postgres needs none.
+            connection.terminate()  # No time is left for a ROLLBACK. Ending the session has the same effect.
             raise
         except BaseException:
             try:

@@ -26,14 +26,14 @@ class GroupCommit:
     """Runs one statement for all callers that arrive while the first one, the leader, waits for a connection.
 
     The statement returns an id or nothing. The leader runs the statement for every caller present, and
-    passes on the results. No caller waits for others to arrive. The more callers, the less each one costs:
-    without groups 23 % fewer creates are served, and 35 % fewer where a commit takes 10 ms.
+    passes on the results. No caller waits for others to arrive. Without groups, 23 % fewer creates are
+    served, and 35 % fewer where a commit takes 10 ms.
 
-    If Postgres rejects one member's arguments, each member gets a transaction of its own, on the same
+    If Postgres rejects one caller's arguments, each caller gets a transaction of its own, on the same
     connection and in the time that is left. So no caller gets an error for another caller's arguments.
 
-    After a slow group the next one is half as large, and then each may be larger by one. So a Postgres that
-    is slow for each row gets no more rows at a time than it can finish.
+    After a slow group the next may be half as large. After a fast group the next may be larger by one. So a
+    Postgres that is slow for each row gets no more rows at a time than it can finish.
     """
 
     def __init__(self, pool: Pool, statement: str, *, seconds: float) -> None:
@@ -47,8 +47,8 @@ class GroupCommit:
     async def execute(self, row_id: object, arguments: Sequence[Any], *, until: float) -> bool:
         """Run the statement with *arguments*; return whether it returned *row_id*.
 
-        The leader's deadline applies to the whole group. The followers' deadlines are not much later, because
-        callers join only while the leader has more than JOIN_SHARE of its time left.
+        The leader's deadline applies to the whole group. The other callers' deadlines are not much later,
+        because they join only while the leader has more than JOIN_SHARE of its time left.
 
         Raises PostgresUnavailable, and the errors that the statement raises for these arguments.
         """
@@ -83,8 +83,8 @@ class GroupCommit:
         """Run the statement for all members, or one by one if Postgres rejects the arguments of any."""
         began = time.monotonic()
         try:
-            # asyncpg runs this as one implicit transaction, so all members are stored or none is. The timeout
-            # is asyncpg's, because cancelling does not end the call while Postgres reads no input.
+            # asyncpg runs this as one implicit transaction, so all rows are stored or none is. The timeout is
+            # asyncpg's, because cancelling does not end the call while Postgres reads no input.
             rows = await connection.fetchmany(
                 self._statement, [member.arguments for member in members], timeout=until - began
             )
@@ -104,7 +104,7 @@ class GroupCommit:
                 self._largest_now = len(members) // 2
 
     async def _serve_each(self, connection: Connection, members: Sequence[_Member], *, until: float) -> None:
-        """Run the statement for each member, then close the connection, as a transaction may be open."""
+        """Run the statement for each member, then close the connection, because a transaction may be open."""
         try:
             for member in members:
                 try:
@@ -114,6 +114,6 @@ class GroupCommit:
                         raise
                     if not member.answer.done():
                         member.answer.set_exception(error)
-                        member.answer.exception()  # Otherwise asyncio may log it, including values.
+                        member.answer.exception()  # Otherwise asyncio may log the error, with values.
         finally:
             connection.terminate()

@@ -45,8 +45,8 @@ class PostgresUnavailable(Exception):
 def is_outage(error: BaseException) -> bool:
     """Whether a retry may succeed later.
 
-    After a ValueError of asyncpg it cannot, because a bad argument or DSN stays bad. Only the error for a
-    rejected certificate is different, because the certificate may be renewed.
+    After a ValueError of asyncpg no retry succeeds, because a bad argument or DSN stays bad. The only
+    exception is the ValueError for a rejected certificate, because the certificate may be renewed.
     """
     if isinstance(error, ValueError):
         return isinstance(error, ssl.SSLCertVerificationError)

@@ -17,12 +17,12 @@ from service.telemetry import metrics
 
 Connection: TypeAlias = "asyncpg.Connection[Any]"
 
-_QUEUE_PER_CONNECTION = 32  # callers that may wait: as many as a group commit stores at once
+_QUEUE_PER_CONNECTION = 32  # callers that may wait per connection: as many as one group commit serves
 _LARGEST_SHARE = 0.5  # of the queue, for one firm
 _RECONNECT_PAUSE_SECONDS = 0.25  # after a failed attempt to connect, so that rejecting callers is cheap
 _LONGEST_IDLE_SECONDS = 300.0  # Networks drop idle connections silently.
 
-# The firm that the current task serves, or "" for callers without a firm. The worker's None sets no limit.
+# The firm that the current task serves, or "" for callers without a firm. In the worker None: no limit.
 firm_served: ContextVar[str | None] = ContextVar("firm_served", default=None)
 
 
@@ -30,10 +30,11 @@ class Pool:
     """A lazily filled connection pool with a bounded queue, in which callers wait for their turn.
 
     With an unbounded queue, an overloaded Postgres would work for callers that have already given up.
-    asyncpg's own pool has such a queue, and releases connections in a task, which made running one statement
-    take 44 % longer. Sessions are not reset between callers: all that a caller sets ends with a transaction.
+    asyncpg's own pool has an unbounded queue, and releases connections in a task, which made running one
+    statement take 44 % longer. Sessions are not reset between callers, because every setting that a caller
+    makes ends with its transaction.
 
-    If Postgres accepts fewer connections than the pool may open, callers wait for one that is in use.
+    If Postgres accepts fewer connections than the pool may open, callers wait for a connection in use.
     """
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]], *, size: int) -> None:
@@ -48,7 +49,7 @@ class Pool:
         self._retiring: dict[Connection, asyncio.Task[None]] = {}
         self._idle: deque[tuple[Connection, float]] = deque()  # with the time of release; last in, first out
         self._reconnect_after = -math.inf
-        self.is_login_rejected = False  # by the latest attempt to connect
+        self.is_login_rejected = False  # at the latest attempt to connect
 
     @property
     def open_size(self) -> int:
@@ -89,9 +90,9 @@ class Pool:
     async def acquire(self, *, queue_seconds: float) -> Connection:
         """Return a connection. The caller sets its own deadline, and must release or retire the connection.
 
-        Raises PostgresUnavailable at once if the queue is full or connecting has just failed. Raises
-        TimeoutError if the wait took longer than *queue_seconds*, because too little time is left then.
-        Raises what asyncpg raises while connecting.
+        Raises PostgresUnavailable at once if there is no place in the queue, or if no connection is in use
+        and connecting has just failed. Raises TimeoutError if the wait took longer than *queue_seconds*,
+        because too little time is left then. Raises what asyncpg raises while connecting.
         """
         until = time.monotonic() + queue_seconds
         while (connection := self._take_idle()) is None:
@@ -169,7 +170,7 @@ class Pool:
         return None
 
     async def _open(self) -> "Connection | None":
-        """Open a connection. Returns None if that fails while others are open or being opened."""
+        """Open a connection. Returns None if this fails while other connections are open or being opened."""
         self._opening += 1
         try:
             connection = await self._connect()
@@ -177,7 +178,7 @@ class Pool:
         except Exception as error:
             self.is_login_rejected = isinstance(error, asyncpg.InvalidAuthorizationSpecificationError)
             self._reconnect_after = time.monotonic() + _RECONNECT_PAUSE_SECONDS
-            if self._in_use == 1 and not self._idle:  # No other is in use or idle.
+            if self._in_use == 1 and not self._idle:  # No other is open or being opened.
                 raise
             return None
         finally:
@@ -189,7 +190,7 @@ class Pool:
 
     def _forget(self, connection: Connection) -> None:
         self._opened.remove(connection)
-        connection.terminate()  # even if the server has closed it: asyncpg may not have noticed yet
+        connection.terminate()  # even if the server has closed it, because asyncpg may not have noticed yet
 
     @property
     def _in_use(self) -> int:

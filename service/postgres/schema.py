@@ -1,9 +1,9 @@
 """The database schema: installs schema.sql in an empty database, and upgrades an existing one.
 
-The command `schema apply` does so, on Kubernetes in an init container of the API.
+The command `schema apply` does both. On Kubernetes an init container of the API runs the command.
 
-Versions after the first release are numbered files. They are applied while requests are stored: indexes are
-built concurrently, and an attempt to lock a table ends after 200 ms and is repeated.
+Versions after the first release are numbered files. They are applied while requests are stored. So indexes
+are built concurrently, and an attempt to lock a table ends after 200 ms and is repeated.
 
 Alembic and yoyo are not used, because they bring SQLAlchemy or a second driver, and neither stops waiting
 for a table's lock while callers queue behind it.
@@ -65,7 +65,7 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
         version = await read_version(connection)
         if version > len(versions):
             return version
-        # A process waiting in pg_advisory_lock would hold a snapshot, which CREATE INDEX CONCURRENTLY awaits.
+        # pg_advisory_lock would wait with a snapshot, and CREATE INDEX CONCURRENTLY waits for snapshots.
         if await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
             try:
                 with suppress(asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
@@ -91,7 +91,7 @@ async def read_version(connection: Connection) -> int:
 
 
 async def check(connection: Connection) -> None:
-    """Raise SchemaOutdated if the schema is too old or missing, PostgresUnavailable on a read-only server."""
+    """Raise SchemaOutdated if the schema is too old or missing; PostgresUnavailable if it takes no writes."""
     if await read_version(connection) < VERSION:
         raise SchemaOutdated
     if await connection.fetchval("SHOW transaction_read_only") == "on":
@@ -113,7 +113,7 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
 
     A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction.
     Then it runs statement by statement, so each statement must be safe to repeat after an interruption. An
-    interrupted concurrent index build leaves an invalid index, so a DROP INDEX IF EXISTS must come first.
+    interrupted CREATE INDEX CONCURRENTLY leaves an invalid index, so DROP INDEX IF EXISTS must precede it.
     """
     if await read_version(connection) == 0:
         if await connection.fetchval(

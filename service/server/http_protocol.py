@@ -88,7 +88,7 @@ class HttpProtocol(HttpToolsProtocol):
     _reading: Literal["nothing", "head", "body"] = "nothing"  # the part of a message that is incomplete
     _since = 0.0  # when we began to wait for the next part
     _deadline: float | None = None  # for that part; None while a request is in flight
-    _received = 0  # bytes since a head or the last piece of a body began; bounded: the parser keeps them
+    _received = 0  # bytes since a head or a body's last piece began; limited, because the parser keeps them
     _read_since, _read = 0.0, 0  # when we last counted how many bytes the caller has read, and that count
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -136,8 +136,8 @@ class HttpProtocol(HttpToolsProtocol):
     def _parse_received(self) -> None:
         """Parse until a request waits behind another. Reject what is not HTTP, and heads that are too large.
 
-        The parser gets at most one end of a head at a time, because one read of 256 KiB could contain 14,000
-        requests. A request ends with its head or, if it has a body, before the next head.
+        The parser gets at most one end of a head at a time, so that it starts at most one request. Otherwise
+        one read of 256 KiB could start 14,000 requests.
         """
         data, start = self.flow.unparsed, self.flow.parsed_to
         while start < len(data):
@@ -167,9 +167,9 @@ class HttpProtocol(HttpToolsProtocol):
         """Parse *data*, and decline every offer of another protocol (RFC 9110, section 7.8).
 
         Java's HttpClient offers HTTP/2 with each request. After an offer the parser leaves the rest to the
-        other protocol. The body would be lost, or parsed as the next request. So we feed the parser a second
-        head that announces the same body, without the offer. The application was started with the first head,
-        and in state "body" the `on_…` methods ignore the second.
+        other protocol, so the body would be lost, or parsed as the next request. So we feed the parser a
+        second head that announces the same body, without the offer. The application was started with the
+        first head, and while a body is read, the `on_…` methods ignore the second head.
         """
         while True:
             try:
@@ -230,9 +230,9 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Clear the deadline until the response is sent, unless it was sent before the whole body came."""
+        """Clear the deadline until the response is sent. If it has been sent already, expect a request."""
         if self.parser.should_upgrade():
-            return  # The body follows: see `_parse`.
+            return  # The parser has not seen the body yet: see `_parse`.
         self._reading = "nothing"
         if self.cycle.response_complete:
             self._expect(self.timeout_keep_alive)
@@ -256,8 +256,8 @@ class HttpProtocol(HttpToolsProtocol):
     def end_if_overdue(self, now: float) -> None:
         """Cut off a caller that has been too slow to send the next part or to read its responses.
 
-        While the server has paused reading, the caller is not at fault. The application itself bounds the
-        time for reading a body.
+        While the server has paused reading, the caller is not at fault. If a body is late, the application
+        itself answers.
         """
         read = self._writes.written - self.unread
         if not self.unread or now - self._read_since >= limits.BODY_SECONDS:
@@ -278,7 +278,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self.transport.get_write_buffer_size()
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
-        """Reject invalid input, and close. If an earlier request is in flight, only that one is answered."""
+        """Reject invalid input, and close. If an earlier request is in flight, answer only that request."""
         if self.transport.is_closing():
             return
         latest: RequestResponseCycle | None = self.cycle  # None before the first request, despite its type

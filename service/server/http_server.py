@@ -16,7 +16,7 @@ from service.server.http_protocol import HttpProtocol
 from service.settings import InvalidSetting
 
 _SWEEP_SECONDS = 1.0  # between two checks for overdue callers
-# Nearly all that a request or an event allocates is freed without the collector, so it may run rarely.
+# The garbage collector may run rarely, because nearly everything is freed without it.
 _OBJECTS_PER_COLLECTION = 10_000
 
 
@@ -32,7 +32,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def spare_loaded_objects() -> None:
-    """Exempt loaded modules from collections: scanning 70,000 objects blocks the event loop for 50 ms."""
+    """Exempt loaded modules from garbage collection, which would scan 70,000 objects, for 50 ms each time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_OBJECTS_PER_COLLECTION)

@@ -1,7 +1,7 @@
 """The limits of an HTTP server on its callers. service/README.md lists these and others in a table."""
 
-# More than may wait for Postgres by default. Beyond this number an idle or slow connection is closed: see
-# `HttpProtocol.connection_made`.
+# More than the callers that may wait for Postgres by default. If there are more connections, one of them is
+# closed: see `HttpProtocol.connection_made`.
 MOST_CONNECTIONS = 512
 HEAD_SECONDS = 10.0  # for a caller to send the head of a request
 LARGEST_HEAD = 64 * 1024  # bytes of the request line and the headers: more than cookies and tokens need

@@ -1,4 +1,4 @@
-"""The Prometheus metrics of the API. The worker must not import this module, or it would export them."""
+"""The Prometheus metrics of the API. A worker that imported this module would export these metrics, too."""
 
 import math
 import time

@@ -107,7 +107,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         facts["sqlstate"] = error.sqlstate
         facts["constraint"] = getattr(error, "constraint_name", None)
     if isinstance(error, OSError) and type(error).__module__ == "builtins":
-        # The operating system's messages quote no values. Those of Postgres and mail servers may.
+        # The operating system's messages quote no values. Messages of Postgres and mail servers may.
         facts["reason"] = str(error)
     if error.__cause__ is not None:
         facts["cause"] = describe(error.__cause__)

@@ -119,7 +119,7 @@ def describe(attributes: Attributes, *, name: str | None = None, failed: bool = 
 def onward(incoming: str | None) -> str:
     """Return the traceparent to pass on: the current span's, else *incoming*, else a new one.
 
-    A new one has the flag `sampled` off, because no span of its trace was exported.
+    In a new one the flag `sampled` is off, because no span of its trace was exported.
     """
     if _tracer is not None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
