@@ -1,18 +1,16 @@
-"""Outages of RabbitMQ, the mail server, Postgres and the issuer's keys, and the recovery."""
+"""Outages of RabbitMQ and Postgres, and the recovery."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import httpx
 import pytest
 from msgspec.structs import replace
 
-from service.authentication import api_keys, signing_keys
+from service.authentication import api_keys
 from tests.end_to_end.callers import another_request, answers, become_alive_but_not_ready, create, create_many
 from tests.end_to_end.events import complete
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import api_client, worker_probes
-from tests.harness.issuer import HttpsIssuer, status
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
@@ -100,36 +98,7 @@ async def test_both_start_without_postgres_say_so_in_time_when_it_is_away_and_re
     assert questionnaire.status_code == 200, "an access token needs no Postgres"
     assert api_ready.status_code == 200, "callers would get the ingress's answer"
     for response in responses:
-        _assert_unavailable(response)
-
-
-async def test_api_that_starts_without_the_issuers_keys_says_so_until_it_gets_them(
-    *, service_settings, authority, own_issuer, database, monkeypatch
-):
-    for pause in ("_REFRESH_SECONDS", "_COOLDOWN_SECONDS", "_INTERVAL_SECONDS"):
-        monkeypatch.setattr(signing_keys, pause, 0.2)
-    key_server = HttpsIssuer(authority)
-    key_server.answer = status(200, own_issuer.jwks.read_bytes())
-    async with key_server.up():
-        settings = replace(service_settings, auth_jwks_url=key_server.url)  # now that it has a port
-    key = {"Authorization": f"Bearer {await api_keys.create(database, CONVEYANCER)}"}
-    async with api_client(settings, own_issuer.token()) as caller:
-        responses = await asyncio.gather(
-            caller.post("/v1/request", json=another_request()),
-            caller.get("/v1/questionnaire/structure"),
-        )
-        with_api_key = await caller.get("/v1/questionnaire/structure", headers=key)
-        async with key_server.up():
-            await eventually(lambda: answers(caller, "/v1/questionnaire/structure", 200))
-            await create(caller)
-
-    assert with_api_key.status_code == 200
-    for response in responses:
-        _assert_unavailable(response)
-
-
-def _assert_unavailable(response: httpx.Response) -> None:
-    assert response.status_code == 503
-    assert int(response.headers["Retry-After"]) >= 1
-    assert response.elapsed.total_seconds() < 10  # It has a deadline, of two seconds.
-    assert [error["code"] for error in response.json()["errors"]] == ["unavailable"]
+        assert response.status_code == 503
+        assert int(response.headers["Retry-After"]) >= 1
+        assert response.elapsed.total_seconds() < 10  # It has a deadline, of two seconds.
+        assert [error["code"] for error in response.json()["errors"]] == ["unavailable"]

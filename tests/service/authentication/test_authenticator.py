@@ -236,16 +236,19 @@ async def is_refused(client: httpx.AsyncClient) -> bool:
     return (await client.get(STRUCTURE)).status_code == 401
 
 
-async def test_api_key_opens_the_questionnaire_and_nothing_else(client, database):
+async def test_api_key_opens_the_questionnaire_even_without_the_issuers_keys_and_nothing_else(
+    service_settings, database
+):
     key = await api_keys.create(database, CONVEYANCER)
     stored = await database.fetchval("SELECT string_agg(k::text, '') FROM api_key AS k")
+    made_up = bearer("cr_0123456789ab_" + "x" * 43)
 
-    create, retrieve, questionnaire = await ask(client, bearer(key))
+    async with api_client(service_settings, None, auth_jwks_url="file:///nowhere/jwks.json") as client:
+        create, retrieve, questionnaire = await ask(client, bearer(key))
+        refused = await client.get(STRUCTURE, headers=made_up)
 
-    assert questionnaire.status_code == 200
+    assert (questionnaire.status_code, refused.status_code) == (200, 401)
     for response in (create, retrieve):
         assert response.status_code == 401
         assert "API key" in response.headers["WWW-Authenticate"]
     assert key.split("_", 2)[2] not in stored
-    made_up = bearer("cr_0123456789ab_" + "x" * 43)
-    assert (await client.get(STRUCTURE, headers=made_up)).status_code == 401
