@@ -6,16 +6,12 @@ from datetime import datetime
 import msgspec
 from structlog.testing import capture_logs
 
-from service.app import create_app
 from service.contracts.endpoints import FULL_REQUEST
 from service.identifiers import parse_uuid
-from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST, CONVEYANCER
-from tests.harness.in_process import api_client, serve, served
+from tests.harness.in_process import api_client
 from tests.harness.metrics import rises
-from tests.harness.raw_connection import connect_to, head_with
 from tests.harness.stored import count_rows
-from tests.harness.waiting import eventually
 
 
 async def test_created_request_is_returned_as_the_interface_specifies(client):
@@ -105,22 +101,3 @@ async def test_request_is_not_stored_when_its_event_cannot_be_and_only_the_log_s
     assert (failure["error"], failure["sqlstate"]) == ("CheckViolationError", "23514")
     assert "outbox" not in response.text
     assert "Ada" not in response.text + str(logs)
-
-
-async def test_create_that_the_shutdown_interrupts_is_logged_with_its_uuid(
-    service_settings, issuer, database
-):
-    """It may have been stored nevertheless."""
-    settings = msgspec.structs.replace(service_settings, database_timeout_seconds=20.0)
-    body = msgspec.json.encode(A_REQUEST)
-    async with database.transaction():
-        await database.execute("LOCK TABLE calculation_request")
-        with capture_logs() as logs:
-            async with serve(create_app(settings), shutdown_seconds=1.0) as base_url:
-                connection = await connect_to(base_url)
-                connection.send(head_with(issuer.token(), f"Content-Length: {len(body)}") + body)
-                await eventually(lambda: has_waiting_statement(database))
-
-    (line,) = served(logs)
-    assert line["status"] == 503
-    assert parse_uuid(line["uuid"])

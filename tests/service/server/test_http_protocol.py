@@ -7,11 +7,13 @@ from contextvars import ContextVar
 from http import HTTPStatus
 
 import httpx
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from service.app import create_app
+from service.identifiers import parse_uuid
 from service.server import limits
 from service.server.asgi import Receive, Response, Scope, Send
 from service.server.limits import LARGEST_BODY, LARGEST_HEAD, MOST_HEADERS
@@ -295,15 +297,21 @@ async def test_caller_that_hangs_up_is_one_log_line(client, database, framing, s
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
 
 
-async def test_request_interrupted_by_shutdown_is_answered_and_counted_as_503(service_settings, issuer):
-    with (
-        capture_logs() as logs,
-        rises("http_request_duration_seconds_count", method="POST", route="/v1/request", status="503"),
-    ):
-        async with serve(create_app(service_settings), shutdown_seconds=1.0) as base_url:
-            connection = await connect_to(base_url)
-            connection.send(head_with(issuer.token(), LENGTH, f"X-Request-Id: {REQUEST_ID}"))
-            await eventually(lambda: value("http_requests_in_progress") == 1)
+async def test_create_interrupted_by_shutdown_is_answered_and_counted_as_503_and_logged_with_its_uuid(
+    service_settings, issuer, database
+):
+    """It may have been stored nevertheless."""
+    settings = msgspec.structs.replace(service_settings, database_timeout_seconds=20.0)
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request")
+        with (
+            capture_logs() as logs,
+            rises("http_request_duration_seconds_count", method="POST", route="/v1/request", status="503"),
+        ):
+            async with serve(create_app(settings), shutdown_seconds=1.0) as base_url:
+                connection = await connect_to(base_url)
+                connection.send(head_with(issuer.token(), LENGTH, f"X-Request-Id: {REQUEST_ID}") + BODY)
+                await eventually(lambda: has_waiting_statement(database))
     answer = await connection.answer()
     assert await connection.is_closed()
 
@@ -311,4 +319,6 @@ async def test_request_interrupted_by_shutdown_is_answered_and_counted_as_503(se
     assert answer.headers["x-request-id"] == REQUEST_ID.lower()
     (error,) = json.loads(answer.body)["errors"]
     assert is_documented(503, "unavailable", error["message"])
-    assert [line["status"] for line in served(logs)] == [503]
+    (line,) = served(logs)
+    assert line["status"] == 503
+    assert parse_uuid(line["uuid"])
