@@ -16,7 +16,7 @@ Watcher = Callable[[bytes], None]
 
 _CHUNK_BYTES = 65_536
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time: close() sends RST
-POSTGRES_TLS_REQUEST = struct.pack(">II", 8, 80877103)
+_POSTGRES_TLS_REQUEST = struct.pack(">II", 8, 80877103)
 _DEFAULT_PORTS = {"amqp": 5672, "postgresql": 5432, "postgres": 5432, "smtp": 25}
 
 
@@ -264,7 +264,7 @@ async def _accept_postgres_tls(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext
 ) -> None:
     """Accept the request for TLS with which a Postgres client begins, and shake hands."""
-    if await reader.readexactly(len(POSTGRES_TLS_REQUEST)) != POSTGRES_TLS_REQUEST:
+    if await reader.readexactly(len(_POSTGRES_TLS_REQUEST)) != _POSTGRES_TLS_REQUEST:
         raise ConnectionAbortedError("the client does not begin with TLS")
     writer.write(b"S")
     await writer.start_tls(context)
