@@ -1,6 +1,5 @@
 """One trace from the caller to the e-mail, exported over OTLP; and no tracing unless it is configured."""
 
-import json
 import re
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
-from aio_pika import Message
 from msgspec.structs import replace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
@@ -23,7 +21,6 @@ from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client, worker_probes
 from tests.harness.processes import api_process, started, worker_process
 from tests.harness.waiting import eventually
-from worker.rabbitmq import topology
 
 _TRACE = "0af7651916cd43dd8448eb211c80319c"
 _CALLER = "b7ad6b7169203331"
@@ -139,29 +136,6 @@ async def test_one_trace_leads_from_the_caller_to_the_email(
         "calculation-requests-worker",
     }
     assert worker.output.count("worker_stopped") == 1
-
-
-async def test_calculation_belongs_to_the_trace_of_its_team(traced_chain, collector, channel, subscriber):
-    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
-    async with traced_chain() as caller:
-        uuid = await _create(caller, sampled=True)
-        exchange = await channel.get_exchange(topology.CALCULATIONS)
-        event = {
-            "specversion": "1.0",
-            "id": "1",
-            "source": "/calculations",
-            "type": "calculation.created",
-            "traceparent": f"00-{trace_id}-{_CALLER}-01",
-            "data": {"request_uuid": uuid, "calculation_id": "calc-1"},
-        }
-        await exchange.publish(Message(json.dumps(event).encode()), "calculation.created")
-        await eventually(lambda: "request.calculated" in subscriber.types(uuid))
-
-    spans = await eventually(lambda: collector.of_trace(trace_id))
-    process = spans["process calculations:calculation.created:calculation-results"]
-    assert process.kind == Span.SPAN_KIND_CONSUMER
-    assert process.parent_span_id.hex() == _CALLER
-    assert spans["publish calculation-requests:request.calculated"].parent_span_id == process.span_id
 
 
 async def test_trace_that_the_caller_does_not_sample_is_passed_on_but_not_exported(
