@@ -4,14 +4,10 @@ import re
 from typing import Any
 
 import msgspec
-from structlog.contextvars import merge_contextvars
-from structlog.testing import capture_logs
 
-from service.identifiers import new_request_id, uuid_of
 from service.server import probes
 from tests.end_to_end.events import complete, publish_calculation
 from tests.harness.examples import A_REQUEST
-from tests.harness.in_process import served
 from tests.harness.processes import Process, started
 from tests.harness.waiting import eventually
 
@@ -52,25 +48,6 @@ async def test_request_id_leads_to_the_uuid_and_the_uuid_to_every_line_about_the
     assert {line["event"] for line in by_trace} == {"request_served", "message_handled", "email_handled"}
     assert all(TRACE_ID in event["traceparent"] for event in subscriber.about(uuid)[:2])
     assert REQUEST_ID not in str(subscriber.received)
-
-
-async def test_refused_request_is_logged_with_its_reasons_and_a_uuid_only_if_it_is_one(client, issuer):
-    unknown = uuid_of(new_request_id())
-    unscoped = {"Authorization": f"Bearer {issuer.token(scope='')}"}
-    with capture_logs([merge_contextvars]) as logs:
-        await client.post("/v1/request", json={"customer_email": "ada", "notes": 1})
-        await client.get(f"/v1/request/{unknown}")
-        await client.get(f"/v1/request/{unknown}", headers=unscoped)
-        await client.get("/v1/request/zqmark@customer.example.com")
-
-    assert [(line["status"], line.get("uuid"), line["error_codes"]) for line in served(logs)] == [
-        (422, None, ["required", "invalid_type", "invalid_email"]),
-        (404, unknown, ["not_found"]),
-        (403, unknown, ["insufficient_scope"]),
-        (404, None, ["not_found"]),
-    ]
-    assert all(re.fullmatch("[0-9a-f]{32}", line["trace_id"]) for line in served(logs))
-    assert "zqmark" not in str(logs)
 
 
 def grep(pattern: str, *processes: Process) -> list[dict[str, Any]]:

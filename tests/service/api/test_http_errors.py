@@ -35,7 +35,8 @@ async def test_every_answer_carries_the_request_id_and_so_does_its_one_log_line(
     client, service_settings, issuer, database
 ):
     etag = (await client.get(STRUCTURE)).headers["ETag"]
-    a_path = f"/v1/request/{uuid_of(new_request_id())}"
+    unknown = uuid_of(new_request_id())
+    a_path = f"/v1/request/{unknown}"
     await database.execute(
         "ALTER TABLE calculation_request ADD CHECK (case_ref <> 'impossible'), "
         "ADD CHECK (case_ref <> 'away' OR pg_sleep(3) IS NULL)"
@@ -47,11 +48,11 @@ async def test_every_answer_carries_the_request_id_and_so_does_its_one_log_line(
         400: ("POST", "/v1/request", {"content": b"{", "headers": JSON}),
         401: ("GET", a_path, {"headers": {"Authorization": "Basic YTpi"}}),
         403: ("GET", a_path, {"headers": bearer(issuer.token(scope=""))}),
-        404: ("GET", "/nonsense", {}),
+        404: ("GET", a_path, {}),
         405: ("DELETE", a_path, {}),
         413: ("POST", "/v1/request", {"json": {"notes": "x" * LARGEST_BODY}}),
         415: ("POST", "/v1/request", {"content": b"{}", "headers": {"Content-Type": "text/plain"}}),
-        422: ("POST", "/v1/request", {"json": {}}),
+        422: ("POST", "/v1/request", {"json": {"notes": 1}}),
         500: ("POST", "/v1/request", {"json": A_REQUEST | {"case_ref": "impossible"}}),
         503: ("POST", "/v1/request", {"json": A_REQUEST | {"case_ref": "away"}}),
     }
@@ -66,13 +67,17 @@ async def test_every_answer_carries_the_request_id_and_so_does_its_one_log_line(
 
         assert response.status_code == expected
         assert response.headers.get_list("X-Request-Id") == [REQUEST_ID], expected
-        assert [line["status"] for line in served(logs)] == [expected]
+        (line,) = served(logs)
+        assert line["status"] == expected
+        assert path != a_path or method != "GET" or line["uuid"] == unknown
         assert ("Retry-After" in response.headers) == (expected == 503)
         if expected in {204, 304}:
             assert response.content == b""
         else:
-            assert response.json()["status"]["code"] == expected
-            assert (response.json()["errors"] is None) == (expected == 200)
+            body = response.json()
+            assert body["status"]["code"] == expected
+            assert (body["errors"] is None) == (expected == 200)
+            assert set(line.get("error_codes", ())) == {error["code"] for error in body["errors"] or ()}
 
 
 async def test_every_line_about_a_request_has_its_uuid_and_the_trace_of_the_call(
