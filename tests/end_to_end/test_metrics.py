@@ -7,7 +7,7 @@ import httpx
 from tests.deploy.exported_metrics import our_metrics
 from tests.deploy.pages import metrics_listed
 from tests.harness.examples import A_REQUEST
-from tests.harness.metrics import scrape, series
+from tests.harness.metrics import scrape
 from tests.harness.processes import started
 from tests.harness.waiting import eventually
 
@@ -23,19 +23,6 @@ async def test_each_process_exports_the_metrics_that_pages_alerts_and_dashboard_
         of_api, of_worker = await scrape(caller), await scrape(probe)
         families = [await _families(caller), await _families(probe)]
 
-    posted = series("http_request_duration_seconds_count", method="POST", route="/v1/request", status="200")
-    assert of_api[posted] == 1
-    counted = {
-        series("emails_total", outcome="sent"): 1,
-        series("relay_events_published_total", type="request.created"): 1,
-        series("consumer_messages_total", queue="notifications", outcome="handled"): 1,
-        series("emails_pending"): 0,
-        series("broker_connected", connection="relay"): 1,
-        series("broker_connected", connection="notifications"): 1,
-        series("broker_connected", connection="calculation-results"): 1,
-    }
-    assert of_worker.items() >= counted.items()
-    assert of_worker[series("outbox_pending_events")] in {0, 1}
     shared = families[0] & families[1]
     assert shared == {
         "build_info",

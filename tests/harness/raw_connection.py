@@ -64,11 +64,6 @@ class RawConnection:
         async with asyncio.timeout(30):
             return await self._reader.read()
 
-    def is_cut_off(self) -> bool:
-        """Whether the server has dropped the connection. Nothing is read."""
-        self.send(b"\r\n")
-        return self._writer.is_closing()
-
     async def trickle(self, piece: bytes) -> bytes:
         """Send *piece* repeatedly until the server closes the connection, and return what it has sent."""
         rest = asyncio.create_task(self.rest())

@@ -1,6 +1,5 @@
 """What every command of both command lines does: its answer, its errors and its arguments."""
 
-import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,10 +8,7 @@ import click
 import pytest
 
 from service import command_line
-from service.calculation_requests.model import RequestNotFound
-from service.command_line import Answer, answering, cell, on_record, printable, table
-from service.every_firm.operator_actions import Operator
-from service.settings import InvalidSetting
+from service.command_line import Answer, answering, cell, printable, table
 from tests.harness.command_line import restored_logging
 
 UUID = "req_0000000000000000000000"
@@ -59,21 +55,10 @@ def test_time_may_be_a_span_before_now(ago, minutes):
     assert abs(datetime.now(UTC) - span - command_line.time(ago)) < timedelta(minutes=1)
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (click.ClickException("a\x1b[2J"), "a\\x1b[2J"),
-        (InvalidSetting("missing environment variable `X`"), "missing environment variable `X`"),
-        (RequestNotFound(), "There is no such request."),
-        (FileNotFoundError(2, "No such file", "x"), "[Errno 2] No such file: 'x'"),
-        (KeyboardInterrupt(), "Interrupted."),
-    ],
-)
-def test_expected_error_is_one_line(error, line, capsys):
-    assert run(raising(error)) == 1
-    output, errors = capsys.readouterr()
-    assert (output, errors.count("\n")) == ("", 1)
-    assert errors.startswith(line)
+def test_error_is_one_line_that_cannot_manipulate_the_terminal(capsys):
+    """Which errors are expected: tests/worker/commands/test_commands.py."""
+    assert run(raising(click.ClickException("a\x1b[2J"))) == 1
+    assert capsys.readouterr() == ("", "a\\x1b[2J\n")
 
 
 def test_unexpected_error_is_not_hidden():
@@ -123,17 +108,6 @@ def test_invalid_argument_is_bad_usage(kind, word, part, capsys):
     errors = capsys.readouterr().err
     assert part in errors
     assert "\x1b" not in errors
-
-
-async def test_operator_and_note_are_handed_on(capsys):
-    async def change(by: Operator) -> Answer:
-        return Answer(by, by.name)
-
-    assert await asyncio.to_thread(run, on_record(change), "--by", "Ada", "--note", "a test", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"name": "Ada", "note": "a test"}
-    for words in (("--by", " "), ("--note", "not UTF-8: \udcff")):
-        assert await asyncio.to_thread(run, on_record(change), *words) == 2
-        assert f"Invalid value for '{words[0]}'" in capsys.readouterr().err
 
 
 def test_cells_cannot_manipulate_the_terminal():

@@ -43,14 +43,6 @@ async def test_link_has_no_double_slash_if_the_url_of_the_application_ends_with_
     assert record["request_url"].startswith("https://app.example.com/sdlt/calculator/request/")
 
 
-async def test_omitted_fields_are_null(client):
-    data = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
-
-    defaults = {"request_type": "SDLT_CALCULATION", "calculation_fee_exempt": False}
-    expected = dict.fromkeys(FULL_REQUEST) | A_REQUEST | defaults
-    assert {name: data[name] for name in FULL_REQUEST} == expected
-
-
 async def test_request_and_event_are_stored_together_and_the_secret_is_not(client, database):
     traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     response = await client.post("/v1/request", json=FULL_REQUEST, headers={"traceparent": traceparent})

@@ -209,14 +209,6 @@ async def test_pipelined_request_has_a_context_of_its_own():
 _context: ContextVar[str | None] = ContextVar("_context", default=None)
 
 
-async def test_caller_that_does_not_read_its_answers_is_disconnected(impatient):
-    connection = await connect_to(impatient)
-    connection.send(b"GET /schema/openapi.json HTTP/1.1\r\nHost: api\r\n\r\n" * 1000)
-
-    await eventually(connection.is_cut_off)
-    await eventually(lambda: value("http_requests_in_progress") == 0)
-
-
 async def test_large_body_does_not_count_as_a_large_head(client):
     large = create(client, BODY.ljust(LARGEST_BODY))
     connection = await connect_to(client)

@@ -1,7 +1,6 @@
 """The probes: readiness, which decides whether a Service sends requests to the process, and metrics."""
 
 import asyncio
-from functools import partial
 from uuid import uuid4
 
 import httpx
@@ -9,12 +8,9 @@ import pytest
 from yarl import URL
 
 from service.identifiers import uuid_of
-from service.server import probes
-from service.server.http_server import listen
-from service.server.probes import NotReady
 from tests.harness.examples import A_REQUEST
 from tests.harness.http import bearer
-from tests.harness.in_process import api_client, running
+from tests.harness.in_process import api_client
 from tests.harness.metrics import rises
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
@@ -93,23 +89,3 @@ async def test_process_is_not_ready_on_an_older_schema(client, database):
     for response in (older, none):
         assert response.status_code == 503
         assert "schema apply" in response.json()["postgres"]
-
-
-async def test_process_without_an_api_serves_the_probes_alone_and_names_the_state_of_every_check():
-    async def passing() -> None:
-        pass
-
-    async def failing() -> None:
-        raise NotReady("No broker.")
-
-    checks = {"one": passing, "two": failing, "three": passing}
-    paths = ("/livez", "/metrics", "/nonsense", "//metrics")
-    with listen("127.0.0.1", 0) as listening:
-        base_url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        async with running(partial(probes.serve, checks, None, listening)), httpx.AsyncClient() as client:
-            statuses = [(await client.get(f"{base_url}{path}")).status_code for path in paths]
-            readiness = await client.get(f"{base_url}/readyz")
-
-    assert statuses == [200, 200, 404, 404]
-    assert readiness.status_code == 503
-    assert readiness.json() == {"one": "ok", "two": "No broker.", "three": "ok"}

@@ -69,6 +69,8 @@ def test_every_command_has_help_that_needs_no_settings(words):
         ),
         ("service conveyancer add new-firm\u202e --name 'New Firm'", "Invalid value for 'ID'"),
         ("service conveyancer add new-firm --name ''", "Invalid value for '--name'"),
+        (f"service conveyancer disable {CONVEYANCER} --by ' '", "Invalid value for '--by'"),
+        (f"service conveyancer disable {CONVEYANCER} --note {NO_UTF_8}", "Invalid value for '--note'"),
         *(
             (f"service {words} {NO_UTF_8}", "Invalid value for")
             for words in (
