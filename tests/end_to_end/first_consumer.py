@@ -12,16 +12,21 @@ async def main() -> None:
     async with await connect(environ["AMQP_URL"]) as broker, broker.channel(on_return_raises=True) as channel:
         await channel.set_qos(prefetch_count=10)
         queue = await channel.declare_queue("calculator", durable=True, arguments={"x-queue-type": "quorum"})
-        await queue.bind("calculation-requests", "request.created")
+        for event_type in ("request.created", "request.calculated"):
+            await queue.bind("calculation-requests", event_type)
         calculations = await channel.get_exchange("calculations")
         print("Waiting for requests. Ctrl-C ends this program.")
         async for event in queue.iterator():
-            uuid = json.loads(event.body)["data"]["uuid"]
-            calculation = json.dumps({"request_uuid": uuid, "calculation_id": f"calc_{uuid}"})
-            trace = {name: value for name, value in event.headers.items() if name == "traceparent"}
-            await calculations.publish(Message(calculation.encode(), headers=trace), "calculation.created")
+            data = json.loads(event.body)["data"]
+            if event.routing_key == "request.calculated":
+                print(f"accepted {data['calculation_id']}")
+            else:
+                calculation = {"request_uuid": data["uuid"], "calculation_id": f"calc_{data['uuid']}"}
+                trace = {name: value for name, value in event.headers.items() if name == "traceparent"}
+                message = Message(json.dumps(calculation).encode(), headers=trace)
+                await calculations.publish(message, "calculation.created")
+                print(f"sent {calculation['calculation_id']}")
             await event.ack()
-            print(f"sent calc_{uuid}")
 
 
 with suppress(KeyboardInterrupt):
