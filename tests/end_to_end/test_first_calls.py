@@ -1,4 +1,4 @@
-"""The calls that README.md begins with: run as printed, they lead to an e-mail."""
+"""The calls that README.md and service/README.md begin with: run as printed, they lead to an e-mail."""
 
 import asyncio
 import os
@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from deploy.local import environment
-from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.processes import run_command
 from service.authentication import api_keys
 from tests.deploy.mail_catching import mail_catcher
-from tests.deploy.pages import code_blocks
+from tests.deploy.pages import API, README, code_blocks
 from tests.harness.examples import CONVEYANCER
 from tests.harness.processes import started, worker_process
 
@@ -34,18 +33,22 @@ async def test_first_calls_are_answered_and_lead_to_one_email_each_that_only_its
         "MAIL_DIR": str(mails),
     }
     environment.write(tmp_path / ".local" / "env", variables)
-    calls = code_blocks(CHECKOUT / "README.md", "Two commands", "sh")[-1]
+    calls = code_blocks(README, "Two commands", "sh")[-1]
+    (next_calls,) = code_blocks(API, "First call to first e-mail", "sh")
 
     with mail_catcher(mails) as port:
         worker = worker_process(worker_settings, tmp_path, SMTP_URL=f"smtp://127.0.0.1:{port}")
         async with started(api, worker):
-            first, again = [await run(calls, tmp_path) for _ in range(2)]
+            first, again = [await run(block, tmp_path) for block in (calls + next_calls, calls)]
 
-    for printed in (first, again):
-        assert printed.count('"status":{"code":200,"message":"OK"}') == 3
+    for printed, answered in ((first, 6), (again, 3)):
+        assert printed.count('"status":{"code":200,"message":"OK"}') == answered
         assert printed.count("\nTo: Ada Lovelace <ada@example.com>") == 1
         assert len(uuids(printed)) == 1
     assert uuids(first) != uuids(again)
+    assert first.count("\nidempotent-replayed: true") == 1
+    assert '"requests":[],"next_cursor":null,"next_updated_since":"' in first
+    assert first.count('"code":"required"') == 8
     assert {stat.S_IMODE(path.stat().st_mode) for path in (mails, *mails.iterdir())} == {0o700, 0o600}
     assert len(list(mails.iterdir())) == 2
 

@@ -97,8 +97,10 @@ async def test_one_request_is_clicked_through_the_whole_chain_and_leaks_nothing(
     assert {"lease_rent_year_1", "being_converted", "is_development"} <= asked
     assert {"lease_premium", "is_dwelling"} <= asked_again
     assert not {"lease_rent_year_1", "being_converted", "is_development"} & asked_again
-    answers = dict(re.findall("<dt>(.+)</dt><dd>(.+)</dd>", await visitor.read(path)))
+    calculator = await visitor.read(path)
+    answers = dict(re.findall("<dt>(.+)</dt><dd>(.+)</dd>", calculator))
     assert answers == {"is_leasehold": "YES", "lease_type": "PREMIUM", "is_dwelling": "YES"}
+    assert re.search("If-None-Match: .+\n\n304 Not Modified", calculator)
     assert "Thank you" in await visitor.read(last)
 
     await visitor.submit(f"{path}/broken", {})
