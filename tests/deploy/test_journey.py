@@ -2,16 +2,19 @@
 
 import dataclasses
 import itertools
+import re
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
 
+from deploy.local.journey import customer
 from deploy.local.journey.app import create_app
 from deploy.local.journey.questionnaire import Questionnaire
 from deploy.local.journey.resources import Journeys, Settings
 from service.api import questionnaire
+from tests.deploy.pages import API, section
 
 QUESTIONS: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(questionnaire.load()))[
     "questionnaire"
@@ -133,6 +136,13 @@ async def test_with_the_users_own_page_and_broker_the_panels_say_what_is_missing
     assert "The link leads to your own <code>APP_URL</code>" in page
     assert "This team needs an account on your RabbitMQ." in page
     assert "Announce the calculation</button>" not in page
+
+
+def test_steps_on_the_page_for_integrators_name_functions_here():
+    steps = re.findall(r"^\d\. .*?\(`(\w+)`", section(API, "First page behind the link"), re.MULTILINE)
+
+    assert len(steps) == 5
+    assert [each for each in steps if not hasattr(customer, each) and not hasattr(Questionnaire, each)] == []
 
 
 def test_only_the_newest_journeys_are_remembered():
