@@ -246,7 +246,7 @@ CREATE TABLE operator_action (
     operator       text NOT NULL,
     note           text,
     at             timestamptz NOT NULL DEFAULT now(),
-    CHECK (request_id IS NULL OR conveyancer_id IS NULL) -- neither for a replay of many requests
+    CHECK (request_id IS NULL OR conveyancer_id IS NULL) -- both are null for a replay of many requests
 );
 
 -- For finding the changes to a request (trace).

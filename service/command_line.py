@@ -144,7 +144,7 @@ POSITIVE = click.IntRange(1, 100_000_000)
 def on_record(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options --by and --note to a command that changes something. The command gets both as *by*."""
 
-    @click.option("--by", metavar="NAME", default=_login, type=line, help="Who; by default your login.")
+    @click.option("--by", metavar="NAME", default=_login, type=line, help="Who acts. Default: your login.")
     @click.option("--note", metavar="TEXT", type=line, help="Why, without personal data.")
     @functools.wraps(function)
     def callback(*, by: str, note: str | None, **arguments: Any) -> Any:  # noqa: ANN401 - click's

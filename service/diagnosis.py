@@ -21,7 +21,7 @@ from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated
 from service.settings import InvalidSetting, Settings
 
-CHECK_SECONDS = 10.0  # for each check; they run concurrently
+CHECK_SECONDS = 10.0  # for each check; the checks run concurrently
 APP_SECONDS = 5.0
 WATCH_SECONDS = 5.0
 
@@ -55,7 +55,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A check of a server: the variables that it needs, and what to do if it raises an error."""
+    """A check of a server: the variables that the check needs, and what to do if the check fails."""
 
     name: str
     needs: Collection[str]

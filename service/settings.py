@@ -25,7 +25,7 @@ PostgresUrl = Annotated[str, msgspec.Meta(pattern=rf"\Apostgres(ql)?://{_POSTGRE
 PublicUrl = Annotated[str, msgspec.Meta(pattern=rf"\Ahttps://[A-Za-z0-9.-]+({_PORT})?(/\S*)?\Z")]
 
 
-# Shares of `database_timeout_seconds`. Durations are named `seconds`, monotonic deadlines `until`.
+# Shares of `database_timeout_seconds`. All code names durations `seconds`, and monotonic deadlines `until`.
 CONNECT_SHARE = 0.8  # for connecting, so that it fails before the caller's deadline
 QUEUE_SHARE = 0.5  # for waiting for a connection; after a longer wait too little time is left
 JOIN_SHARE = 0.75  # that the leader of a group commit must have left for others to join

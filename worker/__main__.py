@@ -55,7 +55,7 @@ def _work_in_all_roles(context: click.Context) -> int | None:
 
 PROGRAM = click.Group(
     "python -m worker",
-    help="Run a worker: in one role, or without a command in all roles. Other commands are for operators.",
+    help="Run a worker in one role or, without a command, in all roles. Other commands are for operators.",
     invoke_without_command=True,
     callback=_work_in_all_roles,
     commands=[

@@ -48,7 +48,7 @@ class Retention:
             await asyncio.sleep(random.uniform(0.5, 1.5) * _REST_SECONDS)  # noqa: S311 - spreads the replicas
 
     async def erase_old(self, now: datetime) -> None:
-        """Erase requests that are old enough by both *now* and Postgres' clock, because a clock may be fast.
+        """Erase requests that are old enough by both *now* and Postgres' clock. Either clock may be fast.
 
         If a lane, a request or an e-mail is locked, the lane's requests in the batch wait for a later round.
         """

@@ -22,7 +22,7 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
 
     relay_poll_seconds: Seconds = 1.0
 
-    # At least 30 days, the maximum of EMAIL_GIVE_UP_SECONDS: until then an e-mail may still be retried.
+    # At least 30 days, because EMAIL_GIVE_UP_SECONDS may be as long, and until then an e-mail is retried.
     retention_days: Annotated[int, msgspec.Meta(ge=30, le=36_500)] | None = None
 
     consumer_prefetch: Count = 256

@@ -70,7 +70,7 @@ async def requires_api_key_or_token(request: AnyRequest) -> None:
 
 
 def _shed_load(request: AnyRequest) -> Resources:
-    """Raise PostgresUnavailable while Postgres is down or its queue is full. Otherwise return the resources.
+    """Return the resources. Raises PostgresUnavailable while Postgres is down or the pool's queue is full.
 
     This comes before authentication, because rejecting a request after reading its token and body costs
     almost as much as serving it.

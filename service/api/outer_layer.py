@@ -89,8 +89,8 @@ class OuterLayer:
         except asyncio.CancelledError as shutdown:
             if status:
                 raise
-            # Only the server cancels a request, at the end of its shutdown. The task ends here, so nothing
-            # above needs the exception.
+            # Only the server cancels a request, at the end of its shutdown. The task ends here, so the
+            # exception need not be raised again.
             await errors.refuse(scope, shutdown)(scope, receive, send_completed)
         finally:
             api_metrics.requests_in_progress.dec()

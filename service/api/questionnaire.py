@@ -58,7 +58,7 @@ def load() -> QuestionnaireStructure:
         {
             "conditions": None,
             **question,
-            "info": question["info"].strip(),  # The closing quotes are on a line of their own.
+            "info": question["info"].strip(),  # In the file, each text ends with a line break.
             "responseOptions": written["options"][question["responseOptions"]]
             if "responseOptions" in question
             else None,

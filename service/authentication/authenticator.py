@@ -21,7 +21,7 @@ WRITE = "request:write"
 READ_ALL = "request:read-all"  # lets internal readers read any firm's requests, by uuid
 
 _LARGEST_TOKEN = 8 * 1024
-_NOT_VALID = "The access token is not valid: it is no JWT, or a claim or its signature is missing or wrong."
+_NOT_VALID = "The access token is not valid: it is no JWT, or its signature or a claim is missing or wrong."
 _REASONS: dict[type[Exception], str] = {
     jwt.ExpiredSignatureError: "The access token has expired: request a new one.",
     jwt.InvalidAudienceError: "The access token is for another audience: request one for this service.",

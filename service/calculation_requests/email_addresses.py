@@ -63,7 +63,7 @@ def _is_valid(address: str) -> bool:
             check_deliverability=False,  # no DNS
             allow_smtputf8=False,  # Without SMTPUTF8, mail servers reject a local part that is not ASCII.
             test_environment=True,  # allows `.test` domains, for trials
-            strict=True,  # at most 64 characters before the @: mail servers need not accept more
+            strict=True,  # at most 64 characters before the @, because mail servers may reject more
         )
     except email_validator.EmailNotValidError:
         return False

@@ -125,7 +125,7 @@ _READ = f"""{_SELECT}
      WHERE request.id = ANY($1)
      ORDER BY request.id
 """
-# No join with the page, because for an unknown page size the planner may read all requests and e-mails.
+# A subquery, because with a join, a plan that is made for any page size may read all requests and e-mails.
 _READ_PAGE = f"""{_SELECT}
      WHERE request.id = ANY(ARRAY(SELECT id
                                     FROM calculation_request

@@ -43,7 +43,7 @@ META_DATA = Meta(
 )
 CALCULATION_FEE_EXEMPT = Meta(
     description="Waives the conveyancer's calculation fee; only at creation. The default is false. Stored as "
-    "false when the conveyancer charges none.",
+    "false when the conveyancer charges no fee.",
     examples=[True],
 )
 CALCULATION_FEE_EXEMPT_REASON = Meta(

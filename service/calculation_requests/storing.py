@@ -105,7 +105,7 @@ class Storage:
         traceparent: str | None,
         until: float,
     ) -> bool:
-        """Run INSERT, and wake the relays if it stored the request. Returns whether it did."""
+        """Run INSERT. Return whether it has stored the request, and if so, wake the relays."""
         while True:
             span = tracing.span("INSERT calculation_request", "client", lambda: _SPAN)
             with self._relay.around_commit() as may_notify, span:

@@ -18,7 +18,7 @@ conveyancer = click.Group("conveyancer", help="The law firms that may use the se
 @click.option(
     "--charges-calculation-fee/--no-charges-calculation-fee",
     default=None,
-    help="Default: unchanged; a new conveyancer charges none.",
+    help="Default: unchanged, or no fee for a new conveyancer.",
 )
 @answering
 @on_record

@@ -21,7 +21,7 @@ from service.settings import Settings, load
 
 _MOST_FOUND = 50
 
-request = click.Group("request", help="Find requests, change the address or the link of one, erase one.")
+request = click.Group("request", help="Find, correct or erase a request, or make a new link for it.")
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -36,11 +36,11 @@ class Found(msgspec.Struct, frozen=True):
 
 @request.command()
 @click.option("--external-id", type=line, help="The firm's own identifier.")
-@click.option("--customer-email", metavar="ADDRESS", type=line, help="The customer's address, in any case.")
+@click.option("--customer-email", metavar="ADDRESS", type=line, help="The customer's, in any letter case.")
 @click.option("--case-ref", type=line, help="The case reference.")
 @answering
 async def find(external_id: str | None, customer_email: str | None, case_ref: str | None) -> Answer:
-    """Find the newest 50 requests with details that a customer knows. Personal data are not shown."""
+    """Find the newest 50 requests that match all options. Personal data are not shown."""
     if not (external_id or customer_email or case_ref):
         raise click.UsageError("Say what to find: --external-id, --customer-email or --case-ref.")
     address = customer_email and hashlib.sha256(customer_email.lower().encode()).digest()
@@ -78,7 +78,7 @@ class Changed(msgspec.Struct, frozen=True):
 @answering
 @on_record
 async def correct(uuid: UUID, customer_email: str, by: Operator, *, no_email: bool) -> Answer:
-    """Correct the customer's address. The old link is no longer valid; the right customer gets a new one."""
+    """Correct the customer's address. Send a new link to this address. The old link is no longer valid."""
     if fault := email_addresses.find_fault(customer_email):
         raise click.UsageError(f"--customer-email: {fault}")
     return await _answer(uuid, "request correct", by, customer_email, sends_email=not no_email)
@@ -90,7 +90,7 @@ async def correct(uuid: UUID, customer_email: str, by: Operator, *, no_email: bo
 @answering
 @on_record
 async def new_secret(uuid: UUID, by: Operator, *, no_email: bool) -> Answer:
-    """Make a new link for the customer. Earlier links are no longer valid, even those from this command."""
+    """Make a new link for the customer, and send it. All earlier links are no longer valid."""
     return await _answer(uuid, "request new-secret", by, None, sends_email=not no_email)
 
 

@@ -63,7 +63,7 @@ _SECURITY_SCHEMES: dict[str, Any] = {
         "scheme": "bearer",
         "bearerFormat": "43 letters, digits, `-` and `_`",
         "description": "The `secret` of a request, which is also in its `request_url`. It opens only this "
-        "request, for the server of the page behind that link. It is never taken from a query string.",
+        "request. The server of the page behind that link sends it. It is never taken from a query string.",
     },
     "api_key": {
         "type": "http",

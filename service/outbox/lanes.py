@@ -17,8 +17,8 @@ LANES = 16
 LOCKS = 0x0B0C  # the first key of the advisory locks; the second is the lane
 CHANNEL = "outbox"  # for LISTEN and NOTIFY
 
-_INTERVAL_SECONDS = (0.005, 0.02)  # between two NOTIFYs: after few commits, and after many
-_SECONDS_PER_COMMIT = 0.001
+_INTERVAL_SECONDS = (0.005, 0.02)  # the shortest and the longest pause between two NOTIFYs
+_SECONDS_PER_COMMIT = 0.001  # of this pause
 
 # A commit carries a NOTIFY of its own if both of these times have passed.
 _QUIET_SECONDS = 0.005  # since the last commit

@@ -12,8 +12,8 @@ from service.settings import QUEUE_SHARE
 from service.telemetry import metrics
 
 # SQL that makes the commit wait for a synchronous standby even if the transaction writes nothing else. If
-# such a wait is cancelled, Postgres keeps the commit, but a failover may lose it. So a repeat must wait for
-# the standby before it is answered or acknowledged, even if it changes nothing.
+# such a wait is cancelled, Postgres keeps the commit, but a failover may lose it. So the transaction of a
+# repeated create or message must wait for the standby, even if the transaction changes nothing.
 REPLICATE = "pg_logical_emit_message(true, 'replicate', '')"
 
 SILENCE_SECONDS = 3.0  # the longest that a transaction may be idle before Postgres ends the session

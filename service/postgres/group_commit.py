@@ -80,7 +80,7 @@ class GroupCommit:
         return await member.answer
 
     async def _serve(self, connection: Connection, members: Sequence[_Member], *, until: float) -> None:
-        """Run the statement for all members, or one by one if Postgres rejects the arguments of any."""
+        """Run the statement for all members, or one by one if Postgres rejects one member's arguments."""
         began = time.monotonic()
         try:
             # asyncpg runs this as one implicit transaction, so all rows are stored or none is. The timeout is

@@ -22,7 +22,7 @@ _LARGEST_SHARE = 0.5  # of the queue, for one firm
 _RECONNECT_PAUSE_SECONDS = 0.25  # after a failed attempt to connect, so that rejecting callers is cheap
 _LONGEST_IDLE_SECONDS = 300.0  # Networks drop idle connections silently.
 
-# The firm that the current task serves, or "" for callers without a firm. In the worker None: no limit.
+# The firm that the current task serves, "" if it serves none, or None in the worker, which has no limit.
 firm_served: ContextVar[str | None] = ContextVar("firm_served", default=None)
 
 
@@ -135,7 +135,7 @@ class Pool:
         await asyncio.gather(*closing, *self._retiring.values())
 
     async def _wait_for_turn(self, until: float) -> "Connection | None":
-        """Return the next connection that is released, or None if one may be opened."""
+        """Return the next connection that is released, or None if a new connection may be opened."""
         turn: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
         with self.place_in_queue():
             self._turns.append(turn)

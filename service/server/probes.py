@@ -36,7 +36,6 @@ def lasting(check: Check, pool: Pool) -> Check:
     After *check* has passed once, an unreachable Postgres no longer fails the returned check. Otherwise no
     API process would be ready, and callers would get the ingress's error instead of our 503. A rejected login
     or an outdated schema still fails the returned check, because other processes may not have this fault.
-    Workers do not use this.
     """
     has_passed = False
 

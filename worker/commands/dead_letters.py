@@ -180,7 +180,7 @@ async def _record(connection: Connection, message: AbstractIncomingMessage, by: 
     changed = [(request_id, safe_id(message.message_id))]
     try:
         await operator_actions.record(connection, "dead-letters redrive", changed, by)
-    except outages.OUTAGE_ERRORS:  # `_opened` would report some of them as broker errors.
+    except outages.OUTAGE_ERRORS:  # `_opened` would report some of these as broker errors.
         raise click.ClickException("Postgres did not record the change. The rest was not moved.") from None
 
 
@@ -201,7 +201,7 @@ async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractChannel, Abstract
     """Open a queue's dead-letter queue over a new connection. Raises InvalidSetting or BrokerUnavailable.
 
     Nothing is declared. Closing the connection returns unacknowledged messages to the queue in their order,
-    even on RabbitMQ 3.10, the oldest supported. A reject would change the order.
+    even on RabbitMQ 3.10, the oldest supported release. A reject would change the order.
     """
     try:
         url = URL(load(BrokerSettings).amqp_url)

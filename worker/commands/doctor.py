@@ -38,7 +38,7 @@ from worker.settings import WorkerSettings
 
 _CONNECT_SECONDS = 10.0
 _MISSING = "missing"
-_ALARM_SECONDS = 0.2  # RabbitMQ blocks a connection only after the connection has published.
+_ALARM_SECONDS = 0.2  # after a publish, because RabbitMQ blocks only connections that have published
 _DAYS_TO_RENEW = 14
 _SECONDS_OF_A_DAY = 86_400
 
@@ -140,7 +140,7 @@ async def _rabbitmq(settings: WorkerSettings) -> AsyncIterator[Finding]:
         found += [await _queue(connection, queue, is_read=False) for queue in topology.QUEUES]
         for finding in found:
             yield finding
-        if not any(finding.says == _MISSING for finding in found):  # It would be created.
+        if not any(finding.says == _MISSING for finding in found):  # `ensure` would create it.
             for name, difference in (await topology.ensure(connection)).items():
                 do = "empty and delete it, then start a worker, which declares it anew"
                 yield Finding("wrong", name, printable(difference), do)

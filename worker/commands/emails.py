@@ -24,14 +24,14 @@ _BATCH = 200  # e-mails that are changed in one transaction
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """Conditions that are not None choose e-mails. The time is settled_at, or created_at if pending."""
+    """Chooses the e-mails that meet every condition, except conditions that are None."""
 
     request_id: UUID | None = None
     conveyancer_id: str | None = None
     smtp_code: int | None = None  # of the mail server's last reply
     reply: str | None = None  # a part of the mail server's last reply
-    since: datetime | None = None
-    until: datetime | None = None
+    since: datetime | None = None  # for settled_at or, if the e-mail is pending, created_at
+    until: datetime | None = None  # likewise
 
     def check_is_narrow(self) -> None:
         """Raise UsageError unless a field besides *until* narrows the choice."""
@@ -65,15 +65,15 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option(
         "--code", "smtp_code", type=command_line.SMTP_REFUSAL, help="Only those with this last reply code."
     )
-    @click.option("--reply", type=command_line.line, help="Only those whose last reply contains this: 5.7.1")
+    @click.option("--reply", type=command_line.line, help="Only those whose last reply has this text.")
     @click.option(
         "--from",
         "since",
         type=command_line.time,
         metavar="TIME",
-        help="Only those sent, failed or, if pending, added since then: ISO 8601, or 2h for two hours ago.",
+        help="Only those sent, failed or (if pending) added since TIME: ISO 8601, or 2h for two hours ago.",
     )
-    @click.option("--to", "until", type=command_line.time, metavar="TIME", help="Before then. Default: now.")
+    @click.option("--to", "until", type=command_line.time, metavar="TIME", help="Before TIME. Default: now.")
     @functools.wraps(function)
     def callback(**arguments: Any) -> Any:  # noqa: ANN401 - click's
         choice = Choice(**{field: arguments.pop(field) for field in Choice.__struct_fields__})
@@ -129,7 +129,7 @@ async def resend(*, sent: bool, limit: int | None, dry_run: bool, by: Operator, 
 @on_record
 @_choosing
 async def cancel(*, resent: bool, dry_run: bool, by: Operator, choice: Choice) -> Answer:
-    """Cancel pending e-mails, even if not recorded yet. An e-mail that is being sent may still arrive."""
+    """Cancel pending e-mails, even those not recorded yet. An e-mail that is being sent may still arrive."""
     choice.check_is_narrow()
 
     async def cancel_all(connection: Connection, batch: Found) -> Mapping[UUID, str]:
@@ -233,7 +233,7 @@ async def _find_ended(connection: Connection, choice: Choice, *, states: Sequenc
 async def _find_unsent(connection: Connection, choice: Choice) -> Found:
     """Return the chosen e-mails that are pending, even if they are not recorded yet.
 
-    Before request.created is consumed, an e-mail is chosen by the created_at of its request.
+    An e-mail that is not recorded yet is chosen by the uuid, firm and created_at of its request.
     """
     rows = await connection.fetch(
         f"""

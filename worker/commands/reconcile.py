@@ -27,8 +27,8 @@ class Reconciliation(msgspec.Struct, frozen=True):
 
 
 @click.command
-@click.option("--since", type=command_line.time, metavar="TIME", help="Only requests stored since then.")
-@click.option("--repair", is_flag=True, help="Publish request.created again if its e-mail is missing.")
+@click.option("--since", type=command_line.time, metavar="TIME", help="Only requests stored since TIME.")
+@click.option("--repair", is_flag=True, help="Publish request.created again for requests without an e-mail.")
 @answering
 @on_record
 async def reconcile(*, since: datetime | None, repair: bool, by: Operator) -> Answer:

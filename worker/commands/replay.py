@@ -66,8 +66,8 @@ class Tally(msgspec.Struct):
 @click.option(
     "--from", "since", type=command_line.time, metavar="TIME", help="ISO 8601, or 2h for two hours ago."
 )
-@click.option("--to", "until", type=command_line.time, metavar="TIME", help="Before then. Default: now.")
-@click.option("--type", "types", multiple=True, type=command_line.EVENT_TYPE, help="Only this; repeatable.")
+@click.option("--to", "until", type=command_line.time, metavar="TIME", help="Before TIME. Default: now.")
+@click.option("--type", "types", multiple=True, type=command_line.EVENT_TYPE, help="This type. Repeatable.")
 @click.option("--uuid", "request_id", type=command_line.uuid, help="Only events of this request: req_…")
 @click.option(
     "--rate",
@@ -130,7 +130,7 @@ async def replay(
 ) -> Tally:
     """Write the selected events again. The rate is limited, because new events queue behind replayed events.
 
-    A request with an unpublished event is skipped, because a replay would put earlier events behind that one.
+    A request with an unpublished event is skipped: a replay would put earlier events behind that event.
     """
     tally = Tally()
     size = min(_BATCH_REQUESTS, events_per_second)
@@ -147,7 +147,7 @@ async def replay(
 async def replay_batch(
     connection: Connection, request_ids: Sequence[UUID], selection: Selection, tally: Tally
 ) -> int:
-    """Write the selected events of some requests again. Count them in *tally*, and return how many.
+    """Write the selected events of some requests again. Count them in *tally*, and return their number.
 
     The requests are locked, so that no new event comes between the replayed events of a request. Requests
     that have been erased in the meantime are skipped.

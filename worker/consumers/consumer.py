@@ -251,6 +251,6 @@ class InHand:
             self._acknowledging = None
 
     def _give_up(self, error: Exception) -> None:
-        """Leave the channel, because a message that was not settled would use up prefetch permanently."""
+        """Leave the channel. Otherwise the unsettled message would count towards the prefetch forever."""
         self.leaving.set()
         _log.error("message_not_settled", **logs.describe(error))

@@ -22,8 +22,8 @@ _ROUTING = ("CC", "BCC")
 def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message:
     """Return a copy whose headers say why the message was refused, for other teams to read.
 
-    The headers hold the class of *refusal* and its text, which does not quote the message. If the sender set
-    `user_id`, which RabbitMQ checks, they hold it, too.
+    The headers have the class of *refusal* and its text, which does not quote the message. The sender's
+    `user_id`, which RabbitMQ has checked, becomes a header, too.
     """
     reason = {"x-reason": type(refusal).__name__, "x-reason-text": str(refusal)}
     if message.user_id:
@@ -34,11 +34,11 @@ def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message
 async def publish(settings: WorkerSettings, queue: Queue, letters: Sequence[Message]) -> Failures:
     """Publish dead letters of *queue*. The caller acknowledges a message only after its copy is confirmed.
 
-    In that order a crash may duplicate a message but never lose it. Dead letters have a connection of their
-    own, because during an alarm RabbitMQ reads nothing from a publishing connection, not even
-    acknowledgements. A dead letter is published only after the previous dead letter is confirmed, so at most
-    one is published again after an alarm or a timeout. BROKER_TIMEOUT_SECONDS covers all confirms together.
-    A message whose copy is not confirmed by then returns to its queue.
+    So a crash may duplicate a message but never lose it. Dead letters have a connection of their own, because
+    during an alarm RabbitMQ reads nothing from a publishing connection, not even acknowledgements. A dead
+    letter is published only after the previous dead letter is confirmed, so at most one is published again
+    after an alarm or a timeout. All confirms together may take BROKER_TIMEOUT_SECONDS. A message whose copy
+    is not confirmed by then returns to its queue.
     """
     failures: list[Failure] = []
     try:
@@ -78,7 +78,7 @@ def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Mes
 
 
 def _writable(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out headers that cannot be written, such as text that is not UTF-8 or a large double."""
+    """Leave out headers that cannot be written, such as text that is not UTF-8 or a large float."""
     writable = {}
     for name, value in headers.items():
         try:

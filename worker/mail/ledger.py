@@ -69,8 +69,8 @@ async def add(connection: Connection, intents: Sequence[EmailToSend]) -> set[UUI
             INSERT INTO email (email_key, request_id, traceparent)
             SELECT email_key, request_id, traceparent
               FROM known
-             -- Without this, ON CONFLICT would wait for a session that is changing the e-mail. NOT EXISTS,
-             -- if planned while the table was empty, took 57 ms with 500,000 e-mails. This takes 3 ms.
+             -- Without this condition, ON CONFLICT would wait for a session that is changing the e-mail. As
+             -- NOT EXISTS, planned while the table was empty, it took 57 ms with 500,000 e-mails, not 3 ms.
              WHERE email_key <> ALL (ARRAY (SELECT email_key FROM email WHERE email_key = ANY ($1)))
              ORDER BY email_key -- otherwise two processes with the same events could deadlock
             ON CONFLICT (email_key) DO NOTHING
@@ -90,8 +90,8 @@ async def claim(
     """Claim at most *limit* due e-mails. A claim lasts *seconds* by the database's clock, unless renewed.
 
     E-mails *under_way* in this process are excluded, because their claims may have expired while Postgres was
-    unreachable. After a crash, failover or restart of Postgres, expired claims are left alone for another
-    *seconds*, because the claiming process may be alive and about to record the mail server's reply.
+    unreachable. Until Postgres has been up for *seconds* after a crash, failover or restart, expired claims
+    are left alone, because the claiming process may be alive and about to record the mail server's reply.
     """
     rows = await connection.fetch(_CLAIM, process_id, limit, seconds, under_way)
     return [

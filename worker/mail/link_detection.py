@@ -14,7 +14,7 @@ _linkifier = LinkifyIt(options={"fuzzy_ip": True}).tlds([*TLDS, *_INTERNATIONAL]
 _MORE_LINKS = re.compile(r"(?i)://|\\\\|\b(https?|ftp|mailto|tel|sms):\S|\w\w\.[^\W\d_]{2}")
 
 _IN_EVERY_LINK = re.compile(r"[.:@\\/]")  # Every link has one of these; most names have none.
-# The linkifier takes time quadratic in the length of its text: 330 ms for 511 characters. So each word is
+# The linkifier's time grows with the square of the text's length: 330 ms for 511 characters. So each word is
 # tested alone. A word longer than this counts as a link, because no name or reference contains such a word.
 _LONGEST_WORD = 128
 
@@ -27,7 +27,7 @@ def has_link(text: str) -> bool:
     """Whether a linkifier finds a link in a text, even a link with unusual or invisible characters.
 
     Some mail programs drop invisible characters, and some end a link at them. So the text is also tested
-    without them, and with spaces in their place or in place of the punctuation around words.
+    without these, with spaces in their place, and with spaces in place of the punctuation around words.
     """
     plain = unicodedata.normalize("NFKC", text).translate(_DOTS)
     if not _IN_EVERY_LINK.search(plain):

@@ -15,8 +15,8 @@ from worker.mail import mime
 from worker.mail.link_detection import has_link
 
 # Characters that are removed from a name in a header: `"Lovelace, A."` becomes `Lovelace A.`. So a name needs
-# no quotes, which some mail programs misread (RFC 5322, section 3.2.4). Other programs show a space between
-# the encoded words of a long name. A space after every dot keeps the first part from looking like a domain.
+# no quotes, which some mail programs misread (RFC 5322, section 3.2.4). Other programs show spaces inside a
+# long encoded name. A space after every dot keeps the parts from looking like domains.
 _ADDRESS_SPECIALS = str.maketrans(
     dict.fromkeys('()<>[]:;@\\,"', " ") | dict.fromkeys(".\u2024\u3002\uff0e\uff61", ". ")
 )

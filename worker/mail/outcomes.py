@@ -22,9 +22,9 @@ def outcome_of(
     than EMAIL_GIVE_UP_SECONDS. If the content gets no reply, an attempt is counted, because the server may
     have accepted the content.
 
-    In an outage no attempt is counted. A provider's limit on the content is an outage, but may concern this
-    e-mail alone. Such an e-mail must not delay all others every second, so its pauses grow as it gets older.
-    After EMAIL_GIVE_UP_SECONDS it fails, but only if the server has lately accepted other e-mails.
+    In an outage no attempt is counted. A provider's limit, reported after the content, is an outage, but may
+    concern this e-mail alone. So the pauses grow with its age. Otherwise it would delay all others every
+    second. After EMAIL_GIVE_UP_SECONDS it fails, but only if the server has lately accepted other e-mails.
     """
     if reply.is_acceptance:
         return email.ended(reply.text)

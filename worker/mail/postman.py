@@ -75,7 +75,7 @@ class Postman:
         self._due = due  # An e-mail was added to the ledger.
         self._finished = asyncio.Event()  # An e-mail has its outcome, so there is room for another.
         self._ends = Batches(self._record_batch)
-        self._outage: MailServerUnavailable | None = None  # the latest since e-mails were claimed
+        self._outage: MailServerUnavailable | None = None  # the latest since e-mails were last claimed
         self._connections = asyncio.Semaphore(settings.email_concurrency)
         self._accepted_at = -math.inf  # when the mail server last accepted an e-mail, by this machine's clock
         self._pauses = Pauses("mail_paused")
@@ -138,7 +138,7 @@ class Postman:
         room = self._settings.email_concurrency * _EMAILS_PER_CONNECTION - len(self._claimed_until)
         rate = self._settings.email_rate
         if rate:
-            room = min(room, max(1, int(rate / 10)))  # at once, what the rate allows in 0.1 s
+            room = min(room, max(1, int(rate / 10)))  # at most what the rate allows in 0.1 s
         now = time.monotonic()
         if room == 0 or now < self._next_start:
             return 0
@@ -236,13 +236,13 @@ class Postman:
             raise ContentWithheld
 
     async def _record(self, outcome: EmailEnd | Postponement) -> None:
-        """Record an outcome. Retry forever, because only this process knows the mail server's reply."""
+        """Record an outcome. Retry an `EmailEnd` forever, because only this process knows the reply."""
         while True:
             try:
                 if isinstance(outcome, EmailEnd):
                     await self._ends.done(outcome)
                 else:
-                    # In an outage of Postgres nothing is recorded, and the claim expires.
+                    # In an outage of Postgres a postponement is not recorded, and the claim expires.
                     with suppress(PostgresUnavailable):
                         async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
                             await ledger.postpone(connection, self._process_id, outcome)

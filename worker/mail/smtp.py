@@ -23,7 +23,7 @@ _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 NO_REPLY = 0
 _SERVICE_NOT_AVAILABLE = 421  # The mail server ends the session.
 # After the content, these codes mean a provider's limit on e-mails or connections. After RCPT, 454 refuses
-# one recipient, for example Postfix's "454 4.7.1 Relay access denied".
+# one recipient, for example with Postfix's "454 4.7.1 Relay access denied".
 _THROTTLING = frozenset({432, 454})
 # The reply to the content may take this many times as long as another reply, because the server filters the
 # content first. This allows ten minutes by default (RFC 5321, section 4.5.3.2.6).

@@ -35,11 +35,11 @@ class BrokerUnavailable(Exception):
 async def open_role(
     settings: WorkerSettings, *, name: str, needs: Collection[str]
 ) -> AsyncIterator[AbstractChannel]:
-    """Connect, and yield a channel with publisher confirms. After any error, the caller opens a new one.
+    """Connect, and yield a channel with publisher confirms. After any error, the caller calls this again.
 
     The topology is declared first, and again every _DECLARE_SECONDS. Raises BrokerUnavailable if RabbitMQ
-    fails, or if an exchange or queue in *needs* exists with other properties. Then the role cannot run, and
-    /readyz reports the difference. The same difference in another exchange or queue is only logged.
+    fails, or if an exchange or queue in *needs* exists with other properties, which /readyz then reports. If
+    another exchange or queue has other properties, this is only logged.
     """
     connected = metrics.broker_connected.labels(name)  # Creates the series, as 0.
     seconds = settings.broker_timeout_seconds
@@ -74,7 +74,7 @@ async def open_connection(url: str | URL, *, name: str, seconds: float) -> Async
             connection = await aio_pika.connect(
                 URL(url).update_query(heartbeat=_HEARTBEAT_SECONDS, name=name)
             )
-        except StopAsyncIteration as error:  # by aiormq, if the broker or a proxy closes it at once
+        except StopAsyncIteration as error:  # by aiormq, if the connection is closed at once
             raise ConnectionResetError from error
     try:
         yield connection

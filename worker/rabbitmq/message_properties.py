@@ -1,7 +1,7 @@
 """Decodes message properties one by one. A header names the properties that cannot be decoded.
 
-pamqp itself raises an error for a bad property. The error ends the connection, so RabbitMQ delivers all
-in-flight messages again. So a malformed message of another team would push all over the delivery limit.
+pamqp itself raises an error for a bad property. The error ends the connection, and RabbitMQ delivers all
+in-flight messages again. So one malformed message could bring all others to the delivery limit.
 """
 
 from typing import Final
@@ -11,7 +11,7 @@ from pamqp.commands import Basic
 
 UNDECODABLE: Final = "x-undecodable"  # the header that names the properties left out
 
-# Longer headers count as undecodable. pamqp takes quadratic time: 3 s for 128 KiB, the most in AMQP.
+# Longer headers count as undecodable. pamqp's time grows with the square of the length: 3 s for 128 KiB.
 _LONGEST_BYTES = 16_384
 _DECODERS = {**decode.METHODS}
 

@@ -43,8 +43,8 @@ _QUICK_LOOK_SECONDS = (0.001, 0.002, 0.004, 0.008)
 # The deadline of find_work without low-water marks (see LaneMarks). The query may then read millions of dead
 # rows, which vacuum cannot remove during a backup.
 _FIRST_LOOK_SECONDS = 30.0
-# A transaction is silent while its events are published, for at most BROKER_TIMEOUT_SECONDS. If the silence
-# is this much longer, Postgres ends the transaction, and another relay publishes the same events again.
+# A transaction is idle while its events are published, for at most BROKER_TIMEOUT_SECONDS. If it is idle for
+# this much longer, Postgres ends the session, and another relay publishes the same events again.
 _SPARE_SECONDS = 2.0
 _BATCH_SIZE = 1_000  # events that are read and published together
 _HELD_BATCH_SIZE = 20  # held events of each kind, in addition

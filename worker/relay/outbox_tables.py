@@ -134,7 +134,7 @@ async def delete(
 
 
 async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
-    """Move events from outbox to outbox_held, due at once and with no attempt.
+    """Move events from outbox to outbox_held, due at once and with 0 attempts.
 
     `postpone` then counts an attempt for each event that failed. Triggers make an event wait for the earlier
     events of its request. Once these are deleted, the event is due, ahead of all refused events.
@@ -163,7 +163,7 @@ async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
 async def postpone(
     connection: Connection, events: Sequence[OutboxRow], errors: Mapping[int, str], *, base_seconds: float
 ) -> None:
-    """Count an attempt for held events that failed, and record the *errors* by row id.
+    """Count an attempt for held events that failed, and store their errors. *errors* has them by row id.
 
     An event is due again after a delay that doubles with each attempt, up to five minutes.
     """

@@ -53,7 +53,7 @@ class Publisher:
 
         During an alarm RabbitMQ confirms the first message, and then reads no more from the connection. So
         this waits until the alarm ends or *stop* is set. Raises BrokerUnavailable if a message is not
-        confirmed in time. On the exchange of the events, a queue bound to `#` would get the messages.
+        confirmed in time. On the exchange of the events, a queue bound to `#` would get the two messages.
         """
         for _ in range(2):
             await self._probe_once(alarm, stop)
@@ -77,7 +77,7 @@ class Publisher:
             probing.cancel()
 
     async def publish(self, window: Sequence[OutboxRow]) -> PublishResult:
-        """Publish all events of *window* together, and wait for their confirms. Both share the timeout.
+        """Publish all events of *window* together, and wait for their confirms, within one timeout.
 
         No two events may belong to one request. If the first were refused, the second would overtake it.
         """

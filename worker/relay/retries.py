@@ -16,7 +16,7 @@ from worker.relay.publisher import PublishResult
 class Retries:
     """Decides which refused events this process may retry now.
 
-    Each attempt adds a copy of the event to every other queue that takes it. So while refusals continue, only
+    Each retry adds a copy of the event to every queue that does take it. So while refusals continue, only
     one refused event is retried every *pause_seconds*, over all lanes. The event that has waited longest goes
     first. The first confirmed retry lifts this limit and makes the other refused events due.
 
