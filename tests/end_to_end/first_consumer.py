@@ -4,6 +4,7 @@ import asyncio
 import json
 from contextlib import suppress
 from os import environ
+from urllib.parse import urlsplit
 
 from aio_pika import Message, connect
 
@@ -23,7 +24,12 @@ async def main() -> None:
             else:
                 calculation = {"request_uuid": data["uuid"], "calculation_id": f"calc_{data['uuid']}"}
                 trace = {name: value for name, value in event.headers.items() if name == "traceparent"}
-                message = Message(json.dumps(calculation).encode(), headers=trace)
+                message = Message(
+                    json.dumps(calculation).encode(),
+                    headers=trace,
+                    message_id=calculation["calculation_id"],
+                    user_id=urlsplit(environ["AMQP_URL"]).username,
+                )
                 await calculations.publish(message, "calculation.created")
                 print(f"sent {calculation['calculation_id']}")
             await event.ack()
