@@ -100,7 +100,7 @@ async def retrieve_request(
 
 async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> CalculationRequest:
     request_id = parse_uuid(uuid)
-    if request_id is None:  # The quicker answer reveals only that the uuid is malformed.
+    if request_id is None:  # No query: the quicker 401 reveals only that the uuid is malformed.
         raise WrongSecret
     async with resources.connection() as connection:
         return await reading.find_by_secret(connection, request_id, secret=secret, keys=resources.secret_keys)

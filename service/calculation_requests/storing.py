@@ -147,9 +147,9 @@ def insert_arguments(
 # Stores a request and its request.created event, and returns the id, if all these conditions hold. Otherwise
 # stores neither. All but the first apply only if there is an idempotency key, called "the key" here.
 #
-# - The conveyancer is active. With a foreign key, all inserts of a firm would share a lock on its row.
-# - No request is stored with the key. The advisory lock would not exclude an earlier create of the same
-#   group, because a session can acquire its own lock again.
+# - The conveyancer is active. A foreign key would make all inserts of a firm share a lock on the firm's row.
+# - No request is stored with the key. The lock of the fourth condition would not exclude an earlier create of
+#   the same group, because a session can acquire its own lock again.
 # - No request with the key was erased.
 # - No other session is storing a request with the key. The key is locked until the transaction ends.
 # - No create with the key was committed after this statement began. ON CONFLICT checks this.

@@ -179,7 +179,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     examples: Mapping[str, msgspec.Struct]  # payloads by name, all of the same type as "ok"
     failures: Mapping[str, Exception]  # by the names of their examples, in addition to ANY_FAILURE
     parameters: tuple[str, ...] = ()  # names in PARAMETERS
-    headers: Mapping[str, bool] = {}  # names in HEADERS, of successful answers; True if always sent
+    headers: Mapping[str, bool] = {}  # of successful answers, by names in HEADERS; True if always sent
     bodies: Mapping[str, Any] = {}  # example bodies by name; only POST has any
     links: Mapping[str, Any] = {}
 

@@ -109,7 +109,7 @@ def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
 
 
 async def _apply(connection: Connection, versions: Sequence[str]) -> None:
-    """Apply the missing versions. Raises SchemaNotApplied if the database has other tables.
+    """Apply the missing versions. Raises SchemaNotApplied if the database has only other tables.
 
     A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction.
     Then it runs statement by statement, so each statement must be safe to repeat after an interruption. An

@@ -111,7 +111,7 @@ def _describe(message: AbstractIncomingMessage, position: int, *, in_full: bool)
         position,
         message.message_id,
         message.type,
-        headers.get("x-reason", headers.get("x-first-death-reason")),  # by a consumer, or by RabbitMQ
+        headers.get("x-reason", headers.get("x-first-death-reason")),  # set by a consumer, or by RabbitMQ
         headers.get("x-reason-text"),
         headers if in_full else None,
         message.body.decode(errors="backslashreplace") if in_full else None,

@@ -11,10 +11,10 @@ from service.postgres.pool import Connection
 class Work(msgspec.Struct, frozen=True):
     """What `find_work` found in the outbox, and which transactions had ended or begun by then.
 
-    All transactions below *xmin* had ended. No transaction from *next_xid* on had begun. pg_snapshot_xmax()
-    is not next_xid: it is one above the last transaction that has ended, and later transactions may be open.
-    For a session without an xid, age(xmax) is the distance from xmax to the next xid that Postgres assigns.
-    So xmax + age(xmax) is next_xid.
+    All transactions with an xid below *xmin* had ended. No xid from *next_xid* on had been assigned.
+    pg_snapshot_xmax() may be lower than next_xid. It is one above the xid of the last transaction that has
+    ended, and later transactions may be open. In a session without an xid, age(xmax) is the distance from
+    xmax to the next xid that Postgres assigns. So xmax + age(xmax) is next_xid.
     """
 
     first_ids: list[int | None]  # by lane: the first id in outbox from the low-water mark on

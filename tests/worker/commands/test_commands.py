@@ -64,8 +64,12 @@ def test_every_command_has_help_that_needs_no_settings(words):
         ("worker trace req_short", "is not the uuid of a request"),
         ("service request find", "Say what to find"),
         *(
-            (f"service request correct {UNKNOWN} --customer-email {address}", "one recipient")
-            for address in ("a@b@example.com", "a" * 250 + "@b.com", f"{NO_UTF_8}@example.com")
+            (f"service request correct {UNKNOWN} --customer-email {address}", part)
+            for address, part in {
+                "a@b@example.com": "Expected one address",
+                "a" * 250 + "@b.com": "before the @ is malformed",
+                f"{NO_UTF_8}@example.com": "before the @ is malformed",
+            }.items()
         ),
         ("service conveyancer add new-firm\u202e --name 'New Firm'", "Invalid value for 'ID'"),
         ("service conveyancer add new-firm --name ''", "Invalid value for '--name'"),
