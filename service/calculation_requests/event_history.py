@@ -45,7 +45,7 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
     """Return the history of a request of this conveyancer. Raises as `reading.find` does."""
     found = _histories(await connection.fetch(_FIND, request_id, conveyancer_id))
     if not found:
-        await reading.find(connection, request_id, conveyancer_id=conveyancer_id)  # Raises the reason.
+        await reading.find(connection, request_id, conveyancer_id=conveyancer_id)  # Raises the exact error.
         raise RequestNotFound
     return found[0]
 

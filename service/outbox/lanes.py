@@ -42,7 +42,7 @@ async def lock(connection: Connection, lane: int) -> None:
 async def try_lock(connection: Connection, lanes: Sequence[int]) -> list[int]:
     """Lock the free lanes among *lanes* until the transaction ends, and return them.
 
-    Read the lanes in a later statement, because it sees all that previous holders of the locks committed.
+    Read the lanes in a later statement, which sees all that previous holders of the locks committed.
 
     Raises PostgresUnavailable on a read-only server, which would grant the locks but reject later writes.
     """
