@@ -1,4 +1,4 @@
-"""Environment variables of both processes and of the API. worker/settings.py has the worker's own."""
+"""The environment variables of both processes, and of the API alone. worker/settings.py has the worker's."""
 
 import os
 import re

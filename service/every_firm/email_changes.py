@@ -21,7 +21,7 @@ async def replace(connection: Connection, request_id: UUID, *, sends: bool) -> s
     Returns the new e-mail's key. If request.created has not been consumed, the new e-mail is the first one,
     and the consumer adds none. Without *sends*, no e-mail is sent, and None is returned.
     """
-    # If a consumer is adding the first e-mail, this waits, so that the statements below see the e-mail.
+    # While a consumer adds the first e-mail, `_add_first` waits. So the statements below see the e-mail.
     if await _add_first(connection, [request_id]) and sends:
         return first_email_key(request_id)
     await cancel(connection, [request_id])

@@ -1,1 +1,1 @@
-"""The outbox: its events, its lanes, and how relays are woken. Rows are written where changes are made."""
+"""The outbox: its events, its lanes, and how relays are woken. The code of a change writes its event."""

@@ -45,8 +45,8 @@ class PostgresUnavailable(Exception):
 def is_outage(error: BaseException) -> bool:
     """Whether a retry may succeed later.
 
-    After a ValueError of asyncpg no retry succeeds, because a bad argument or DSN stays bad. The only
-    exception is the ValueError for a rejected certificate, because the certificate may be renewed.
+    After the ValueError for a rejected certificate it may, because the certificate may be renewed. After any
+    other ValueError of asyncpg it cannot, because a bad argument or DSN stays bad.
     """
     if isinstance(error, ValueError):
         return isinstance(error, ssl.SSLCertVerificationError)

@@ -112,7 +112,7 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
     """Apply the missing versions. Raises SchemaNotApplied if the database has only other tables.
 
     A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction.
-    Then it runs statement by statement, so each statement must be safe to repeat after an interruption. An
+    A version with it runs statement by statement, so each must be safe to repeat after an interruption. An
     interrupted CREATE INDEX CONCURRENTLY leaves an invalid index, so DROP INDEX IF EXISTS must precede it.
     """
     if await read_version(connection) == 0:

@@ -115,8 +115,8 @@ async def delete(
 ) -> None:
     """Delete events that the broker has confirmed. Raises LaneLost if an event was already gone.
 
-    This check protects the order of events, because nothing else may take events from a locked lane. `hold`
-    and `postpone` have no such check, because an event that was deleted by hand should not be sent.
+    Something else then takes events from a locked lane, so their order is uncertain. `hold` and `postpone`
+    do not check this, because an event that was deleted by hand should not be sent.
     """
     if not events:
         return
