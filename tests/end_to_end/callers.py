@@ -1,10 +1,7 @@
-"""Callers of the API, and load."""
+"""Callers of the API."""
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,9 +11,7 @@ from tests.harness.examples import A_REQUEST
 from tests.harness.http import NO_TLS
 from tests.harness.processes import Process
 from tests.harness.waiting import eventually
-from worker.waiting import wait_at_most
 
-_PAUSE_SECONDS = 0.05  # after a call without an answer
 _numbers = itertools.count(1)
 
 
@@ -64,41 +59,3 @@ async def create_many(client: httpx.AsyncClient, count: int, *, at_once: int = 4
             return await create(client)
 
     return await asyncio.gather(*(create_in_turn() for _ in range(count)))
-
-
-@dataclass
-class Load:
-    """What callers have sent so far, by external_id, and the answers."""
-
-    sent: set[str] = field(default_factory=set)
-    stored: set[str] = field(default_factory=set)  # These were answered with 200.
-    refused: list[int] = field(default_factory=list)  # the status of any other answer
-
-    async def call(self, client: httpx.AsyncClient, stop: asyncio.Event) -> None:
-        """Post one request after another until *stop*, even while the API is down."""
-        while not stop.is_set():
-            body = another_request()
-            self.sent.add(body["external_id"])
-            try:
-                response = await client.post("/v1/request", json=body)
-            except httpx.TransportError:
-                await wait_at_most(_PAUSE_SECONDS, stop)
-                continue
-            if response.status_code == 200:
-                self.stored.add(body["external_id"])
-            else:
-                self.refused.append(response.status_code)
-
-
-@asynccontextmanager
-async def under_load(api: Process, token: str, *, callers: int = 4) -> AsyncIterator[Load]:
-    """Let *callers* post requests until the block is left."""
-    load = Load()
-    stop = asyncio.Event()
-    async with client_of(api, token) as client, asyncio.TaskGroup() as calls:
-        for _ in range(callers):
-            calls.create_task(load.call(client, stop))
-        try:
-            yield load
-        finally:
-            stop.set()

@@ -65,18 +65,6 @@ async def test_create_is_one_statement_in_one_round_trip(watched_client, stateme
     assert len(statements.executed) <= 2 * _CALLS
 
 
-async def test_repeat_is_two_statements(watched_client, statements):
-    await create(watched_client, "k")
-    await create(watched_client, "k")  # prepares its statements
-    statements.clear()
-
-    for _ in range(_CALLS):
-        response = await create(watched_client, "k")
-        assert response.headers["Idempotent-Replayed"] == "true"
-
-    assert (len(statements.executed), statements.round_trips) == (2 * _CALLS, 2 * _CALLS)
-
-
 async def test_retrieve_is_one_statement_in_one_round_trip_or_none(watched_client, statements, issuer):
     created = (await watched_client.post("/v1/request", json=A_REQUEST)).json()["data"]
     unknown = uuid_of(new_request_id())

@@ -2,22 +2,15 @@
 
 import asyncio
 import time
-from contextlib import suppress
 
-import asyncpg
 import pytest
 
-from deploy.local.machine.folders import Place
-from deploy.local.servers.postgres_process import postgres_process
-from deploy.local.servers.server import check_postgres
 from service.outbox import lanes
 from service.outbox.lanes import RelayWaker
 from service.server.background import in_background
-from tests.harness import databases, scratch
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client
 from tests.harness.metrics import rises
-from tests.harness.servers import KillableServer
 
 
 @pytest.fixture
@@ -75,37 +68,19 @@ async def test_pause_after_a_notify_grows_with_the_commits_that_share_it_and_no_
     assert third - second < 1.9
 
 
-@pytest.fixture
-async def full_server():
-    """The URL of a private Postgres whose queue for NOTIFY others have filled, with a database."""
-    with (
-        scratch.folder() as folder,
-        postgres_process(Place(folder=folder, keep=False, report=print)) as process,
-    ):
-        server = KillableServer(process, check_postgres)
-        other = await asyncpg.connect(server.url)
-        if other.get_server_version().major < 17:
-            pytest.skip("before Postgres 17 the queue is of eight gigabytes")
-        await other.execute("ALTER SYSTEM SET max_notify_queue_pages = 64")
-        await other.close()
-        await server.kill()
-        await server.start()
-        async with databases.temporary(server.url, "crowded") as url:
-            listener, other = await asyncpg.connect(server.url), await asyncpg.connect(server.url)
-            await listener.execute("LISTEN other")
-            await listener.execute("BEGIN; SELECT 1")  # It takes no notification until the end.
-            with suppress(asyncpg.ProgramLimitExceededError):
-                for _ in range(100):
-                    await other.execute("SELECT pg_notify('other', repeat('x', 7900))")
-            yield url
-            await listener.close()
-            await other.close()
-
-
-async def test_create_succeeds_and_nothing_fails_while_others_fill_the_queue_for_notify(
-    full_server, service_settings, issuer
+async def test_create_succeeds_and_nothing_fails_while_postgres_refuses_each_notify(
+    database, service_settings, issuer
 ):
-    async with api_client(service_settings, issuer.token(), database_url=full_server) as client:
+    """As it does while others fill its queue for NOTIFY. Here a function of the same name refuses."""
+    name = await database.fetchval("SELECT current_database()")
+    await database.execute(
+        f"""
+        CREATE FUNCTION public.pg_notify(text, text) RETURNS void LANGUAGE plpgsql
+            AS $$ BEGIN RAISE program_limit_exceeded; END $$;
+        ALTER DATABASE "{name}" SET search_path = public, pg_catalog
+        """
+    )
+    async with api_client(service_settings, issuer.token()) as client:
         with rises("background_failures_total", by=0, work="relay_waker"):
             answers = [(await client.post("/v1/request", json=A_REQUEST)).status_code for _ in range(5)]
             await asyncio.sleep(0.1)  # for the NOTIFY that creates share
