@@ -32,7 +32,7 @@ def _run(place: Place) -> None:
     environment.forget(_OWN_VALUES)
     ports = environment.Ports(
         api=port_from("PORT", default=8000),
-        worker=port_from("HEALTH_PORT", default=free_port()),
+        worker=free_port(),
         smtp=free_port(),
         journey=port_from("JOURNEY_PORT", default=8010),
     )

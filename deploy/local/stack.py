@@ -22,7 +22,6 @@ _CONVEYANCER = "demo-conveyancer"
 _COMMAND_SECONDS = 60.0
 _READY_SECONDS = 60.0
 _TOKEN_SECONDS = 24 * 60 * 60
-_FIRST_UNPRIVILEGED = 1024
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,8 @@ def running_stack(place: Place, ports: Ports) -> Iterator[Stack]:
         env_file.unlink(missing_ok=True)
         _check_ports(ports)
         keys.write_signing_key(place.folder / "signing-key.pem", place.folder / "jwks.json")
-        mail_catcher = parts.enter_context(running(_mail_catcher(place, ports)))
+        catching = ["deploy.local.mail_catcher", str(ports.smtp), str(place.folder / "mail")]
+        mail_catcher = _started(parts, place, "mail-catcher", catching, os.environ)
         postgres = parts.enter_context(lookup.postgres(place.folder, keep=place.keep, report=place.report))
         rabbitmq = parts.enter_context(lookup.rabbitmq(place.folder, keep=place.keep, report=place.report))
         variables = environment.variables(
@@ -91,34 +91,19 @@ def running_stack(place: Place, ports: Ports) -> Iterator[Stack]:
 
 def _check_ports(ports: Ports) -> None:
     """Raise LocalStackError if a port that the user chose cannot be used."""
-    chosen: dict[int, str] = {}
-    named = (("PORT", ports.api), ("HEALTH_PORT", ports.worker), ("JOURNEY_PORT", ports.journey))
-    for variable, port in named:
-        if port in chosen:
-            raise LocalStackError(f"{chosen[port]} and {variable} are both {port}: change one of them.")
-        chosen[port] = variable
+    if ports.api == ports.journey:
+        raise LocalStackError(f"PORT and JOURNEY_PORT are both {ports.api}: change one of them.")
+    for variable, port in (("PORT", ports.api), ("JOURNEY_PORT", ports.journey)):
         if trouble := tcp.trouble(port):
-            other = port + 1 if port >= _FIRST_UNPRIVILEGED else port + 8000
             raise LocalStackError(
-                f"Port {port} cannot be used ({trouble}): choose another with {variable}={other} make run."
+                f"Port {port} cannot be used ({trouble}): choose another with {variable}={port + 1} make run."
             )
-
-
-def _mail_catcher(place: Place, ports: Ports) -> Program:
-    options = ("--port", str(ports.smtp), "--folder", place.folder / "mail")
-    return Program(
-        name="mail catcher",
-        command=[sys.executable, "-m", "deploy.local.mail_catcher", *options],
-        environment=os.environ,
-        folder=CHECKOUT,
-        log=place.folder / "logs" / "mail-catcher.log",
-    )
 
 
 def _started(
     parts: ExitStack, place: Place, name: str, words: Sequence[str], variables: Mapping[str, str]
 ) -> Process:
-    """Start a process of the service."""
+    """Start `python -m` *words*."""
     program = Program(
         name=name,
         command=[sys.executable, "-m", *words],

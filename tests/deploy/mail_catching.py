@@ -15,11 +15,11 @@ from deploy.local.machine.waiting import wait_until
 def mail_catcher(folder: Path) -> Iterator[int]:
     """Run a mail server that writes accepted mail to *folder*; yields its port."""
     port = free_port()
-    options = ["--port", str(port), "--folder", str(folder)]
-    process = subprocess.Popen([sys.executable, "-m", "deploy.local.mail_catcher", *options], cwd=CHECKOUT)
+    command = [sys.executable, "-m", "deploy.local.mail_catcher", str(port), folder]
+    process = subprocess.Popen(command, cwd=CHECKOUT)
     try:
         assert wait_until(lambda: accepts(port), seconds=30)
         yield port
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        process.wait(30)

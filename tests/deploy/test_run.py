@@ -58,9 +58,9 @@ def test_port_in_use_is_one_line_that_says_what_to_do(place):
 
 def test_two_equal_ports_are_refused(place):
     port = free_port()
-    ports = Ports(api=port, worker=port, smtp=free_port(), journey=free_port())
+    ports = Ports(api=port, worker=free_port(), smtp=free_port(), journey=port)
 
-    with pytest.raises(LocalStackError, match=f"PORT and HEALTH_PORT are both {port}"):
+    with pytest.raises(LocalStackError, match=f"PORT and JOURNEY_PORT are both {port}"):
         stack.running_stack(place, ports).__enter__()
 
 
