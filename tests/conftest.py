@@ -15,6 +15,7 @@ import pytest
 import uvloop
 from aio_pika.abc import AbstractChannel, AbstractConnection
 
+from deploy.local.machine.folders import Place
 from deploy.local.servers import lookup as servers
 from deploy.local.servers.server import Server
 from service.postgres.pool import Connection, Pool, open_pool
@@ -71,7 +72,7 @@ def postgres_server(request: pytest.FixtureRequest) -> Iterator[str]:
     """URL of a Postgres server whose user may create databases: given, or started for this process."""
     if any("amqp_url" in getattr(test, "fixturenames", ()) for test in request.session.items):
         request.getfixturevalue("broker_start")
-    with scratch.folder() as folder, servers.postgres(folder, keep=False, report=print) as server:
+    with scratch.folder() as folder, servers.postgres(Place(folder=folder)) as server:
         _logs["Postgres"] = server.last_lines
         yield server.url
 
@@ -80,7 +81,7 @@ def postgres_server(request: pytest.FixtureRequest) -> Iterator[str]:
 def broker_start() -> Iterator[Future[Server]]:
     """A RabbitMQ node, given or started for this process in a thread, while other tests run already."""
     with scratch.folder() as folder, ExitStack() as stack, ThreadPoolExecutor(1) as thread:
-        yield thread.submit(stack.enter_context, servers.rabbitmq(folder, keep=False, report=print))
+        yield thread.submit(stack.enter_context, servers.rabbitmq(Place(folder=folder)))
 
 
 @pytest.fixture(scope="session")

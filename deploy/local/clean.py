@@ -8,15 +8,14 @@ from deploy.local.machine.folders import LOCAL, Claimed, Report, claimed
 
 def main(report: Report) -> None:
     """Remove `.local` and the volumes of containers. Raises LocalStackError while a stack runs."""
-    for lock in (*LOCAL.glob("*.lock"), *LOCAL.glob("*/*.lock")):
-        try:
-            with claimed(lock):
+    try:
+        for folder in (LOCAL, *LOCAL.glob("*/"), *LOCAL.glob("*/*/")):
+            with claimed(folder):
                 pass
-        except Claimed as error:
-            raise LocalStackError(f"{error} Stop it first.") from None
+    except Claimed as error:
+        raise LocalStackError(f"{error} Stop it first.") from None
     _remove_volumes()
-    if LOCAL.exists():
-        shutil.rmtree(LOCAL)
+    shutil.rmtree(LOCAL)
     report("Removed .local.")
 
 

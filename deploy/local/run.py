@@ -20,7 +20,7 @@ def main(report: Report) -> None:
     """Start everything, print how to use it, and keep it running until Ctrl-C."""
     place = Place(folder=LOCAL, keep=True, report=report)
     try:
-        with claimed(LOCAL / "run.lock", seconds=_LEFTOVER_SECONDS):
+        with claimed(LOCAL, seconds=_LEFTOVER_SECONDS):
             _run(place)
     except Claimed:
         raise LocalStackError(

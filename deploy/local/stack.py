@@ -53,14 +53,13 @@ def running_stack(place: Place, ports: Ports) -> Iterator[Stack]:
     """
     env_file = place.folder / "env"
     with ExitStack() as parts:
-        place.folder.mkdir(parents=True, exist_ok=True)
         env_file.unlink(missing_ok=True)
         _check_ports(ports)
         keys.write_signing_key(place.folder / "signing-key.pem", place.folder / "jwks.json")
         catching = ["deploy.local.mail_catcher", str(ports.smtp), str(place.folder / "mail")]
         mail_catcher = _started(parts, place, "mail-catcher", catching, os.environ)
-        postgres = parts.enter_context(lookup.postgres(place.folder, keep=place.keep, report=place.report))
-        rabbitmq = parts.enter_context(lookup.rabbitmq(place.folder, keep=place.keep, report=place.report))
+        postgres = parts.enter_context(lookup.postgres(place))
+        rabbitmq = parts.enter_context(lookup.rabbitmq(place))
         variables = environment.variables(
             place.folder, ports, database_url=postgres.url, amqp_url=rabbitmq.url
         )

@@ -58,7 +58,7 @@ def main() -> int:
 @contextmanager
 def _checked_out(commit: str) -> Iterator[Tree]:
     """Yield the tree of *commit*, with the packages that it locks."""
-    with working_folder(Place(folder=LOCAL, keep=False, report=print), "before") as folder:
+    with working_folder(Place(folder=LOCAL), "before") as folder:
         _run("sh", "-euc", 'git archive "$1" | tar -x -C "$2"', "sh", commit, str(folder))
         print(f"Installing the packages of {commit} into {_ENVIRONMENT} …")
         _run(f"{folder}/deploy/local/install", sys.executable, str(_ENVIRONMENT))

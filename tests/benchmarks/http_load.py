@@ -18,7 +18,7 @@ _SCRIPT = Path(__file__).with_name("load.lua")
 
 def wrk() -> list[str]:
     """Return the command that runs wrk, downloaded if it is missing. Raises LocalStackError."""
-    return packages.command("wrk", package="wrk", report=print)
+    return packages.command("wrk", package="wrk")
 
 
 async def create_on(stand: Stand, api: Process, *, seconds: int | None = None) -> Figures:

@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from deploy.local.machine.folders import Place
 from deploy.local.machine.ports import free_port
 from deploy.local.servers import lookup as servers
 from service.identifiers import new_request_id, uuid_of
@@ -42,7 +43,7 @@ _ACCEPTED, _ACCEPTED_LARGE = "200 accepted", "200 large, accepted"
 def main() -> int:
     """Print the medians. Exit status 1 if a refusal is slower than allowed."""
     with (
-        servers.postgres(LOCAL, keep=False, report=print) as server,
+        servers.postgres(Place(folder=LOCAL)) as server,
         tempfile.TemporaryDirectory() as folder,
     ):
         medians = asyncio.run(_measure(server.url, Path(folder)))

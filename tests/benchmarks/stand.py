@@ -184,9 +184,9 @@ async def stand(sizes: Sizes, *, name: str = "run", tree: Tree | None = None) ->
     The workers of another tree declare their own topology on RabbitMQ.
     """
     with ExitStack() as stack:
-        place = Place(folder=LOCAL, keep=False, report=print)
+        place = Place(folder=LOCAL)
         folder = stack.enter_context(working_folder(place, name))
-        servers = stack.enter_context(private_servers(Place(folder=folder, keep=True, report=print)))
+        servers = stack.enter_context(private_servers(Place(folder=folder, keep=True)))
         if tree is None:
             async with queues.open_channel(servers.broker.url) as channel:
                 await queues.declare_topology(channel)

@@ -91,7 +91,7 @@ def _matchers(labels: Mapping[str, str]) -> list[str]:
 def promtool(*words: str | Path) -> str:
     """Run promtool, which must succeed, and return its output. Skips the test where there is none."""
     try:
-        command = packages.command("promtool", package="prometheus", report=print)
+        command = packages.command("promtool", package="prometheus")
     except LocalStackError as reason:
         pytest.skip(f"promtool is missing: {reason}")
     ended = subprocess.run([*command, *words], capture_output=True, text=True, check=False)

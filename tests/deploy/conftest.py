@@ -14,4 +14,4 @@ def reports() -> list[str]:
 
 @pytest.fixture
 def place(tmp_path: Path, reports: list[str]) -> Place:
-    return Place(folder=tmp_path / "servers", keep=False, report=reports.append)
+    return Place(folder=tmp_path / "servers", report=reports.append)

@@ -15,7 +15,7 @@ from deploy.local.machine.waiting import wait_until
 def mail_catcher(folder: Path) -> Iterator[int]:
     """Run a mail server that writes accepted mail to *folder*; yields its port."""
     port = free_port()
-    command = [sys.executable, "-m", "deploy.local.mail_catcher", str(port), folder]
+    command = [sys.executable, "-m", "deploy.local.mail_catcher", str(port), str(folder)]
     process = subprocess.Popen(command, cwd=CHECKOUT)
     try:
         assert wait_until(lambda: accepts(port), seconds=30)

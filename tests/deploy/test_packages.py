@@ -61,12 +61,13 @@ def sources(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "packages"
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(packages, "PACKAGES", tmp_path / "packages")
+    return packages.PACKAGES
 
 
 def test_installed_program_is_used(folder, reports):
-    found = packages.command("dpkg", package="dpkg", report=reports.append, folder=folder)
+    found = packages.command("dpkg", package="dpkg", report=reports.append)
 
     assert found == [shutil.which("dpkg")]
     assert not folder.exists()
@@ -79,21 +80,19 @@ def test_missing_program_runs_from_its_package_with_dependencies_that_are_not_in
     add(sources, "manners")
     add(sources, INSTALLED)
 
-    command = packages.command("say-greeting", package="greeting", report=reports.append, folder=folder)
+    command = packages.command("say-greeting", package="greeting", report=reports.append)
 
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "greeting\n"
     assert programs_in(folder / "greeting") == {"say-greeting", "say-manners"}
     assert reports == [DOWNLOADING]
 
 
-def test_two_at_once_download_once(sources, folder, reports):
+@pytest.mark.usefixtures("folder")
+def test_two_at_once_download_once(sources, reports):
     add(sources, "greeting")
 
     with ThreadPoolExecutor(2) as threads:
-        one, other = (
-            threads.submit(packages.unpacked, "greeting", report=reports.append, folder=folder)
-            for _ in range(2)
-        )
+        one, other = (threads.submit(packages.unpacked, "greeting", report=reports.append) for _ in range(2))
 
     assert one.result() == other.result()
     assert programs_in(one.result()) == {"say-greeting"}
@@ -112,25 +111,28 @@ def test_server_that_starts_during_a_download_does_not_keep_the_next_download_wa
         def start(_: str) -> None:
             servers.enter_context(running(server))
 
-        packages.unpacked("greeting", report=start, folder=folder)
+        packages.unpacked("greeting", report=start)
 
-        with claimed(folder / "apt.lock"):
+        with claimed(folder / "apt"):
             pass
 
 
-def test_interrupted_download_leaves_nothing_that_looks_like_the_package(sources, folder, reports):
+def test_interrupted_download_leaves_nothing_that_looks_like_the_package(
+    sources, folder, reports, monkeypatch
+):
     add(sources, "greeting")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with socket.create_server(("127.0.0.1", 0)) as silent, monkeypatch.context() as impatient:
+        impatient.setattr(packages, "_SECONDS", 0.2)
         use(sources, f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(LocalStackError, match="`apt-get update` did not end within 0 seconds"):
-            packages.unpacked("greeting", report=reports.append, folder=folder, seconds=0.2)
+        with pytest.raises(LocalStackError, match="`apt-get install greeting` did not end within 0 seconds"):
+            packages.unpacked("greeting", report=reports.append)
     half = folder / "greeting.unfinished" / "usr" / "bin" / "half-written"
     half.parent.mkdir(parents=True)
     half.touch()
 
     assert not (folder / "greeting").exists()
     use(sources, f"copy:{sources}")
-    root = packages.unpacked("greeting", report=reports.append, folder=folder)
+    root = packages.unpacked("greeting", report=reports.append)
     assert programs_in(root) == {"say-greeting"}
 
 

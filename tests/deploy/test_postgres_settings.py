@@ -14,7 +14,7 @@ async def test_slow_statements_are_logged_without_personal_data_and_vanished_cli
     parameters = the_one("production", "Cluster", "postgres")["spec"]["postgresql"]["parameters"]
     with (
         scratch.folder() as folder,
-        postgres_process(Place(folder=folder, keep=False, report=print)) as server,
+        postgres_process(Place(folder=folder)) as server,
     ):
         administrator = await asyncpg.connect(server.url)
         for name, value in parameters.items():

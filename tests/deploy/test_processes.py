@@ -23,7 +23,7 @@ from pathlib import Path
 from deploy.local.machine.folders import Place, working_folder
 from deploy.local.machine.processes import Process
 from tests.deploy.test_processes import DEAF, program
-with working_folder(Place(folder=Path(sys.argv[1]), keep=False, report=print), "server") as folder:
+with working_folder(Place(folder=Path(sys.argv[1])), "server") as folder:
     sleeper = Process(program(folder, DEAF, stop_seconds=3.0))
     while "began" not in sleeper.last_lines():
         time.sleep(0.01)
@@ -74,7 +74,7 @@ def test_second_run_in_a_kept_folder_fails_and_says_why(place):
     kept = replace(place, keep=True)
     with (
         working_folder(kept, "server"),
-        pytest.raises(LocalStackError, match=r"server is in use by process \d+"),
+        pytest.raises(LocalStackError, match=r"server is in use by another process"),
         working_folder(kept, "server"),
     ):
         pass
@@ -90,16 +90,15 @@ def test_two_runs_that_keep_nothing_use_different_folders_and_remove_them(place)
 
 def test_folder_of_a_dead_run_is_in_use_until_its_deaf_program_is_killed_and_then_removed(place):
     subprocess.run([sys.executable, "-c", START_AND_DIE, place.folder], cwd=CHECKOUT, check=False)
-    (abandoned,) = [path for path in place.folder.iterdir() if path.is_dir()]
-    lock = abandoned.with_suffix(".lock")
+    (abandoned,) = place.folder.iterdir()
     ended: list[Path] = []
 
-    with pytest.raises(Claimed), claimed(lock):
+    with pytest.raises(Claimed), claimed(abandoned):
         pass
     with working_folder(place, "server", end=ended.append):
         assert ended == []
-    with claimed(lock, seconds=30):
+    with claimed(abandoned, seconds=30):
         pass
     with working_folder(place, "server", end=ended.append) as folder:
         assert ended == [abandoned]
-        assert sorted(place.folder.iterdir()) == sorted([folder, folder.with_suffix(".lock")])
+        assert list(place.folder.iterdir()) == [folder]

@@ -139,7 +139,7 @@ def test_clean_does_not_say_that_it_removed_what_it_could_not(tmp_path, monkeypa
     file.touch()
     monkeypatch.setattr(clean, "LOCAL", file)
 
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(FileExistsError):
         clean.main(reports.append)
 
     assert reports == []

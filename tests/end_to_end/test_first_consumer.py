@@ -131,7 +131,7 @@ async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_els
     account = code_blocks(PAGE, SECTION, "sh")[-1]
     reader = account.replace("calculations|", "").replace("calculator", "reader")
     # A node of its own, because accounts stay.
-    with rabbitmq_node(Place(folder=tmp_path, keep=False, report=print)) as broker:
+    with rabbitmq_node(Place(folder=tmp_path)) as broker:
         with_password = URL(broker.url).with_password("a-password")
         url, reader_url = (str(with_password.with_user(user)) for user in (QUEUE, "reader"))
         async with open_channel(broker.url) as channel:

@@ -26,7 +26,7 @@ _AS_ANOTHER_USER = [] if os.geteuid() else ["--user", "nobody"]  # PgBouncer ref
 def pooler_url(database_url, tmp_path):
     """The URL of the test's database through a PgBouncer with three connections."""
     try:
-        pgbouncer = packages.command("pgbouncer", package="pgbouncer", report=print)
+        pgbouncer = packages.command("pgbouncer", package="pgbouncer")
     except LocalStackError as reason:
         pytest.skip(f"PgBouncer is missing: {reason}")
     port = free_port()

@@ -32,7 +32,7 @@ async def run(plan: Plan, report: Report) -> Record:
     """Carry out a plan and return the record of it."""
     record = Record(email_claim_seconds=plan.email_claim_seconds, recovery_bar_seconds=plan.recovery)
     chance = random.Random(plan.seed)  # noqa: S311 - repeatable, no secret
-    place = Place(folder=LOCAL, keep=False, report=report)
+    place = Place(folder=LOCAL, report=report)
     with working_folder(place, "run") as folder, _logs_kept(folder), private_servers(place) as servers:
         await stage.prepare(servers)
         async with stage.started(plan, record, servers, folder, chance) as world:

@@ -60,7 +60,7 @@ def _program() -> dict[str, Any]:
     installed = shutil.which("chromium")
     if installed:
         return {"executable_path": installed}
-    root = packages.unpacked("chromium", report=print)
+    root = packages.unpacked("chromium")
     libraries = [packages.library_path(root), *map(str, root.glob("usr/lib/*/pulseaudio"))]
     return {
         # Not its script in /usr/bin, which would start the installed one.

@@ -18,7 +18,7 @@ def folder() -> Iterator[Path]:
     if not _MEMORY.is_dir() or shutil.disk_usage(_MEMORY).free < _ROOM:
         yield LOCAL / "tests"
         return
-    in_memory = _MEMORY / f"calculation-requests-{os.getuid()}"
+    in_memory = _MEMORY / f"calculation-requests-tests-{os.getuid()}"
     in_memory.mkdir(mode=0o700, exist_ok=True)
     try:
         yield in_memory

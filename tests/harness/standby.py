@@ -66,7 +66,7 @@ class Replicated:
 async def replicated() -> AsyncIterator[Replicated]:
     """Start both servers on free ports of the loopback."""
     with scratch.folder() as folder, ExitStack() as stack:
-        place = Place(folder=folder, keep=False, report=print)
+        place = Place(folder=folder)
         primary = KillableServer(stack.enter_context(postgres_process(place)), check_postgres)
         async with TcpProxy(primary.url) as network:
             async with databases.connected(primary.url) as administrator:

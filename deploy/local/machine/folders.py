@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +31,8 @@ class Place:
     """Where servers keep their files, whether the files outlive the run, and how progress is reported."""
 
     folder: Path
-    keep: bool
-    report: Report
+    keep: bool = False
+    report: Report = print
 
     def log(self, name: str, folder: Path) -> Path:
         """Return the log file of a server whose folder is *folder*."""
@@ -45,22 +45,20 @@ def held_locks() -> tuple[int, ...]:
 
 
 @contextmanager
-def claimed(lock: Path, *, seconds: float = 0.0, inherited: bool = True) -> Iterator[None]:
-    """Hold *lock* against every other process, as soon as no other process does.
+def claimed(folder: Path, *, seconds: float = 0.0, inherited: bool = True) -> Iterator[None]:
+    """Hold *folder*, made if it is missing, against every other process, as soon as no other process does.
 
     The system releases it when this process has ended, and with *inherited* also the servers that it started
     meanwhile. Raises Claimed if another process holds it for longer than *seconds*.
     """
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         if not wait_until(lambda: _lock(descriptor), seconds=seconds, pause_seconds=0.1):
-            raise Claimed(f"{lock.with_suffix('')} is in use by process {lock.read_text().strip()}.")
-        # The previous holder may have removed the file: then no other process sees this lock.
-        if not lock.exists() or os.fstat(descriptor).st_ino != lock.stat().st_ino:
-            raise Claimed(f"{lock} was removed at this moment.")
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            raise Claimed(f"{folder} is in use by another process.")
+        # The previous holder may have removed the folder: then no other process sees this lock.
+        if not folder.exists() or not os.path.samestat(os.fstat(descriptor), folder.stat()):
+            raise Claimed(f"{folder} was removed at this moment.")
         if inherited:
             _held.add(descriptor)
         yield
@@ -70,7 +68,7 @@ def claimed(lock: Path, *, seconds: float = 0.0, inherited: bool = True) -> Iter
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock the file, and return whether that was possible."""
+    """Lock the folder, and return whether that was possible."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -88,19 +86,21 @@ def working_folder(
     """
     if place.keep:
         folder = place.folder / name
-        with claimed(_lock_of(folder), seconds=_ENDING_SECONDS):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with claimed(folder, seconds=_ENDING_SECONDS):
             end(folder)
             yield folder
         return
-    _remove_abandoned(place.folder, name, end)
+    # The folders of runs of which no process is left.
+    for folder in place.folder.glob(f"{name}-*/"):
+        with suppress(Claimed), claimed(folder):
+            end(folder)
+            shutil.rmtree(folder, ignore_errors=True)
     folder = place.folder / f"{name}-{secrets.token_hex(4)}"
-    with claimed(_lock_of(folder)):
-        folder.mkdir(mode=0o700, parents=True)
+    with claimed(folder):
         try:
             yield folder
         finally:
-            _remove(folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def password_of(folder: Path) -> str:
@@ -110,23 +110,3 @@ def password_of(folder: Path) -> str:
         file.touch(mode=0o600)
         file.write_text(f"{secrets.token_hex(16)}\n")
     return file.read_text().strip()
-
-
-def _remove_abandoned(parent: Path, name: str, end: Callable[[Path], None]) -> None:
-    """Remove the folders of runs of which no process is left."""
-    for lock in parent.glob(f"{name}-*.lock"):
-        try:
-            with claimed(lock):
-                end(lock.with_suffix(""))
-                _remove(lock.with_suffix(""))
-        except Claimed:
-            continue
-
-
-def _lock_of(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.lock")
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    _lock_of(folder).unlink(missing_ok=True)

@@ -5,9 +5,7 @@
 
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.local.errors import LocalStackError
@@ -15,13 +13,21 @@ from deploy.local.machine.folders import LOCAL, Report, claimed
 from deploy.local.machine.processes import run_command
 
 PACKAGES = LOCAL / "packages"
-_DOWNLOAD_SECONDS = 600.0
-_UNPACK_SECONDS = 120.0
+_SECONDS = 720.0
 # No dependencies among them: apt would first want to repair those of other packages that are not met.
-_STATUS_FIELDS = ("Package", "Status", "Architecture", "Multi-Arch", "Version", "Provides")
+_STATUS_FIELDS = ("Package:", "Status:", "Architecture:", "Multi-Arch:", "Version:", "Provides:")
+# An update that fails matters only if the package is in the source that failed.
+_UNPACK = """
+apt-get -q "$@" update || true
+apt-get -q -y "$@" install --download-only --no-install-recommends "$0"
+for archive in apt/archives/*.deb; do
+    dpkg -x "$archive" "$0.unfinished"
+    rm "$archive"
+done
+"""
 
 
-def command(program: str, *, package: str, report: Report, folder: Path = PACKAGES) -> list[str]:
+def command(program: str, *, package: str, report: Report = print) -> list[str]:
     """Return the command that runs *program*: the installed one, else the one in *package*, unpacked.
 
     Raises LocalStackError.
@@ -29,7 +35,7 @@ def command(program: str, *, package: str, report: Report, folder: Path = PACKAG
     installed = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin")
     if installed:
         return [installed]
-    root = unpacked(package, report=report, folder=folder)
+    root = unpacked(package, report=report)
     found = shutil.which(program, path=f"{root}/usr/bin:{root}/usr/sbin")
     if found is None:
         raise LocalStackError(f"{program} is not in Debian's package {package}: install it yourself.")
@@ -43,96 +49,61 @@ def library_path(folder: Path) -> str:
     return ":".join([*paths, *([inherited] if inherited else [])])
 
 
-def unpacked(
-    package: str,
-    *,
-    even_if_installed: str | None = None,
-    report: Report,
-    folder: Path = PACKAGES,
-    seconds: float = _DOWNLOAD_SECONDS,
-) -> Path:
+def unpacked(package: str, *, even_if_installed: str | None = None, report: Report = print) -> Path:
     """Return a folder that holds *package* and those of its dependencies that are not installed.
 
     Dependencies whose names start with *even_if_installed* are in it in any case. The first call downloads
     them; calls at the same time wait for it. Raises LocalStackError.
     """
-    target = folder / package
+    target = PACKAGES / package
     if target.exists():
         return target
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         raise LocalStackError(f"{package} is missing, and can be downloaded only with Debian's apt.")
     # A server started by another thread meanwhile would hold the lock for as long as it runs.
-    with claimed(folder / "apt.lock", seconds=2 * seconds, inherited=False):
+    with claimed(PACKAGES / "apt", seconds=2 * _SECONDS, inherited=False):
         if not target.exists():
             report(f"Downloading Debian's package {package}, which may take minutes …")
-            installed = _installed(except_for=(package, even_if_installed or package))
-            _unpack(_download(package, installed, folder, seconds), target)
+            _unpack(package, _installed(except_for=(package, even_if_installed or package)))
+            # Renamed when complete: an interrupted run leaves nothing that looks like the package.
+            target.with_name(f"{package}.unfinished").rename(target)
     return target
 
 
 def _installed(*, except_for: tuple[str, ...]) -> str:
     """Return what is installed, as in dpkg's status file, except for packages whose names start like that."""
-    shown = "".join(f"{name}: ${{{name}}}\\n" for name in _STATUS_FIELDS)
-    query = ["dpkg-query", "--show", f"--showformat={shown}"]
-    listing = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
-    wanted, lines = False, []
-    for line in listing.stdout.splitlines():
-        name, _, value = line.partition(": ")
-        if name == "Package":
-            wanted = not value.startswith(except_for)
-            lines.append("")
-        # Apt refuses fields without a value.
-        if wanted and value:
-            lines.append(line)
-    return "\n".join(lines) + "\n"
+    except_for = tuple(f"Package: {name}" for name in except_for)
+    packages = Path("/var/lib/dpkg/status").read_text().split("\n\n")
+    kept = (package for package in packages if not package.startswith(except_for))
+    fields = ((line for line in package.splitlines() if line.startswith(_STATUS_FIELDS)) for package in kept)
+    return "\n\n".join(map("\n".join, fields)) + "\n"
 
 
-def _download(package: str, installed: str, folder: Path, seconds: float) -> Sequence[Path]:
-    """Return the archives of *package* and its dependencies, from the sources that apt has here."""
-    state, archives = folder / "apt" / "state", folder / "apt" / "cache" / "archives"
-    shutil.rmtree(archives, ignore_errors=True)
-    for made in (state / "lists" / "partial", archives / "partial"):
+def _unpack(package: str, installed: str) -> None:
+    """Unpack *package* and its dependencies, from the sources that apt has here."""
+    apt = PACKAGES / "apt"
+    for old in (apt / "archives", PACKAGES / f"{package}.unfinished"):
+        shutil.rmtree(old, ignore_errors=True)
+    for made in (apt / "lists" / "partial", apt / "archives" / "partial"):
         made.mkdir(parents=True, exist_ok=True)
-    (state / "status").write_text(installed)
+    (apt / "status").write_text(installed)
     options = {
-        "Dir::State": state,
-        "Dir::State::status": state / "status",
-        "Dir::Cache": archives.parent,
+        "Dir::State": apt,
+        "Dir::State::status": apt / "status",
+        "Dir::Cache": apt,
         "APT::Sandbox::User": "root",  # Root's apt would switch to a user who may not enter the checkout.
-        "APT::Update::Error-Mode": "any",
         "Acquire::Languages": "none",
         "Acquire::Retries": "1",
         "Acquire::http::Timeout": "20",
         "Acquire::https::Timeout": "20",
     }
-    apt_get = ("apt-get", "-q", "-y", *(f"-o{name}={value}" for name, value in options.items()))
-    unreachable = None
-    try:
-        _run("apt-get update", (*apt_get, "update"), folder, seconds)
-    except LocalStackError as error:
-        unreachable = error  # It matters only if the package is in a source that failed.
-    downloading = ("install", "--download-only", "--no-install-recommends", package)
-    try:
-        _run("apt-get install", (*apt_get, *downloading), folder, seconds)
-    except LocalStackError as error:
-        cause = unreachable or error
-        raise LocalStackError(f"Debian's package {package} cannot be downloaded. {cause}") from None
-    return list(archives.glob("*.deb"))
-
-
-def _unpack(archives: Sequence[Path], target: Path) -> None:
-    unfinished = target.with_name(f"{target.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    for archive in archives:
-        _run(f"dpkg -x {archive.name}", ("dpkg", "-x", archive, unfinished), archive.parent, _UNPACK_SECONDS)
-        archive.unlink()
-    # Renamed when complete: an interrupted run leaves nothing that looks like the package.
-    unfinished.rename(target)
-
-
-def _run(name: str, words: Sequence[str | Path], folder: Path, seconds: float) -> None:
-    environment = {**os.environ, "LC_ALL": "C"}
-    run_command(name, words, environment=environment, folder=folder, seconds=seconds)
+    run_command(
+        f"apt-get install {package}",
+        ["sh", "-euc", _UNPACK, package, *(f"-o{name}={value}" for name, value in options.items())],
+        environment=os.environ,
+        folder=PACKAGES,
+        seconds=_SECONDS,
+    )
 
 
 if __name__ == "__main__":

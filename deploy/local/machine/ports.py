@@ -4,7 +4,6 @@ import os
 import secrets
 import socket
 from collections import deque
-from pathlib import Path
 
 from deploy.local.errors import LocalStackError
 
@@ -48,14 +47,3 @@ def free_port() -> int:
         _claims.append(claim)
         return port
     raise LocalStackError(f"No port between {_LOWEST} and {_HIGHEST} is free.")
-
-
-def remembered_port(file: Path) -> int:
-    """Return the port in *file* if it is still free, else another one, and write it there.
-
-    A server that restarts on its old port keeps the URLs valid that other shells have read.
-    """
-    remembered = file.read_text().strip() if file.exists() else ""
-    port = int(remembered) if remembered.isdigit() and not trouble(int(remembered)) else free_port()
-    file.write_text(f"{port}\n")
-    return port

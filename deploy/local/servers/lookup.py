@@ -5,92 +5,57 @@ child process. An image that the environment names is used, or it is an error.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
-from pathlib import Path
-from urllib.parse import urlsplit
 
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.folders import Place, Report
-from deploy.local.servers.containers import container, postgres_image, rabbitmq_image
+from deploy.local.machine.folders import Place
+from deploy.local.servers.containers import Image, container, postgres_image, rabbitmq_image
 from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
-from deploy.local.servers.server import NoAnswer, NotHere, Server, check_postgres, check_rabbitmq
-
-Way = Callable[[Place], AbstractContextManager[Server]]
+from deploy.local.servers.server import NoAnswer, NotHere, Server
 
 
-@contextmanager
-def postgres(folder: Path, *, keep: bool, report: Report) -> Iterator[Server]:
-    """Yield a Postgres that answers. *keep*: the next run finds its data."""
-    image = postgres_image(keep=keep)
-    given = partial(_given, "DATABASE_URL", check_postgres, image.server)
-    process = _unless_image_named("TEST_POSTGRES_IMAGE", postgres_process)
-    place = Place(folder=folder, keep=keep, report=report)
-    with first_available((given, partial(container, image), process), place) as server:
-        yield server
+def postgres(place: Place) -> AbstractContextManager[Server]:
+    """Yield a Postgres that answers."""
+    return _first_available("DATABASE_URL", postgres_image(keep=place.keep), postgres_process, place)
+
+
+def rabbitmq(place: Place) -> AbstractContextManager[Server]:
+    """Yield a RabbitMQ that answers."""
+    return _first_available("AMQP_URL", rabbitmq_image(), rabbitmq_node, place)
 
 
 @contextmanager
-def rabbitmq(folder: Path, *, keep: bool, report: Report) -> Iterator[Server]:
-    """Yield a RabbitMQ that answers. *keep*: the next run finds its data."""
-    image = rabbitmq_image()
-    given = partial(_given, "AMQP_URL", check_rabbitmq, image.server)
-    process = _unless_image_named("TEST_RABBITMQ_IMAGE", rabbitmq_node)
-    place = Place(folder=folder, keep=keep, report=report)
-    with first_available((given, partial(container, image), process), place) as server:
-        yield server
-
-
-def _unless_image_named(variable: str, process: Way) -> Way:
-    """Return *process*, or an error if *variable* names an image: the process is of another version."""
-
-    def refuse(_: Place) -> AbstractContextManager[Server]:
-        raise LocalStackError(
-            f"{variable} is set, but no container of that image can run here. Correct or unset it."
-        )
-
-    return refuse if os.environ.get(variable) else process
-
-
-@contextmanager
-def first_available(ways: Sequence[Way], place: Place) -> Iterator[Server]:
-    """Yield the server of the first of *ways* that is available, and report why those before are not."""
-    *others, last = ways
+def _first_available(
+    variable: str, image: Image, process: Callable[[Place], AbstractContextManager[Server]], place: Place
+) -> Iterator[Server]:
+    """Yield the server, and report why there is no container, if an engine answers."""
+    if url := os.environ.get(variable):
+        yield _given(url, variable, image)
+        return
     with ExitStack() as context:
-        for way in others:
-            try:
-                server = context.enter_context(way(place))
-            except NotHere as reason:
-                if str(reason):
-                    place.report(str(reason))
-            else:
-                yield server
-                return
-        yield context.enter_context(last(place))
+        try:
+            server = context.enter_context(container(image, place))
+        except NotHere as reason:
+            if str(reason):
+                place.report(str(reason))
+            if os.environ.get(image.variable):  # The process may be of another version.
+                raise LocalStackError(
+                    f"{image.variable} is set, but no container of that image can run here. "
+                    "Correct or unset it."
+                ) from None
+            server = context.enter_context(process(place))
+        yield server
 
 
-@contextmanager
-def _given(variable: str, check: Callable[[str], None], name: str, _: Place) -> Iterator[Server]:
-    """Yield the server at the URL in the environment. A URL that cannot be used is an error."""
-    url = os.environ.get(variable)
-    if not url:
-        raise NotHere
+def _given(url: str, variable: str, image: Image) -> Server:
+    """Return the server at *url*. Raises LocalStackError if it cannot be used."""
     try:
-        check(url)
+        image.check(url)
     except NoAnswer as reason:
         raise LocalStackError(
-            f"{variable} is set, but no {name} is usable at {_address(url)} ({reason}). "
-            f"Correct it, or unset it to have {name} started here."
+            f"{variable} is set, but {image.server} cannot be used there ({reason}). "
+            f"Correct it, or unset it to have {image.server} started here."
         ) from None
-    yield Server(url)
-
-
-def _address(url: str) -> str:
-    """Return only host and port of a URL."""
-    try:
-        host, port = urlsplit(url).hostname, urlsplit(url).port
-    except ValueError:
-        return "its address"
-    return f"{host}:{port}" if port else f"{host}"
+    return Server(url)

@@ -4,13 +4,13 @@ import importlib.util
 import os
 import secrets
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import Place, password_of, working_folder
-from deploy.local.machine.ports import remembered_port
+from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, run_command, running, wait_for
 from deploy.local.servers.server import Server, answers, check_postgres
 
@@ -30,7 +30,7 @@ def postgres_process(place: Place) -> Iterator[Server]:
         _initialise(folder, data, programs, place)
         # Nothing of an earlier run is left, but a process may have the id of its server: Postgres would wait.
         (data / "postmaster.pid").unlink(missing_ok=True)
-        port = remembered_port(folder / "port")
+        port = free_port()
         with running(_program(folder, data, port, programs, place)) as process:
             url = f"postgresql://postgres:{password_of(folder)}@127.0.0.1:{port}/postgres"
             wait_for(process, lambda: answers(check_postgres, url), seconds=_START_SECONDS)
@@ -71,7 +71,7 @@ def _initialise(folder: Path, data: Path, programs: Path, place: Place) -> None:
     run_command(
         "initdb",
         [*_as_owner_of(unfinished), programs / "initdb", *options],
-        environment=_environment(),
+        environment=os.environ,
         folder=folder,
         seconds=_START_SECONDS,
     )
@@ -84,7 +84,7 @@ def _program(folder: Path, data: Path, port: int, programs: Path, place: Place) 
     return Program(
         name="Postgres server",
         command=[*_as_owner_of(data), programs / "postgres", "-D", data, *address, *settings],
-        environment=_environment(),
+        environment=os.environ,
         folder=folder,
         log=place.log("postgres", folder),
         stop_signal=signal.SIGINT if place.keep else signal.SIGQUIT,
@@ -109,9 +109,3 @@ def _as_owner_of(data: Path) -> list[str]:
         "--ambient-caps=+dac_override",
         "--securebits=+no_setuid_fixup",
     ]
-
-
-def _environment() -> Mapping[str, str]:
-    """Return this process's environment without the variables that configure Postgres."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-    return {**inherited, "LC_ALL": "C"}

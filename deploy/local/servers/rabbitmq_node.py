@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,14 +11,13 @@ from pathlib import Path
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
 from deploy.local.machine.folders import Place, password_of, working_folder
-from deploy.local.machine.ports import accepts, free_port, remembered_port
+from deploy.local.machine.ports import accepts, free_port
 from deploy.local.machine.processes import Program, running, wait_for
-from deploy.local.servers.server import Server
+from deploy.local.servers.server import Server, answers, check_rabbitmq
 
 _START_SECONDS = 90.0
 # This program runs as any user. The `rabbitmq-server` on Debian's PATH insists on the user rabbitmq.
 _DEBIAN_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-_AMQP_HEADER = b"AMQP\x00\x00\x09\x01"
 
 
 @dataclass(frozen=True)
@@ -39,16 +37,31 @@ def rabbitmq_node(place: Place, programs: Programs | None = None) -> Iterator[Se
     """
     programs = programs or _installed_programs() or unpacked_programs(place)
     with working_folder(place, "rabbitmq") as folder:
-        port = remembered_port(folder / "port")
+        port = free_port()
         epmd_port = free_port()
         environment = {**_environment(folder, port=port, epmd_port=epmd_port), **programs.environment}
+        name_server = Program(
+            name="Erlang name server",
+            command=[programs.epmd, "-address", "127.0.0.1", "-port", str(epmd_port)],
+            environment=environment,
+            folder=folder,
+            log=place.log("epmd", folder),
+        )
+        broker = Program(
+            name="RabbitMQ server",
+            command=[programs.server],
+            environment=environment,
+            folder=folder,
+            log=place.log("rabbitmq", folder),
+            stop_signal=signal.SIGTERM if place.keep else signal.SIGKILL,
+        )
         # Otherwise the node would start Erlang's name server itself, and leave it behind.
-        with running(_epmd(programs.epmd, folder, epmd_port, environment, place)) as epmd:
+        with running(name_server) as epmd:
             wait_for(epmd, lambda: accepts(epmd_port), seconds=_START_SECONDS)
-            with running(_node(programs.server, folder, environment, place)) as node:
-                wait_for(node, lambda: _speaks_amqp(port), seconds=_START_SECONDS)
-                place.report(f"RabbitMQ runs on this machine, port {port}.")
+            with running(broker) as node:
                 url = f"amqp://guest:{password_of(folder)}@127.0.0.1:{port}/"
+                wait_for(node, lambda: accepts(port) and answers(check_rabbitmq, url), seconds=_START_SECONDS)
+                place.report(f"RabbitMQ runs on this machine, port {port}.")
                 ours = environment.items() - os.environ.items()
                 client = ("env", *map("=".join, ours), str(programs.server.parent / "rabbitmqctl"))
                 yield Server(url, node.trouble, node.last_lines, node, client)
@@ -60,16 +73,11 @@ def _installed_programs() -> Programs | None:
     return Programs(server=Path(server), epmd=Path(epmd)) if server and epmd else None
 
 
-def unpacked_programs(place: Place, packages_folder: Path = packages.PACKAGES) -> Programs:
-    """Return the programs of Debian's package, unpacked in *packages_folder*. Raises LocalStackError."""
+def unpacked_programs(place: Place) -> Programs:
+    """Return the programs of Debian's package, unpacked. Raises LocalStackError."""
     try:
-        root = packages.unpacked(
-            "rabbitmq-server",
-            # An installed Erlang finds only its own modules.
-            even_if_installed="erlang-",
-            report=place.report,
-            folder=packages_folder,
-        )
+        # An installed Erlang finds only its own modules.
+        root = packages.unpacked("rabbitmq-server", even_if_installed="erlang-", report=place.report)
     except LocalStackError as reason:
         raise LocalStackError(
             f"No RabbitMQ: set AMQP_URL, start Docker, or install rabbitmq-server. {reason}"
@@ -93,27 +101,6 @@ def unpacked_programs(place: Place, packages_folder: Path = packages.PACKAGES) -
     )
 
 
-def _epmd(program: Path, folder: Path, port: int, environment: Mapping[str, str], place: Place) -> Program:
-    return Program(
-        name="Erlang name server",
-        command=[program, "-address", "127.0.0.1", "-port", str(port)],
-        environment=environment,
-        folder=folder,
-        log=place.log("epmd", folder),
-    )
-
-
-def _node(server: Path, folder: Path, environment: Mapping[str, str], place: Place) -> Program:
-    return Program(
-        name="RabbitMQ server",
-        command=[server],
-        environment=environment,
-        folder=folder,
-        log=place.log("rabbitmq", folder),
-        stop_signal=signal.SIGTERM if place.keep else signal.SIGKILL,
-    )
-
-
 def _environment(folder: Path, *, port: int, epmd_port: int) -> Mapping[str, str]:
     """Return the environment of a node that shares nothing with other nodes on this machine."""
     (folder / "home").mkdir(mode=0o700, exist_ok=True)
@@ -122,13 +109,8 @@ def _environment(folder: Path, *, port: int, epmd_port: int) -> Mapping[str, str
         f"default_pass = {password_of(folder)}\n"  # of the user guest
         "disk_free_limit.absolute = 50MB\nmax_message_size = 131072\n"
     )
-    (folder / "rabbitmq-env.conf").write_text("")
-    (folder / "enabled_plugins").write_text("[].\n")
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))
-    }
     return {
-        **inherited,
+        **os.environ,
         "HOME": str(folder / "home"),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
         "ERL_EPMD_PORT": str(epmd_port),
@@ -140,19 +122,8 @@ def _environment(folder: Path, *, port: int, epmd_port: int) -> Mapping[str, str
         "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
         "RABBITMQ_MNESIA_BASE": str(folder / "data"),
-        "RABBITMQ_PID_FILE": str(folder / "rabbitmq-server.number"),
         "RABBITMQ_LOG_BASE": str(folder / "log"),
         "RABBITMQ_LOGS": "-",
         # Makes the start script exec the server instead of waiting for it.
         "RUNNING_UNDER_SYSTEMD": "true",
     }
-
-
-def _speaks_amqp(port: int) -> bool:
-    """Return whether a broker answers the header of AMQP 0-9-1 with a frame."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=5.0) as connection:
-            connection.sendall(_AMQP_HEADER)
-            return connection.recv(1) == b"\x01"
-    except OSError:
-        return False

@@ -27,7 +27,7 @@ UP_FOR_A_DAY = "UPDATE postgres_up SET since = now() - interval '1 day'"
 @pytest.fixture
 async def server(tmp_path):
     """A Postgres server that keeps its data over restarts, with an e-mail whose claim has expired."""
-    with postgres_process(Place(folder=tmp_path, keep=True, report=print)) as started_server:
+    with postgres_process(Place(folder=tmp_path, keep=True)) as started_server:
         connection = await asyncpg.connect(started_server.url)
         await schema.apply(connection)
         await connection.execute("INSERT INTO conveyancer VALUES ($1, 'Acme', false)", CONVEYANCER)
