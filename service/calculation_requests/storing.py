@@ -149,7 +149,7 @@ def insert_arguments(
 #
 # - The conveyancer is active. A foreign key would make all inserts of a firm share a lock on the firm's row.
 # - No request is stored with the key. The lock of the fourth condition would not exclude an earlier create of
-#   the same group, because a session can acquire its own lock again.
+#   the same group commit, because a session can acquire its own lock again.
 # - No request with the key was erased.
 # - No other session is storing a request with the key. The key is locked until the transaction ends.
 # - No create with the key was committed after this statement began. ON CONFLICT checks this.

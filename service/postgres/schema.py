@@ -91,7 +91,7 @@ async def read_version(connection: Connection) -> int:
 
 
 async def check(connection: Connection) -> None:
-    """Raise SchemaOutdated if the schema is old or missing, or PostgresUnavailable if writes are refused."""
+    """Raise SchemaOutdated if the schema is too old or missing, PostgresUnavailable on a read-only server."""
     if await read_version(connection) < VERSION:
         raise SchemaOutdated
     if await connection.fetchval("SHOW transaction_read_only") == "on":

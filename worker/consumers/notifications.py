@@ -20,7 +20,7 @@ from worker.settings import WorkerSettings
 
 
 def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consumer[EmailToSend]:
-    """Return the consumer that records which e-mails to send. It then wakes the postman with *due*."""
+    """Return the consumer that records which e-mails to send. It then sets *due* to wake the `Postman`."""
     seconds = settings.work_timeout_seconds
 
     async def handle(intents: Sequence[EmailToSend]) -> Failures:

@@ -37,8 +37,8 @@ class LaneMarks:
     events, and each read from the start of the lane would step over all of them.
 
     An event gets its id before its transaction commits. So an event with an id below the last one may still
-    appear. Three results of `find_work` rule this out. For example, transaction 700 has written event 11, but
-    has not committed yet:
+    appear. A round of three results of `find_work` rules this out. For example, transaction 700 has written
+    event 11, but has not committed yet:
 
     1. The first result has no event in the lane, and 11 as the last id. So the candidate for the mark is 12.
        700 may have begun after this result's snapshot, but before the last id was read.
