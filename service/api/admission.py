@@ -60,7 +60,7 @@ async def requires_reader_or_secret(request: AnyRequest) -> None:
 
 
 async def requires_api_key_or_token(request: AnyRequest) -> None:
-    """Admit a caller of the questionnaire that has an API key or any access token.
+    """Admit to the questionnaire a caller with an API key or any access token.
 
     Access tokens are verified without Postgres, so their callers are served even while Postgres is down.
     """

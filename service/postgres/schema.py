@@ -111,9 +111,9 @@ def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
 async def _apply(connection: Connection, versions: Sequence[str]) -> None:
     """Apply the missing versions. Raises SchemaNotApplied if the database has only other tables.
 
-    A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction.
-    A version with it runs statement by statement, so each must be safe to repeat after an interruption. An
-    interrupted CREATE INDEX CONCURRENTLY leaves an invalid index, so DROP INDEX IF EXISTS must precede it.
+    A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction. In
+    that case, each statement is a transaction, and must be safe to repeat after an interruption. Because an
+    interrupted CREATE INDEX CONCURRENTLY leaves an invalid index, DROP INDEX IF EXISTS must precede it.
     """
     if await read_version(connection) == 0:
         if await connection.fetchval(
