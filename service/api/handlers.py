@@ -110,7 +110,7 @@ async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> Calcu
 async def list_events(request: ApiRequest[Caller | InternalReader], uuid: FromPath[str]) -> Response:
     """List what has happened to a request so far: its events, oldest first.
 
-    After `request.email_failed`, ask the operators of this service to correct the address, or to send again.
+    After `request.email_failed`, ask the service's operators to correct the address, or to resend the e-mail.
     """
     reader = request.user
     request_id = _id_in(uuid, reader)

@@ -23,7 +23,7 @@ _REASONS: Reasons = {httpx.HTTPStatusError: "HTTP status {0.response.status_code
 async def doctor(*, watch: bool) -> Answer:
     """Say what is wrong with the API, and what to do first. The exit status is 1 if anything is wrong.
 
-    `python -m worker doctor` checks all this, and also the queues and the e-mails.
+    `python -m worker doctor` checks the queues, the events and the e-mails.
     """
     return await diagnosis.answer(partial(examine_service, os.environ), watch=watch)
 

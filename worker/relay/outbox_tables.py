@@ -174,7 +174,7 @@ async def postpone(
         UPDATE outbox_held
            SET attempts = attempts + 1,
                last_error = failure.error,
-               next_attempt_at = clock_timestamp()  -- the transaction has been open for a whole publish
+               next_attempt_at = clock_timestamp()  -- not now(), which is before the publish
                                  + make_interval(secs => least(300, $4 * 2 ^ least(attempts, 30)))
           FROM unnest($1::smallint[], $2::bigint[], $3::text[]) AS failure (lane, id, error)
          WHERE outbox_held.lane = failure.lane
