@@ -34,7 +34,7 @@ KEY_WAIT_SHARE = 0.4  # for a create to wait for another create with the same id
 
 
 class InvalidSetting(Exception):
-    """An environment variable is missing or invalid. The command line prints this and exits with status 1."""
+    """An environment variable is missing or invalid. Commands print the message and exit with status 1."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):

@@ -123,8 +123,8 @@ _OVERDUE_EVENTS = """
        AND created_at < now() - interval '5 min'
 """
 
-# A request's events have the sequences 1, 2, … without gaps. The first event is request.created. The others
-# are the events in RECORDED, and one event for each e-mail that has ended.
+# A request's events have the sequences 1, 2, … without gaps. The first event is request.created. The other
+# events are those in RECORDED, and one for each e-mail that has ended.
 _RECORDED = " UNION ALL ".join(
     f"SELECT {sequence} WHERE {last} IS NOT NULL" for sequence, *_, last in RECORDED.values()
 )

@@ -72,7 +72,7 @@ async def list_requests(request: ApiRequest[Caller]) -> Response:
 
 @route("/v1/request", http_method=HttpMethod.OPTIONS)
 async def show_methods() -> Response:
-    """Show the methods of the path, because Litestar's own response lists only those of one handler."""
+    """Show the methods of the path, because Litestar's own response lists only one handler's methods."""
     return Response(HTTPStatus.NO_CONTENT, [(b"allow", b"GET, OPTIONS, POST")], b"")
 
 

@@ -124,7 +124,7 @@ def _request_id(headers: Iterable[Header]) -> bytes:
 
 
 def _complete(message: Message, request_id: bytes) -> Message:
-    """Add X-Request-Id, `no-store` if there is no Cache-Control, and HEAD to an Allow that has GET."""
+    """Add X-Request-Id. Add `no-store` if there is no Cache-Control, and HEAD to an Allow header with GET."""
     headers = [
         (name, value + b", HEAD" if name == b"allow" and b"GET" in value else value)
         for name, value in message["headers"]

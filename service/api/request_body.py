@@ -19,8 +19,8 @@ from service.calculation_requests.model import Idempotency, RequestType
 UNKNOWN_FIELDS_NAMED = 50  # Naming thousands would take longer than storing a request.
 _INT64 = range(-(2**63), 2**63)
 
-# The patterns in the OpenAPI document. They have no `\u…` escapes, because PCRE2 rejects these, and zod's
-# generators write the characters in their place. So the checks below reject more characters.
+# The patterns in the OpenAPI document. They have no `\u…` escapes, because PCRE2 rejects such escapes, and
+# zod's generators replace them by the characters. So the checks below reject more characters.
 LINE = {"pattern": r"^[^\x00-\x1f\x7f]*$"}
 TEXT = {"pattern": r"^[^\x00]*$"}
 _FILLED_LINE = {"minLength": 1, **LINE}
@@ -213,7 +213,7 @@ def _check_reason(value: object) -> Failure | None:
 
 
 def _read_field_by_field(body: Any) -> tuple[dict[str, Any], list[FieldError]]:  # noqa: ANN401 - any JSON value
-    """Return the well-typed fields, and an error for each field that is ill-typed, missing or unknown."""
+    """Return the fields of valid types, and an error for each field that is invalid, missing or unknown."""
     if not isinstance(body, dict):
         raise InvalidSubmission([FieldError("invalid_type", "The body must be a JSON object.", None, "")])
     values: dict[str, Any] = {}

@@ -91,9 +91,9 @@ class RelayWaker:
         """Yield whether the commit in the block should carry a NOTIFY. If not, call `wake` after the block.
 
         A NOTIFY in the commit wakes the relays a round trip sooner, but such commits queue for one lock: see
-        `notify`. So a process has at most one such commit at a time, and then none for four times as long as
-        that commit took. Without this rule a create took 600 ms instead of 11 ms, when eight processes served
-        160 creates per second and a commit took 10 ms, as with a synchronous replica.
+        `notify`. So a process has at most one such commit at a time, followed by a pause of four times its
+        duration. Without this rule a create took 600 ms instead of 11 ms, when eight processes served 160
+        creates per second and a commit took 10 ms, as with a synchronous replica.
         """
         began = time.monotonic()
         if began < self._quiet_until:

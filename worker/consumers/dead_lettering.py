@@ -36,9 +36,9 @@ async def publish(settings: WorkerSettings, queue: Queue, letters: Sequence[Mess
 
     So a crash may duplicate a message but never lose it. Dead letters have a connection of their own, because
     during an alarm RabbitMQ reads nothing from a publishing connection, not even acknowledgements. A dead
-    letter is published only after the previous dead letter is confirmed, so at most one is published again
-    after an alarm or a timeout. All confirms together may take BROKER_TIMEOUT_SECONDS. A message whose copy
-    is not confirmed by then returns to its queue.
+    letter is published only after the previous dead letter is confirmed, so at most one dead letter is
+    published again after an alarm or a timeout. All confirms together may take BROKER_TIMEOUT_SECONDS. A
+    message whose copy is not confirmed by then returns to its queue.
     """
     failures: list[Failure] = []
     try:

@@ -101,7 +101,7 @@ async def claim(
 
 
 # next_attempt_at is when an e-mail is due or, if it is claimed, when its claim expires. If postgres_up was
-# empty, the query on it is null and no claim is taken over, as a statement does not see its own INSERT.
+# empty, the query on it is null, so no claim is taken over. A statement does not see its own INSERT.
 #
 # LATERAL makes Postgres read each request by primary key, although a generic plan expects many e-mails.
 _CLAIM = f"""

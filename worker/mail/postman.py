@@ -202,8 +202,8 @@ class Postman:
             return Postponement(email.email_key, "given_back")
         except Exception as error:  # noqa: BLE001 - an internal error must not stop the other e-mails
             _log.error("email_attempt_crashed", **logs.describe(error))
-            # No mail server refused the e-mail, so no event may say that it failed. It is retried forever, at
-            # long intervals, and each attempt is counted.
+            # No mail server refused the e-mail, so no event may say that it failed. The e-mail is retried
+            # forever, at long intervals, and each attempt is counted.
             text = "not sent: internal error, see the logs"
             return Postponement(email.email_key, "internal_error", self._longest_pause, text)
         others_accepted = time.monotonic() < self._accepted_at + self._longest_pause

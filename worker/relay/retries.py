@@ -21,8 +21,8 @@ class Retries:
     first. The first confirmed retry lifts this limit and makes the other refused events due.
 
     Events that were not refused are published at once: new events, and events that waited behind a refused
-    one. Their confirms do not lift the limit, because a queue may refuse one event forever, for example
-    because it is too large, and take all others.
+    event. Their confirms do not lift the limit, because a queue may take all other events and still refuse
+    this event forever, for example a very large event.
 
     The two kinds of events, `request.created` and all other types, take turns. The limit is lifted for each
     kind separately. Otherwise a team's queue that refuses another type would delay e-mails.
