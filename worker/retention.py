@@ -21,7 +21,7 @@ from service.telemetry import logs
 from worker.settings import WorkerSettings
 
 _REST_SECONDS = 3600.0  # between rounds, on average
-_BATCH = 200  # requests read at once; one transaction erases those of one lane
+_BATCH = 200  # requests that are read at once, and then erased in one transaction per lane
 _PAUSE_SECONDS = 0.2  # between batches, to leave Postgres time for other work
 _SHORT_WAIT = "SET LOCAL lock_timeout = '0.5s'"  # for a row that another session has locked
 

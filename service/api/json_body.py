@@ -14,7 +14,7 @@ from service.server.limits import LARGEST_BODY
 
 
 async def read(request: ApiRequest[Any]) -> bytes:
-    """Return the body of a request, which must be declared as JSON. Raises ApiError."""
+    """Return the body of an HTTP request. The body must be declared as JSON. Raises ApiError."""
     check_declared(request.headers.get("content-type"), request.headers.get("content-encoding"))
     try:
         async with asyncio.timeout(limits.BODY_SECONDS):

@@ -93,7 +93,7 @@ def document(token_url: str | None = None) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document. With *token_url* it says where to get access tokens."""
     schemes = dict(_SECURITY_SCHEMES)
     if token_url is not None:
-        # This scheme has the same tokens as the first scheme, and shows how to request them.
+        # This scheme is for the same tokens as the first scheme, and shows how to request them.
         schemes[_CLIENT_CREDENTIALS] = {
             "type": "oauth2",
             "description": "An access token, requested with the id and the secret of a client of the issuer.",

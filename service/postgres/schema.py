@@ -65,7 +65,7 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
         version = await read_version(connection)
         if version > len(versions):
             return version
-        # pg_advisory_lock would wait with a snapshot, and CREATE INDEX CONCURRENTLY waits for snapshots.
+        # pg_advisory_lock would hold a snapshot while it waits, which would block CREATE INDEX CONCURRENTLY.
         if await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
             try:
                 with suppress(asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):

@@ -71,7 +71,7 @@ def is_on() -> bool:
 def span(
     name: str, kind: Kind, attributes: Callable[[], Attributes], *, parent: str | None = None
 ) -> AbstractContextManager[None]:
-    """Run a block as a span, whose parent is the traceparent *parent* or else the current span.
+    """Run a block as a span. Its parent is the span in the traceparent *parent*, else the current span.
 
     *attributes* is called only if tracing is on.
     """

@@ -171,7 +171,7 @@ async def _alarm(connection: AbstractConnection) -> Finding:
     await channel.default_exchange.publish(Message(b""), "doctor", mandatory=False)
     await asyncio.sleep(_ALARM_SECONDS)
     if await is_blocked(channel):
-        says, do = "it is over its limit of memory or disk: no messages", "see BrokerBlocked in the runbook"
+        says, do = "it is over its limit of memory or disk", "see BrokerBlocked in the runbook"
         return Finding("wrong", "rabbitmq's alarm", says, do)
     return Finding("ok", "rabbitmq's alarm", "none")
 

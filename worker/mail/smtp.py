@@ -65,7 +65,7 @@ class MailServerUnavailable(Exception):
     """The mail server is unreachable, or accepts no e-mail at all.
 
     The e-mail is not at fault, so no attempt is counted. A refused login or sender address counts as an
-    outage, because it concerns every e-mail. So does a provider's limit, because it lasts about a second.
+    outage, because it concerns every e-mail. A provider's limit is an outage that lasts about a second.
     """
 
     def __init__(self, reply: Reply) -> None:

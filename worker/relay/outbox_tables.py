@@ -40,7 +40,7 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes
     created_at: datetime
     attempts: int
-    must_wait: bool  # because an earlier event of its request is in outbox_held
+    must_wait: bool  # whether an earlier event of its request is in outbox_held
 
     @property
     def kind(self) -> Kind:
