@@ -189,8 +189,8 @@ class Mailer:
         """Send an e-mail, and return the reply that accepted or refused it, as `Session.send` does.
 
         If MAIL is refused, or RCPT or DATA gets 421 or no reply, this retries once over a new connection,
-        because the server may be going down or limit the e-mails per connection. The content has not been
-        sent yet. Raises MailServerUnavailable for a refusal that concerns every e-mail.
+        because the server may be going down or limit the e-mails per connection. This cannot send the e-mail
+        twice. Raises MailServerUnavailable for a refusal that concerns every e-mail.
         """
         for is_repeat in (False, True):
             session = self._idle.pop() if self._idle and not is_repeat else await self._open()
