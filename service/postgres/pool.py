@@ -177,7 +177,7 @@ class Pool:
         except Exception as error:
             self.is_login_rejected = isinstance(error, asyncpg.InvalidAuthorizationSpecificationError)
             self._reconnect_after = time.monotonic() + _RECONNECT_PAUSE_SECONDS
-            if self._in_use == 1 and not self._idle:  # No other is open or being opened.
+            if self._in_use == 1 and not self._idle:  # No other connection is open or being opened.
                 raise
             return None
         finally:

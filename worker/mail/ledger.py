@@ -148,7 +148,7 @@ async def renew(
                              WHERE email_key = ANY($2)
                                AND claimed_by = $1
                                AND state = 'pending'
-                               FOR UPDATE SKIP LOCKED) -- skips e-mails that are ending: a wait could deadlock
+                               FOR UPDATE SKIP LOCKED) -- waiting for an e-mail that is ending could deadlock
         RETURNING email_key
         """,
         process_id,
