@@ -50,9 +50,9 @@ async def create(client: httpx.AsyncClient) -> dict[str, Any]:
     return record
 
 
-async def create_many(client: httpx.AsyncClient, count: int, *, at_once: int = 4) -> list[dict[str, Any]]:
-    """Create *count* requests, *at_once* at a time, and return their records."""
-    places = asyncio.Semaphore(at_once)
+async def create_many(client: httpx.AsyncClient, count: int) -> list[dict[str, Any]]:
+    """Create *count* requests, four at a time, and return their records."""
+    places = asyncio.Semaphore(4)
 
     async def create_in_turn() -> dict[str, Any]:
         async with places:

@@ -97,6 +97,7 @@ async def test_both_start_without_postgres_say_so_in_time_when_it_is_away_and_re
 
     assert questionnaire.status_code == 200, "an access token needs no Postgres"
     assert api_ready.status_code == 200, "callers would get the ingress's answer"
+    assert api_ready.json()["postgres"].startswith("Postgres is unreachable")
     for response in responses:
         assert response.status_code == 503
         assert int(response.headers["Retry-After"]) >= 1

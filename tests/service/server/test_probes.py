@@ -1,4 +1,4 @@
-"""The probes: readiness, which decides whether a Service sends requests to the process, and metrics."""
+"""Readiness, which decides whether a Service sends requests to the process."""
 
 import asyncio
 from uuid import uuid4
@@ -8,10 +8,8 @@ import pytest
 from yarl import URL
 
 from service.identifiers import uuid_of
-from tests.harness.examples import A_REQUEST
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client
-from tests.harness.metrics import rises
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
@@ -25,29 +23,6 @@ async def role(database):
     yield name
     await database.execute(f"DROP OWNED BY {name}")
     await database.execute(f"DROP ROLE {name}")
-
-
-async def test_api_stays_ready_when_postgres_becomes_unreachable_and_reports_it(
-    service_settings, issuer, link
-):
-    """Otherwise no API would be left in the Service, and callers would get the answer of the ingress."""
-    async with api_client(service_settings, issuer.token(), database_url=link.url) as distant:
-
-        async def reports_postgres_ok() -> bool:
-            return bool((await distant.get("/readyz")).json() == {"postgres": "ok"})
-
-        assert await reports_postgres_ok()
-        await link.refuse()
-        with rises("postgres_unavailable_total"):
-            unreachable = await distant.get("/readyz")
-        created = await distant.post("/v1/request", json=A_REQUEST)
-        link.admit()
-        await eventually(reports_postgres_ok)
-
-    assert unreachable.status_code == 200
-    assert "Postgres is unreachable" in unreachable.json()["postgres"]
-    assert created.status_code == 503
-    assert created.json()["errors"][0]["code"] == "unavailable"
 
 
 async def test_api_becomes_unready_when_its_login_is_rejected(service_settings, database, role):
