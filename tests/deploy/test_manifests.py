@@ -333,12 +333,3 @@ def test_schema_is_applied_before_every_start_of_an_api_and_by_nothing_that_ends
     assert schema_container_of(overlay)["args"] == ["service", "schema", "apply"]
     assert of_kind(overlay, "Job", "CronJob") == {}
     assert all("initContainers" not in pod_of(workloads(overlay)[name]) for name in WORKERS)
-
-
-@pytest.mark.parametrize("overlay", ["dev", "production"])
-def test_engines_come_before_the_processes(overlay):
-    engines = of_kind(overlay, "Cluster", "Pooler", "RabbitmqCluster", "StatefulSet").values()
-
-    waves = {one["metadata"]["annotations"]["argocd.argoproj.io/sync-wave"] for one in engines}
-
-    assert waves == {"-2"}
