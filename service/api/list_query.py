@@ -22,7 +22,7 @@ from service.identifiers import parse_uuid, uuid_of
 DEFAULT_LIMIT = 20
 LARGEST_LIMIT = 100
 _NEWEST = Newest(UUID(int=2**128 - 1))  # no request is newer
-_CHANGE = re.compile(r"([0-9]{1,10})\.(req_\w{22})", re.ASCII)  # the cursor of a Change, in seconds
+_CURSOR = re.compile(r"(?:([0-9]{1,10})\.)?(req_\w{22})", re.ASCII)  # the cursor of a Change has its seconds
 _PARAMETER = re.compile(r"[^&]+")
 _LONGEST_INTEGER = 18  # digits, as in int64; int() rejects thousands of digits
 
@@ -72,10 +72,9 @@ def cursor_of(place: Place | None) -> str | None:
 
 
 def _parse_place(values: Mapping[str, str]) -> Place | None:
-    cursor, since = values.get("cursor"), values.get("updated_since")
-    if since is None:
-        return _NEWEST if cursor is None else _parse_newest(cursor)
-    return _parse_since(since) if cursor is None else _parse_change(cursor)
+    if "cursor" in values:
+        return _parse_cursor(values["cursor"])
+    return _parse_since(values["updated_since"]) if "updated_since" in values else _NEWEST
 
 
 def _parse_since(text: str) -> Change | None:
@@ -85,15 +84,12 @@ def _parse_since(text: str) -> Change | None:
         return None
 
 
-def _parse_newest(cursor: str) -> Newest | None:
-    request_id = parse_uuid(cursor)
-    return Newest(request_id) if request_id else None
-
-
-def _parse_change(cursor: str) -> Change | None:
-    match = _CHANGE.fullmatch(cursor)
+def _parse_cursor(text: str) -> Place | None:
+    match = _CURSOR.fullmatch(text)
     request_id = match and parse_uuid(match[2])
-    return Change(datetime.fromtimestamp(int(match[1]), UTC), request_id) if match and request_id else None
+    if not (match and request_id):
+        return None
+    return Change(datetime.fromtimestamp(int(match[1]), UTC), request_id) if match[1] else Newest(request_id)
 
 
 def _check_external_id(value: str) -> Failure | None:
@@ -117,8 +113,8 @@ def _check_since(value: str) -> Failure | None:
     return None
 
 
-def _check_cursor(parse: Callable[[str], Place | None], value: str) -> Failure | None:
-    if parse(value) is None:
+def _check_cursor(kind: type[Place], value: str) -> Failure | None:
+    if not isinstance(_parse_cursor(value), kind):
         return "invalid_cursor", "Expected the next_cursor of an earlier page of the same list."
     return None
 
@@ -127,10 +123,10 @@ _CHECKS: dict[str, Callable[[str], Failure | None]] = {
     "updated_since": _check_since,
     "external_id": _check_external_id,
     "limit": _check_limit,
-    "cursor": partial(_check_cursor, _parse_newest),
+    "cursor": partial(_check_cursor, Newest),
 }
 _CHECKS_OF_CHANGES = _CHECKS | {
     "external_id": lambda _: ("invalid_choice", "Send external_id or updated_since, not both."),
-    "cursor": partial(_check_cursor, _parse_change),
+    "cursor": partial(_check_cursor, Change),
 }
 _PARAMETERS_READ = len(_CHECKS) + UNKNOWN_FIELDS_NAMED

@@ -206,21 +206,22 @@ async def read_page(connection: Connection, listing: Listing, *, conveyancer_id:
 
 
 HORIZON_SECONDS = 30
+CHANGED_AT = "date_trunc('second', statement_timestamp())"  # the updated_at of every change
 
 # The list of changes ends at the time that this statement returns. Every change before that time is visible
 # to the later statement that reads the page. A transaction that changes a request first locks its row, which
-# gives the transaction an xid. Then it sets updated_at to statement_timestamp(). When this statement runs,
+# gives the transaction an xid. Then it sets updated_at to CHANGED_AT. HORIZON_SECONDS are for a clock that is
+# set back meanwhile, for example by a failover. When this statement runs,
 #
 # - the transaction has an xid. Its start is found here, and updated_at is not before its start.
-# - Or the transaction has no xid yet. Then updated_at will be after this statement. HORIZON_SECONDS are for a
-#   clock that is set back in between, for example by a failover.
+# - Or the transaction has no xid yet. Then updated_at will be after this statement.
 # - Or the transaction has ended. Then the page shows its change, because the snapshot for the page is taken
 #   later. If one statement did both, a transaction could end between its snapshot and the look at open ones.
 #
-# Only sessions of our own role show their xact_start, and prepared transactions are not in pg_stat_activity.
-# The service changes requests with one role, and prepares no transaction.
+# A role without pg_read_all_stats sees xact_start only of its own sessions, and prepared transactions are not
+# in pg_stat_activity. The service changes requests with one role, and prepares no transaction.
 _HORIZON = """
-    SELECT date_trunc('second', least(min(xact_start), statement_timestamp() - make_interval(secs => $1)))
+    SELECT date_trunc('second', least(min(xact_start), statement_timestamp()) - make_interval(secs => $1))
       FROM pg_stat_activity
      WHERE datname = current_database()
        AND backend_xid IS NOT NULL

@@ -119,16 +119,16 @@ async def _answer(
     return Answer(changed, f"{changed.uuid} has a new secret; {follows}")
 
 
-_CHANGE = """
+_CHANGE = f"""
     UPDATE calculation_request
        SET customer_email = coalesce($2, customer_email),
            secret_salt = $3,
            secret_key_id = $4,
-           updated_at = date_trunc('second', statement_timestamp()) -- see _HORIZON in reading.py
+           updated_at = {reading.CHANGED_AT}
      WHERE id = $1
        AND customer_email IS DISTINCT FROM $2
     RETURNING true
-"""
+"""  # noqa: S608 - constants only
 
 
 class Erasure(msgspec.Struct, frozen=True):

@@ -112,16 +112,16 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
 async def _set_calculations(connection: Connection, results: Sequence[tuple[EventSource, Result]]) -> None:
     """Set the calculations of locked requests, and announce them. Announcing updates each row's sequence."""
     calculated_at = await connection.fetchval(
-        """
+        f"""
         UPDATE calculation_request
            SET calculation_id = new.calculation_id,
                calculation_sequence = sequence + 1,
-               calculated_at = date_trunc('second', statement_timestamp()),
-               updated_at = date_trunc('second', statement_timestamp()) -- see _HORIZON in reading.py
+               calculated_at = {reading.CHANGED_AT},
+               updated_at = {reading.CHANGED_AT}
           FROM unnest($1::uuid[], $2::text[]) AS new (id, calculation_id)
          WHERE calculation_request.id = new.id
         RETURNING calculated_at
-        """,
+        """,  # noqa: S608 - constants only
         [request.id for request, _ in results],
         [result.calculation_id for _, result in results],
     )
