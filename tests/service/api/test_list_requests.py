@@ -26,6 +26,7 @@ from tests.harness.http import bearer
 
 _NEWEST = UUID(int=2**128 - 1)
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+_CHANGED = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
 A_UUID = uuid_of(new_request_id())
 SINCE = "updated_since=2026-03-02T09:30:00%2B01:00"
 
@@ -128,14 +129,14 @@ async def test_changes_are_listed_oldest_first_to_the_horizon(client, database, 
     *changed, recent, without = reversed(await create(client, 7))
     others = bearer(issuer.token(FREE_CONVEYANCER))
     await client.post("/v1/request", json=A_REQUEST, headers=others)
-    await database.execute("UPDATE calculation_request SET calculation_id = 'C-1', updated_at = now()")
-    for uuids, change in (
-        ([without["uuid"]], "calculation_id = NULL"),
-        ([each["uuid"] for each in changed], "updated_at = '2026-03-02T09:30:00Z'"),
-        ([changed[0]["uuid"]], "updated_at = '2026-03-02T09:31:00Z'"),
+    await database.execute("UPDATE calculation_request SET updated_at = $1, calculation_id = 'C-1'", _CHANGED)
+    for request, change in (
+        (without, "calculation_id = NULL"),
+        (recent, "updated_at = now()"),
+        (changed[0], "updated_at = updated_at + interval '1 minute'"),
     ):
-        ids = [parse_uuid(uuid) for uuid in uuids]
-        await database.execute(f"UPDATE calculation_request SET {change} WHERE id = ANY($1)", ids)  # noqa: S608
+        request_id = parse_uuid(request["uuid"])
+        await database.execute(f"UPDATE calculation_request SET {change} WHERE id = $1", request_id)  # noqa: S608
     since = {"updated_since": "2026-03-02T09:30:00Z"}
     pages = [await page(client, limit=2, **since)]
     while pages[-1]["next_cursor"]:
