@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import aio_pika
-from aio_pika.exceptions import AMQPError
 from litestar import post
 from litestar.response import Redirect
 
@@ -27,7 +26,7 @@ _PAUSE_SECONDS = 2.0
 async def read_events(url: str | None, journeys: Journeys) -> None:
     """Take each `request.created` from a queue of the team, for its trace. Connect again after a failure."""
     while url:
-        with suppress(AMQPError, OSError):
+        with suppress(Exception):  # even after a malformed event, because the pages would end with this task
             async with await aio_pika.connect(url) as broker, broker.channel() as channel:
                 queue = await channel.declare_queue(_QUEUE, exclusive=True)
                 await queue.bind("calculation-requests", "request.created")
