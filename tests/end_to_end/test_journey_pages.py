@@ -23,6 +23,7 @@ SCREENSHOTS = LOCAL / "screenshots"
 SCREENS = {"phone": ViewportSize(width=390, height=844), "desk": ViewportSize(width=1280, height=800)}
 DESK = SCREENS["desk"]
 EVENTS = ["request.created", "request.email_sent", "request.calculated"]
+BANNER = "A stand-in for another team. Not part of the product."
 DONE = "Done: the firm has its calculation."
 
 Press = Callable[[Page, Locator], Awaitable[None]]
@@ -59,6 +60,12 @@ async def look_away(_page: Page, _name: str) -> None:
 
 def in_email(page: Page) -> FrameLocator:
     return page.frame_locator("iframe")
+
+
+async def faults(page: Page) -> list[Any]:
+    """Return what axe finds that is serious or critical."""
+    found = (await Axe().run(page)).response["violations"]
+    return [each for each in found if each["impact"] in {"serious", "critical"}]
 
 
 def button(page: Page, name: str) -> Locator:
@@ -128,8 +135,8 @@ async def test_journey_works_on_any_screen_and_is_accessible_and_the_secret_stay
                 await fold.evaluate("(summary) => { summary.parentElement.open = true }")
         await page.screenshot(path=SCREENSHOTS / f"journey-{name}-{screen}-{scheme}.png", full_page=True)
         assert await page.evaluate("document.documentElement.scrollWidth <= screen.width")
-        found = (await Axe().run(page)).response["violations"]
-        assert [each for each in found if each["impact"] in {"serious", "critical"}] == []
+        await expect(page.get_by_role("banner")).to_have_text(BANNER)
+        assert await faults(page) == []
         sources.append(page.url + await page.content())
 
     async with watched(chromium, SCREENS[screen], scheme) as (page, requests):
@@ -194,14 +201,16 @@ async def test_new_secret_invalidates_the_old_link_and_its_email_opens_the_form(
     async with browser.empty_page(chromium, DESK) as page:
         await page.goto(journey.pages.base_url)
         await button(page, "Send").click()
+        await expect(in_email(page).get_by_role("link")).to_be_visible()
+        old_link = link_in(await in_email(page).locator("html").inner_html())
         form = await open_link(page)
         await expect(button(form, "Continue")).to_be_visible()
-        old_link = link_in(await in_email(page).locator("html").inner_html())
         uuid = page.url.rpartition("/")[2]
         replaced = await run("service", "request", "new-secret", uuid, environment=environment)
         await eventually(lambda: len([*journey.mails.glob("*.eml")]) == 2)
         refused = await form.goto(old_link)
         sentence = await form.locator("main p").inner_text()
+        assert await faults(form) == []
         await page.reload()
         form = await open_link(page)
         await expect(button(form, "Continue")).to_be_visible()

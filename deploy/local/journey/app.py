@@ -81,10 +81,10 @@ async def show_journey(request: TeamRequest) -> Template:
     waits_for_answers = journey.sent_answers is None and resources.settings.has_own_form
     if followed["record"]["calculation_id"] or journey.announced:
         step = 6 if followed["record"]["calculation_id"] else 5
-    elif email:
-        step = 3 if waits_for_answers else 4
+    elif email and not waits_for_answers:
+        step = 4
     else:
-        step = 2
+        step = 3 if email and journey.opened else 2
     context = {"uuid": uuid, "step": step, "email": email, "journey": journey, "settings": resources.settings}
     return Template("journey.html", context=followed | context)
 

@@ -67,11 +67,11 @@ async def open_link(request: TeamRequest) -> Redirect:
 
 
 @get("/calculator/request/{uuid:str}/{step:int}")
-async def show_step(request: TeamRequest, step: FromPath[int]) -> Template:
+async def show_step(request: TeamRequest, step: FromPath[int]) -> Template | Redirect:
     """Show the questions of a step, or that the answers were sent."""
     form = await _open(request)
     if step not in form.steps:
-        raise HTTPException(_LATER, status_code=HTTPStatus.NOT_FOUND)
+        return Redirect(f"{form.path}/1", status_code=303)  # Other answers have hidden its questions.
     return Template("form.html", context={"form": form, "step": step})
 
 

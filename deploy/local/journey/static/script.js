@@ -1,5 +1,3 @@
-"use strict";
-
 // Shows what has changed, panel by panel, until nothing is waited for.
 async function follow() {
   const shown = document.documentElement.cloneNode(true);
