@@ -4,32 +4,17 @@ import asyncio
 import json
 
 import httpx
-import pytest
 
 from service.identifiers import new_request_id, uuid_of
 from tests.benchmarks import subjects
 from tests.harness.examples import A_REQUEST
 from tests.harness.http import bearer
-from tests.harness.in_process import api_client
 from tests.harness.statement_log import StatementLog
 from tests.harness.waiting import eventually
 
 _CALLS = 20
 _KEYS = ["key-0", *(f"key-{number}" if number % 2 else None for number in range(1, _CALLS))]
 _MOST_WAL_BYTES = 1_480  # 1,434 measured: a request in a table and three indexes, its event in one with one
-
-
-@pytest.fixture
-async def watched_client(service_settings, issuer, link):
-    """A client of an API with one connection to Postgres, whose statements are recorded."""
-    async with api_client(
-        service_settings,
-        issuer.token(),
-        database_url=link.url,
-        database_pool_size=1,
-        database_timeout_seconds=10.0,
-    ) as client:
-        yield client
 
 
 def of_requests(statements: StatementLog) -> list[str]:

@@ -134,17 +134,14 @@ def test_malformed_key_is_refused_and_its_caller_told_to_quote_it(key):
 
 @pytest.mark.parametrize("key", ["k", None], ids=["with a key", "without"])
 async def test_create_whose_outcome_is_unknown_is_logged_with_the_uuid_that_it_may_have(
-    service_settings, issuer, database, link, key
+    watched_client, database, link, key
 ):
-    async with api_client(
-        service_settings, issuer.token(), database_url=link.url, database_pool_size=1
-    ) as client:
-        first = await post(client, key and "another")  # connects, and prepares the statement
-        with capture_logs() as logs:
-            cutting = asyncio.create_task(link.swallow_answers_and_cut(0.3))
-            await asyncio.sleep(0)
-            response = await post(client, key)
-            await cutting
+    first = await post(watched_client, key and "another")  # connects, and prepares the statement
+    with capture_logs() as logs:
+        cutting = asyncio.create_task(link.swallow_answers_and_cut(0.3))
+        await asyncio.sleep(0)
+        response = await post(watched_client, key)
+        await cutting
 
     assert response.status_code == 503
     unanswered = await database.fetchval(
