@@ -67,16 +67,6 @@ async def test_request_and_event_are_stored_together_and_the_secret_is_not(clien
     assert created["secret"] not in stored
 
 
-async def test_without_a_usable_trace_context_the_event_begins_a_trace_that_is_not_sampled(client, database):
-    for sent in ({}, {"traceparent": "00-ada@x-1-01"}):
-        response = await client.post("/v1/request", json=A_REQUEST, headers=sent)
-        assert response.status_code == 200
-
-    begun = [row["traceparent"] for row in await database.fetch("SELECT traceparent FROM outbox")]
-    assert len(set(begun)) == 2
-    assert all(re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-00", each) for each in begun)
-
-
 async def test_request_is_not_stored_when_its_event_cannot_be_and_only_the_log_says_why(client, database):
     await database.execute("ALTER TABLE outbox ADD CHECK (payload IS NULL)")
 
