@@ -152,7 +152,7 @@ class ParsedBody(msgspec.Struct, frozen=True):
             errors.sort(key=lambda error: [*_fields, error.field].index(error.field))  # unknown fields last
             raise InvalidSubmission(errors)
         stored = {**self.values, **({} if waiver_applies else _NO_WAIVER)}
-        if "" in stored.values():  # Rare, and testing is quicker than copying every value.
+        if "" in stored.values():  # An empty text is rare, and this test is quicker than a copy.
             stored = {name: None if value == "" else value for name, value in stored.items()}
         if stored["meta_data"] is not None:
             stored["meta_data"] = msgspec.json.encode(stored["meta_data"]).decode()

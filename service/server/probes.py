@@ -98,7 +98,7 @@ def _is_rejected_login(error: Exception) -> bool:
 async def serve(
     checks: Checks, read_gauges: ReadGauges | None, listening: socket.socket, stop: asyncio.Event
 ) -> None:
-    """Serve the probes of a process without an API until *stop*."""
+    """Until *stop*, serve the probes of a process that has no API."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -97,7 +97,7 @@ def _in_json(_logger: object, _method: str, event: EventDict) -> str:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Return what may be logged of an exception: class and place, but no text, which may quote values."""
+    """Return what may be logged of an exception: class and place, but text only if it quotes no values."""
     frames = traceback.extract_tb(error.__traceback__)
     facts: dict[str, Any] = {
         "error": type(error).__name__,
