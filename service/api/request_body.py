@@ -115,7 +115,7 @@ class CreateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def _parts(annotation: object) -> Iterator[object]:
-    """Yield the parts of a type, and the parts of those: the types of a union, and annotations."""
+    """Yield the parts of a type, such as annotations and the types of a union, and the parts of each part."""
     for part in get_args(annotation):
         yield part
         yield from _parts(part)

@@ -115,7 +115,7 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def about(uuid: str | None, traceparent: str | None) -> dict[str, Any]:
-    """Return the fields that log lines about a request have in every process, if they are known."""
+    """Return the uuid and the trace id, if known, under the names that the logs of every process use."""
     fields = {} if uuid is None else {"uuid": uuid}
     if traceparent is not None:
         fields["trace_id"] = traceparent[3:35]
