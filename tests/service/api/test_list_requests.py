@@ -128,7 +128,7 @@ async def test_changes_are_listed_oldest_first_to_the_horizon(client, database, 
     """Only a firm's own requests with a calculation are listed, even if many changed in the same second."""
     *changed, recent, without = reversed(await create(client, 7))
     others = bearer(issuer.token(FREE_CONVEYANCER))
-    await client.post("/v1/request", json=A_REQUEST, headers=others)
+    theirs = await client.post("/v1/request", json=A_REQUEST, headers=others)
     await database.execute("UPDATE calculation_request SET updated_at = $1, calculation_id = 'C-1'", _CHANGED)
     for request, change in (
         (without, "calculation_id = NULL"),
@@ -143,6 +143,7 @@ async def test_changes_are_listed_oldest_first_to_the_horizon(client, database, 
         assert pages[-1]["next_updated_since"] is None
         pages.append(await page(client, limit=2, cursor=pages[-1]["next_cursor"], **since))
     later = await page(client, updated_since=pages[-1]["next_updated_since"])
+    their_page = (await client.get("/v1/request", params=since, headers=others)).json()["data"]
 
     listed = [request for some in pages for request in some["requests"]]
     assert [each["uuid"] for each in listed] == [each["uuid"] for each in (*changed[1:], changed[0])]
@@ -150,6 +151,7 @@ async def test_changes_are_listed_oldest_first_to_the_horizon(client, database, 
     assert len(pages) == 3
     assert recent["updated_at"] > later["next_updated_since"] >= pages[-1]["next_updated_since"]
     assert (later["requests"], later["next_cursor"]) == ([], None)
+    assert [each["uuid"] for each in their_page["requests"]] == [theirs.json()["data"]["uuid"]]
 
 
 @pytest.mark.parametrize(

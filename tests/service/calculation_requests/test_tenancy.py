@@ -30,6 +30,7 @@ CALLS: dict[tuple[str, str], Callable[[dict[str, str]], dict[str, Any]]] = {
 }
 THE_SAME_FOR_EVERY_CALLER = {
     *(("GET", path) for path in probes.PATHS),
+    ("GET", "/"),
     ("GET", "/v1/questionnaire/structure"),
     ("GET", "/schema/openapi.json"),
     ("GET", "/schema/asyncapi.json"),
