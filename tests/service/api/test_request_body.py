@@ -171,13 +171,6 @@ def test_waiver_needs_a_reason(reason, code, message):
     assert (ignored["calculation_fee_exempt"], ignored[_REASON]) == (False, None)
 
 
-@pytest.mark.parametrize("reason", ["not needed", "x" * 501, 7, None])
-def test_reason_without_a_waiver_is_ignored(reason):
-    stored = accepted(**{_REASON: reason})
-
-    assert (stored["calculation_fee_exempt"], stored[_REASON]) == (False, None)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
