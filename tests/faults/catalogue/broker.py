@@ -1,7 +1,6 @@
 """Faults of RabbitMQ itself: killed, out of memory, a queue missing, full, or unbound."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -11,7 +10,7 @@ from aiormq.exceptions import ChannelNotFoundEntity
 
 from service.postgres.pool import Connection
 from tests.faults.catalogue.fault import fault
-from tests.faults.verdict.records import CREATED, Interval
+from tests.faults.verdict.records import CREATED
 from tests.faults.world import teams
 from tests.faults.world.world import World
 from tests.harness import queues
@@ -90,9 +89,7 @@ async def refuse_messages(world: World) -> None:
         )
         try:
             await full.bind(topology.REQUESTS, "request.*")
-            began = time.monotonic()
             await asyncio.sleep(world.chance.uniform(1.0, world.longest_stall_seconds + 4.0))
-            world.record.refusals.append(Interval(began, time.monotonic()))
             if world.chance.random() < 0.5:  # Its team consumes again, before the queue is deleted.
                 await full.consume(_drop, no_ack=True)
                 await asyncio.sleep(world.some_seconds(1.0))

@@ -69,12 +69,12 @@ class Kill(msgspec.Struct, frozen=True):
     at: float
 
 
-class Interval(msgspec.Struct, frozen=True):
-    """A period of time, of one process if it is named."""
+class Freeze(msgspec.Struct, frozen=True):
+    """The time from a SIGSTOP to one process until its SIGCONT."""
 
+    process: str
     began: float
     ended: float
-    process: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -105,18 +105,11 @@ class Record(msgspec.Struct, kw_only=True):
     acceptances: list[Acceptance] = msgspec.field(default_factory=list)
     spans: list[Span] = msgspec.field(default_factory=list)
     kills: list[Kill] = msgspec.field(default_factory=list)
-    freezes: list[Interval] = msgspec.field(default_factory=list)  # from a SIGSTOP to its SIGCONT
-    refusals: list[Interval] = msgspec.field(default_factory=list)  # while a queue refused every event
-    read_only: list[Interval] = msgspec.field(default_factory=list)  # while no process could write
+    freezes: list[Freeze] = msgspec.field(default_factory=list)
     recoveries: list[Recovery] = msgspec.field(default_factory=list)
-    outbox_left: int = 0
-    held: set[str] = msgspec.field(default_factory=set)  # request id and type of each
-    poison_rows: set[str] = msgspec.field(default_factory=set)  # request id and type of each
-    poison_followers: set[str] = msgspec.field(default_factory=set)  # good events behind a poison row
+    undelivered: int = 0  # events that are left at the end
     poison_messages: set[str] = msgspec.field(default_factory=set)  # queue and message id of each
     dead_letters: Sequence[str] = ()  # likewise
-    secrets_stored: Sequence[str] = ()  # the events of e-mails whose stored reply contains a secret
-    mail_connections: int = 0  # the most that were open while the mail server refused the sender
     log_lines: Sequence[str] = ()  # that show an unhandled exception
     deaths: list[str] = msgspec.field(default_factory=list)  # of processes that no fault had killed
     shortfalls: list[str] = msgspec.field(default_factory=list)  # of the plan, for lack of time

@@ -34,7 +34,7 @@ async def drained(world: World, *, seconds: float) -> dict[str, int]:
 
     Then wait for the last events to reach the auditor, and for poison to reach the dead letters.
     """
-    unfinished = partial(world.on_postgres, partial(_unfinished, world.record))
+    unfinished = partial(world.on_postgres, _unfinished)
 
     async def is_finished() -> bool:
         return not any((await unfinished()).values())
@@ -46,16 +46,14 @@ async def drained(world: World, *, seconds: float) -> dict[str, int]:
     return left
 
 
-async def _unfinished(record: Record, connection: Connection) -> dict[str, int]:
-    """Return how much of each is left, besides the poison rows and what they hold back."""
+async def _unfinished(connection: Connection) -> dict[str, int]:
+    """Return how much of each is left."""
     row = await connection.fetchrow(
         """
-        SELECT (SELECT count(*) FROM outbox) AS outbox,
-               (SELECT count(*) FROM outbox_held) - $1 AS held,
+        SELECT (SELECT count(*) FROM undelivered_event) AS events,
                (SELECT count(*) FROM email WHERE state = 'pending') AS emails,
                (SELECT count(*) FROM calculation_request WHERE sequence < 3) AS requests
-        """,
-        len(record.poison_rows) + len(record.poison_followers),
+        """
     )
     return dict(row) if row else {}
 
@@ -70,7 +68,7 @@ async def _nothing_waits(channel: AbstractChannel, record: Record) -> bool:
 async def take_stock(world: World) -> None:
     """Record the rows, the dead letters and the suspicious lines of the logs."""
     record = world.record
-    await world.on_postgres(partial(_read_tables, world))
+    await world.on_postgres(partial(_read_tables, record))
     async with queues.open_channel(world.servers.broker.url) as channel:
         record.dead_letters = [
             message for queue in _QUEUES for message in await _dead_letters(channel, queue)
@@ -78,8 +76,7 @@ async def take_stock(world: World) -> None:
     record.log_lines = [line for worker in world.workers for line in _suspicious_lines(worker)]
 
 
-async def _read_tables(world: World, connection: Connection) -> None:
-    record = world.record
+async def _read_tables(record: Record, connection: Connection) -> None:
     rows = await connection.fetch(
         "SELECT id, external_id, customer_email, calculation_id FROM calculation_request"
     )
@@ -93,15 +90,7 @@ async def _read_tables(world: World, connection: Connection) -> None:
         )
         for row in rows
     ]
-    record.outbox_left = await connection.fetchval("SELECT count(*) FROM outbox")
-    held = await connection.fetch("SELECT request_id, type FROM outbox_held")
-    record.held = {f"{uuid_of(row['request_id'])} {row['type']}" for row in held}
-    replies = await connection.fetch(
-        "SELECT email_key, server_reply FROM email WHERE server_reply LIKE '%http%'"
-    )
-    record.secrets_stored = [
-        row["email_key"] for row in replies if any(each in row["server_reply"] for each in world.mail.quoted)
-    ]
+    record.undelivered = await connection.fetchval("SELECT count(*) FROM undelivered_event")
 
 
 async def _dead_letters(channel: AbstractChannel, queue: topology.Queue) -> list[str]:

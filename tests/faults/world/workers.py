@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.ports import free_port
-from tests.faults.verdict.records import Interval, Kill, Record
+from tests.faults.verdict.records import Freeze, Kill, Record
 from tests.harness.processes import Process, bare_environment, python
 from tests.harness.tcp_proxy import TcpProxy
 
@@ -59,7 +59,7 @@ class Worker(Process):
             await asyncio.sleep(seconds)
         finally:
             self.thaw()
-            self._record.freezes.append(Interval(began, time.monotonic(), self.name))
+            self._record.freezes.append(Freeze(self.name, began, time.monotonic()))
 
     async def restart(self) -> None:
         """Send SIGTERM, as a rolling update does, and start it again."""
