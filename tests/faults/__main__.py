@@ -24,8 +24,6 @@ _ROUND_SECONDS = 180.0  # in which every fault is injected once, mixed or alone
 def main() -> int:
     """Run the harness as the command line says."""
     arguments = _parser().parse_args()
-    if arguments.requests is None:
-        arguments.requests = round(arguments.seconds * arguments.rate)
     if arguments.times is None:
         arguments.times = max(1, round(arguments.seconds / _ROUND_SECONDS))
     plan = Plan(**vars(arguments))
@@ -61,7 +59,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     add = parser.add_argument
     add("--seconds", type=float, default=1_900.0, help="of faults under load, at least")
-    add("--requests", type=int, help="acknowledged, at least (default: seconds times rate)")
     every = f"that every fault is injected, at least (default: once in {_ROUND_SECONDS:.0f} s)"
     add("--times", type=int, help=every)
     add("--rate", type=float, default=20.0, help="requests a second")

@@ -14,7 +14,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How long a run is, and what happens in it."""
 
     seconds: float
-    requests: int
     times: int  # for each fault, at least
     rate: float
     seed: int
