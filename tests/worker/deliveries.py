@@ -7,8 +7,7 @@ from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCreated
 from service.postgres import connections
 from service.postgres.pool import Connection, Pool
-from tests.harness.waiting import eventually
-from worker.batches import Failures, RowLocked
+from worker.batches import Failures
 from worker.consumers import calculations, incoming, notifications
 
 
@@ -21,25 +20,12 @@ async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
     _check(failures)
 
 
-async def record_result(result: CalculationCreated, *, pool: Pool) -> None:
-    """Record a calculation, once its request is not locked. Raises as its failure says."""
-
-    async def failures_if_free() -> Failures | None:
-        async with connections.transaction(pool, seconds=10.0) as connection:
-            failures = await _record(connection, result)
-        return None if isinstance(failures[0], RowLocked) else failures
-
-    _check(await eventually(failures_if_free))
-
-
 async def calculate(connection: Connection, uuid: str, calculation_id: str) -> None:
+    """Record a calculation of a request that is not locked. Raises as its failure says."""
+    body = msgspec.json.encode(CalculationCreated(uuid, calculation_id))
+    decoded = calculations.decode(incoming.read(body), None)
     async with connection.transaction():
-        _check(await _record(connection, CalculationCreated(uuid, calculation_id)))
-
-
-async def _record(connection: Connection, result: CalculationCreated) -> Failures:
-    decoded = calculations.decode(incoming.read(msgspec.json.encode(result)), None)
-    return await calculations.record_results(connection, [decoded])
+        _check(await calculations.record_results(connection, [decoded]))
 
 
 def _check(failures: Failures) -> None:

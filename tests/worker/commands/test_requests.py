@@ -13,7 +13,6 @@ from service.calculation_requests.model import CalculationRequest, RequestErased
 from service.commands.requests import Erasure
 from service.every_firm import email_changes
 from service.outbox import lanes
-from service.outbox.events import CalculationCreated
 from service.postgres import connections
 from service.postgres.pool import Connection
 from tests.harness.databases import has_waiting_statement
@@ -239,7 +238,7 @@ async def test_late_messages_about_an_erased_request_change_nothing(database, po
     before = await dump(database)
 
     with pytest.raises(RequestErased):
-        await deliveries.record_result(CalculationCreated(stored_request.uuid, "C-1"), pool=pool)
+        await calculate(database, stored_request)
     await deliveries.intend_email(created_event(stored_request), pool=pool)
 
     assert await dump(database) == before

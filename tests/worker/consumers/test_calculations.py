@@ -12,12 +12,12 @@ from structlog.testing import capture_logs
 
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
-from service.outbox.events import CalculationCreated, RequestCalculated
+from service.outbox.events import RequestCalculated
 from service.outbox.lanes import RelayWaker
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import TRACEPARENT, publish, take
-from tests.worker.deliveries import record_result
+from tests.worker.deliveries import calculate
 from worker.consumers import calculations, incoming
 from worker.consumers.calculations import Result
 from worker.consumers.incoming import Malformed
@@ -45,8 +45,8 @@ def bare_data(**data: Any) -> bytes:
     return msgspec.json.encode({"request_uuid": "req_1"} | data)
 
 
-async def test_event_carries_the_calculation_and_the_next_sequence_number(pool, database, stored_request):
-    await record_result(CalculationCreated(stored_request.uuid, "calc-1"), pool=pool)
+async def test_event_carries_the_calculation_and_the_next_sequence_number(database, stored_request):
+    await calculate(database, stored_request.uuid, "calc-1")
 
     (event,) = await database.fetch(CALCULATED)
     row = await database.fetchrow("SELECT sequence, updated_at, calculated_at FROM calculation_request")
