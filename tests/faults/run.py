@@ -30,7 +30,7 @@ _OVERTIME = 1.5  # of the planned seconds, for the faults that are still missing
 
 async def run(plan: Plan, report: Report) -> Record:
     """Carry out a plan and return the record of it."""
-    record = Record(email_claim_seconds=plan.email_claim_seconds, recovery_bar_seconds=plan.recovery)
+    record = Record(recovery_bar_seconds=plan.recovery)
     chance = random.Random(plan.seed)  # noqa: S311 - repeatable, no secret
     place = Place(folder=LOCAL, report=report)
     with working_folder(place, "run") as folder, _logs_kept(folder), private_servers(place) as servers:

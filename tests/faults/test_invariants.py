@@ -19,7 +19,6 @@ from tests.faults.verdict.records import (
     Answer,
     Arrival,
     Commit,
-    Freeze,
     Kill,
     Record,
     Recovery,
@@ -79,12 +78,6 @@ def killed(process: str, at: float) -> dict[str, Any]:
     return {"kills": [Kill(process, at)], "acceptances": [acceptance(100.1), acceptance(104.0)]}
 
 
-def frozen(first: tuple[str, float], again: tuple[str, float]) -> dict[str, Any]:
-    """Return an e-mail that was sent twice, and a SIGSTOP to its usual sender."""
-    acceptances = [acceptance(at, process=process) for process, at in (first, again)]
-    return {"freezes": [Freeze(SENDER, 100.2, 133.9)], "acceptances": acceptances}
-
-
 # What is changed in the record, and the invariants that are breached by it.
 CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "none": ({}, set()),
@@ -114,11 +107,6 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "another sender killed": (killed(OTHER_SENDER, 100.15), {SENT_ONCE}),
     "sender killed long before": (killed(SENDER, 89.0), {SENT_ONCE}),
     "sender killed later": (killed(SENDER, 105.0), {SENT_ONCE}),
-    "frozen with the answer": (frozen((SENDER, 100.1), (OTHER_SENDER, 131.0)), set()),
-    "frozen, sent again by itself": (frozen((SENDER, 100.1), (SENDER, 131.0)), {SENT_ONCE}),
-    "frozen, claim not over": (frozen((SENDER, 100.1), (OTHER_SENDER, 103.0)), {SENT_ONCE}),
-    "frozen, long recorded": (frozen((SENDER, 90.0), (OTHER_SENDER, 131.0)), {SENT_ONCE}),
-    "frozen before the content": (frozen((OTHER_SENDER, 131.0), (SENDER, 134.0)), {SENT_ONCE}),
     "another uuid for a key": (
         {"answers": [*ANSWERS, Answer("case-1", 200, "req_9", is_replay=True)]},
         {ONE_REQUEST},

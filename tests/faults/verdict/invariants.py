@@ -17,8 +17,6 @@ from tests.faults.world.teams import calculation_of
 
 _BEFORE_SECONDS = 3.0  # an event may be confirmed this long before the fault that keeps it from being settled
 _AFTER_SECONDS = 15.0  # and come again this long after the fault: after timeouts, pauses and a backlog
-_RECORDING_SECONDS = 5.0  # a mail server's reply may wait this long for Postgres
-_ON_THE_WAY_SECONDS = 1.0  # content that had left its sender before the freeze
 
 
 Check = Callable[[Record], Iterable[str]]
@@ -114,13 +112,9 @@ def one_request_per_key(record: Record) -> Iterable[str]:
 
 
 def emails_sent_once(record: Record) -> Iterable[str]:
-    """An e-mail is sent again only if the reply was lost: the mail server died, or the sender did.
-
-    A sender that is frozen with the reply counts as dead. A sender that wakes before it has sent the content
-    must not send it: its claim has expired.
-    """
+    """An e-mail is sent again only if the reply was lost: the mail server died, or the sender did."""
     for first, again in second_emails(record):
-        if first.answered and not _was_killed(record, first, again) and not _was_frozen(record, first, again):
+        if first.answered and not _was_killed(record, first, again):
             yield (
                 f"{first.message_id} was accepted from {first.process} and {again.at - first.at:.2f} s later "
                 f"from {again.process}: neither the mail server nor the sender died"
@@ -134,16 +128,6 @@ def second_emails(record: Record) -> Iterable[tuple[Acceptance, Acceptance]]:
         if acceptance.message_id in latest:
             yield latest[acceptance.message_id], acceptance
         latest[acceptance.message_id] = acceptance
-
-
-def _was_frozen(record: Record, first: Acceptance, again: Acceptance) -> bool:
-    """Whether the first sender froze before it can have recorded the reply, and its claim expired."""
-    return any(
-        freeze.process == first.process != again.process
-        and freeze.began - _RECORDING_SECONDS <= first.at <= freeze.began + _ON_THE_WAY_SECONDS
-        and freeze.began + record.email_claim_seconds / 2 <= again.at
-        for freeze in record.freezes
-    )
 
 
 def _was_killed(record: Record, first: Acceptance, again: Acceptance) -> bool:

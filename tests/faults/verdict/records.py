@@ -69,14 +69,6 @@ class Kill(msgspec.Struct, frozen=True):
     at: float
 
 
-class Freeze(msgspec.Struct, frozen=True):
-    """The time from a SIGSTOP to one process until its SIGCONT."""
-
-    process: str
-    began: float
-    ended: float
-
-
 class Answer(msgspec.Struct, frozen=True, gc=False):
     """The API's answer to a create with an Idempotency-Key, which is also the external_id."""
 
@@ -105,7 +97,6 @@ class Record(msgspec.Struct, kw_only=True):
     acceptances: list[Acceptance] = msgspec.field(default_factory=list)
     spans: list[Span] = msgspec.field(default_factory=list)
     kills: list[Kill] = msgspec.field(default_factory=list)
-    freezes: list[Freeze] = msgspec.field(default_factory=list)
     recoveries: list[Recovery] = msgspec.field(default_factory=list)
     undelivered: int = 0  # events that are left at the end
     poison_messages: set[str] = msgspec.field(default_factory=set)  # queue and message id of each
@@ -114,5 +105,4 @@ class Record(msgspec.Struct, kw_only=True):
     deaths: list[str] = msgspec.field(default_factory=list)  # of processes that no fault had killed
     shortfalls: list[str] = msgspec.field(default_factory=list)  # of the plan, for lack of time
     seconds: float = 0.0
-    email_claim_seconds: float = 30.0
     recovery_bar_seconds: float = 5.0

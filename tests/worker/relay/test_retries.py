@@ -86,40 +86,6 @@ async def test_refused_event_is_logged_with_the_uuid_and_trace_of_its_request(re
     assert {line["trace_id"] for line in story} == {TRACEPARENT.split("-")[1]}
 
 
-@AT_ONCE
-async def test_later_events_of_a_request_wait_behind_the_refused_one_and_are_due_once_it_is_delivered(
-    relay_once, database, tap, refusing
-):
-    request = await store(database)
-    for _ in range(3):
-        await announce_next(database, request.id)
-        await relay_once()
-    waits = "SELECT count(*) FROM outbox_held WHERE attempts = 0 AND next_attempt_at = 'infinity'"
-    assert await database.fetchval(waits) == 3
-
-    await refusing.delete(if_empty=False)
-    moved = [await relay_once() for _ in range(4)]
-
-    assert moved == [1, 1, 1, 1]
-    assert list(dict.fromkeys(await take_ids(tap))) == [
-        id_of(request),
-        *(id_of(request, "request.email_sent", sequence) for sequence in (2, 3, 4)),
-    ]
-
-
-@AT_ONCE
-async def test_event_held_in_the_pass_that_delivers_the_one_before_is_due(relay_once, database, refusing):
-    request = await store(database)
-    await relay_once()
-    await refusing.delete(if_empty=False)
-    await announce_next(database, request.id)
-
-    moved = [await relay_once() for _ in range(3)]
-
-    assert moved == [2, 1, 0]
-    assert await database.fetchval("SELECT NOT EXISTS (SELECT FROM undelivered_event)")
-
-
 @NEVER_AGAIN
 @pytest.mark.usefixtures("refusing")
 async def test_one_refused_event_is_retried_at_a_time_and_new_ones_go_out_at_once(relay_once, database, tap):
