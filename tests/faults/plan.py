@@ -22,8 +22,3 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     longest_stall: float  # in seconds, as are the next two
     recovery: float
     drain: float
-
-    @property
-    def email_claim_seconds(self) -> float:
-        """Longer than Postgres is unreachable, plus the waits of a sender after that."""
-        return self.longest_stall + 17.0

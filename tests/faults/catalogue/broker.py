@@ -2,8 +2,6 @@
 
 import asyncio
 
-from aio_pika.abc import AbstractIncomingMessage
-
 from tests.faults.catalogue.fault import fault
 from tests.faults.verdict.records import CREATED
 from tests.faults.world import teams
@@ -61,12 +59,5 @@ async def refuse_messages(world: World) -> None:
         try:
             await full.bind(topology.REQUESTS, "request.*")
             await asyncio.sleep(world.chance.uniform(1.0, world.longest_stall_seconds + 4.0))
-            if world.chance.random() < 0.5:  # Its team consumes again, before the queue is deleted.
-                await full.consume(_drop, no_ack=True)
-                await asyncio.sleep(world.some_seconds(1.0))
         finally:
             await full.delete(if_unused=False, if_empty=False)
-
-
-async def _drop(_: AbstractIncomingMessage) -> None:
-    """Ignore a message."""

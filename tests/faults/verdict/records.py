@@ -3,7 +3,6 @@
 Times are seconds of one monotonic clock.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -90,8 +89,7 @@ class Record(msgspec.Struct, kw_only=True):
 
     acknowledged: dict[str, Commit] = msgspec.field(default_factory=dict)  # by key
     unknown: set[str] = msgspec.field(default_factory=set)  # sent, with an unknown outcome
-    statuses: Counter[int] = msgspec.field(default_factory=Counter)  # of answers to creates without a key
-    answers: list[Answer] = msgspec.field(default_factory=list)  # to creates with a key
+    answers: list[Answer] = msgspec.field(default_factory=list)
     stored: Sequence[Stored] = ()
     arrivals: list[Arrival] = msgspec.field(default_factory=list)
     acceptances: list[Acceptance] = msgspec.field(default_factory=list)

@@ -14,7 +14,7 @@ from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
 from tests.harness.command_line import call, run
 from tests.harness.examples import CONVEYANCER
-from tests.harness.processes import bare_environment, environment_of, python
+from tests.harness.processes import bare_environment, environment_of, python, run_process
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import COMMANDS
 from tests.worker.commands.steps import intend
@@ -143,16 +143,11 @@ def test_failure_is_one_line_that_names_its_cause_and_no_value_of_a_setting(
 
 
 @pytest.mark.parametrize("command", ["service schema apply", "service serve", "worker relay"])
-def test_process_ends_like_the_command_in_this_process(command):
-    words, environment = command.split(), bare_environment()
-    process = subprocess.run(
-        python(*words), cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False
-    )
+async def test_process_ends_like_the_command_in_this_process(command):
+    ended = await run(*command.split(), environment=bare_environment())
 
-    ended = call(*words, environment=environment)
-
-    assert (process.returncode, process.stdout, process.stderr) == (1, "", ended.errors)
-    assert (ended.status, len(ended.errors.splitlines())) == (1, 1)
+    assert await run_process(*command.split(), environment=bare_environment()) == ended
+    assert (ended.status, ended.output, len(ended.errors.splitlines())) == (1, "", 1)
 
 
 @pytest.mark.parametrize(

@@ -340,24 +340,17 @@ async def test_refusing_mail_server_is_found(environment, command, answer, line)
 
 
 @pytest.mark.parametrize(
-    ("status", "line"),
-    [("200 OK", "ok: APP_URL is served"), ("503 Service Unavailable", "wrong: it answers 503")],
-)
-async def test_application_is_asked(environment, status, line):
-    async with answering(http_answer(status, b"")) as port:
-        assert (await found(environment, "application", f"http://127.0.0.1:{port}")).startswith(line)
-
-
-@pytest.mark.parametrize(
-    ("days", "line"),
+    ("check", "status", "days", "line"),
     [
-        (365, "wrong: HTTP status 404"),
-        (-1, "wrong: its certificate is not accepted: certificate has expired"),
+        ("application", "200 OK", 365, "ok: APP_URL is served"),
+        ("application", "503 Service Unavailable", 365, "wrong: it answers 503"),
+        ("signing keys", "404 Not Found", 365, "wrong: HTTP status 404"),
+        ("signing keys", "200 OK", -1, "wrong: its certificate is not accepted: certificate has expired"),
     ],
 )
-async def test_issuer_is_asked(environment, authority, days, line):
-    async with answering(http_answer("404 Not Found", b""), authority.server_context(days=days)) as port:
-        assert (await found(environment, "signing keys", f"https://127.0.0.1:{port}")).startswith(line)
+async def test_application_and_issuer_are_asked(environment, authority, *, check, status, days, line):
+    async with answering(http_answer(status, b""), authority.server_context(days=days)) as port:
+        assert (await found(environment, check, f"https://127.0.0.1:{port}")).startswith(line)
 
 
 async def test_worker_notes_its_keys_and_reports_another_one_under_the_same_id(
