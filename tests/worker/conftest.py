@@ -140,13 +140,6 @@ async def broker_link(worker_settings: WorkerSettings) -> AsyncIterator[TcpProxy
         yield forwarder
 
 
-@pytest.fixture
-async def postgres_link(worker_settings: WorkerSettings) -> AsyncIterator[TcpProxy]:
-    """A way to Postgres that the test can cut."""
-    async with TcpProxy(worker_settings.database_url) as forwarder:
-        yield forwarder
-
-
 def settings_with(settings: WorkerSettings, **changes: Any) -> WorkerSettings:
     return msgspec.structs.replace(settings, **changes)
 

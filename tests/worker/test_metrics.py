@@ -83,15 +83,15 @@ async def test_many_pending_emails_are_counted_up_to_the_limit(database, stored_
     assert value("emails_pending") == COUNT_LIMIT
 
 
-async def test_gauges_are_nan_during_an_outage_of_postgres(database, worker_settings, postgres_link):
+async def test_gauges_are_nan_during_an_outage_of_postgres(database, worker_settings, link):
     await store(database)
-    settings = settings_with(worker_settings, database_url=postgres_link.url)
+    settings = settings_with(worker_settings, database_url=link.url)
     async with open_pool(settings) as pool:
         read_gauges = partial(gauges.read, pool, [READ_OUTBOX], timeout_seconds=1.0)
         await read_gauges()
         assert value("outbox_pending_events") == 1
         with rises("postgres_unavailable_total"):
-            await postgres_link.refuse()
+            await link.refuse()
             await read_gauges()
 
     assert is_unknown("outbox_pending_events")

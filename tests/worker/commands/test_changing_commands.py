@@ -150,16 +150,16 @@ async def test_two_operators_make_each_change_once(words, changing, database, ch
 
 
 async def test_operator_who_vanishes_leaves_no_lock_and_nothing_half_done(
-    *, words, changing, database, channel, postgres_link, monkeypatch
+    *, words, changing, database, channel, link, monkeypatch
 ):
     """For instance with its machine: TCP would notice after two hours."""
     monkeypatch.setattr(connections, "SILENCE_SECONDS", 1.0)
     table = changing.table or "calculation_request"
     everything = await database.fetch(f"TABLE {table}")
-    postgres_link.hold_before(changing.marker)
-    with patch.dict(os.environ, DATABASE_URL=postgres_link.url):
+    link.hold_before(changing.marker)
+    with patch.dict(os.environ, DATABASE_URL=link.url):
         cut_off = asyncio.create_task(command(*words))
-        await eventually(postgres_link.marker_reached.is_set)
+        await eventually(link.marker_reached.is_set)
 
     async def is_free() -> bool:
         rows = await database.fetch(f"SELECT FROM {table} FOR UPDATE SKIP LOCKED")
@@ -167,7 +167,7 @@ async def test_operator_who_vanishes_leaves_no_lock_and_nothing_half_done(
 
     was_free = await is_free()
     await eventually(is_free)
-    await postgres_link.cut()
+    await link.cut()
     with pytest.raises((PostgresUnavailable, click.ClickException)):
         await cut_off
     unchanged = await database.fetch(f"TABLE {table}") == everything

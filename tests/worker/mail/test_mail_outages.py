@@ -67,19 +67,19 @@ async def test_mail_server_that_takes_no_emails_is_tried_each_second_and_no_atte
 
 
 async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_again(
-    worker_settings, mail_server, postgres_link, mail_link, database, intended
+    worker_settings, mail_server, link, mail_link, database, intended
 ):
-    settings = settings_with(worker_settings, database_url=postgres_link.url, smtp_url=mail_link.url)
+    settings = settings_with(worker_settings, database_url=link.url, smtp_url=mail_link.url)
     mail_link.hold_before(b"Message-ID:")
 
     with capture_logs() as logs:
         async with open_postman(settings) as postman, running(postman.run):
             await eventually(mail_link.marker_reached.is_set)
-            await postgres_link.refuse()
+            await link.refuse()
             mail_link.resume()
             await eventually(lambda: mail_server.accepted)
-            await eventually(lambda: postgres_link.refused >= 3)
-            postgres_link.admit()
+            await eventually(lambda: link.refused >= 3)
+            link.admit()
             await eventually(lambda: all_are(database, "sent"))
 
     assert {log["event"] for log in logs} == {

@@ -48,18 +48,18 @@ async def other_listeners(database, killed: int) -> list[int]:
     return [process for process in await database.fetchval(LISTENERS) or [] if process != killed]
 
 
-async def test_connection_that_goes_silent_is_replaced(worker_settings, postgres_link, database, monkeypatch):
+async def test_connection_that_goes_silent_is_replaced(worker_settings, link, database, monkeypatch):
     monkeypatch.setattr(listener, "_CHECK_SECONDS", 0.1)
-    settings = settings_with(worker_settings, database_url=postgres_link.url, database_timeout_seconds=0.5)
+    settings = settings_with(worker_settings, database_url=link.url, database_timeout_seconds=0.5)
     woken = asyncio.Event()
 
     async with running(Listener(settings, woken, LaneMarks()).run):
         await eventually(lambda: is_woken(database, woken))
         (silent,) = await database.fetchval(LISTENERS)
-        postgres_link.hold()
-        await eventually(lambda: postgres_link.connections >= 3)
+        link.hold()
+        await eventually(lambda: link.connections >= 3)
         woken.clear()
-        postgres_link.resume()
+        link.resume()
         await eventually(lambda: is_woken(database, woken))
         assert await other_listeners(database, silent)
 

@@ -149,10 +149,10 @@ async def test_outage_settles_the_confirmed_events_alone(worker_settings, relay,
     assert left == [(unconfirmed.id, "pending")] != [(confirmed.id, "pending")]
 
 
-async def test_outbox_is_read_from_its_start_after_an_outage_of_postgres(worker_settings, postgres_link):
+async def test_outbox_is_read_from_its_start_after_an_outage_of_postgres(worker_settings, link):
     """The outage may have been a failover that undid commits, even if the listener has not noticed it."""
-    settings = settings_with(worker_settings, database_url=postgres_link.url)
-    await postgres_link.refuse()
+    settings = settings_with(worker_settings, database_url=link.url)
+    await link.refuse()
     async with open_pool(settings) as pool:
         relay = Relay(settings, pool, asyncio.Event())
         relay.marks.low_water = [7] * LANES
