@@ -1,10 +1,8 @@
 """The fault harness: `python -m tests.faults`. Exit status 1 if an invariant was breached."""
 
 import argparse
-import asyncio
 import logging
 import secrets
-import signal
 import sys
 
 import uvloop
@@ -15,7 +13,6 @@ from tests.faults.catalogue.fault import FAULTS
 from tests.faults.plan import LOCAL, Plan
 from tests.faults.run import run
 from tests.faults.verdict.invariants import check_all
-from tests.faults.verdict.records import Record
 from tests.faults.verdict.report import table, verdict
 
 _ROUND_SECONDS = 180.0  # in which every fault is injected once, mixed or alone
@@ -31,8 +28,8 @@ def main() -> int:
     logging.basicConfig(filename=LOCAL / "harness.log", filemode="w", level=logging.WARNING)
     _say(f"seed {plan.seed}")
     try:
-        record = uvloop.run(_run_until_signal(plan))
-    except asyncio.CancelledError:
+        record = uvloop.run(run(plan, _say))
+    except KeyboardInterrupt:
         _say("stopped")
         return 130
     except LocalStackError as error:
@@ -41,14 +38,6 @@ def main() -> int:
     breaches = check_all(record)
     print("", table(record), "", verdict(breaches), sep="\n", flush=True)
     return 1 if breaches else 0
-
-
-async def _run_until_signal(plan: Plan) -> Record:
-    """Run the plan. A signal ends it early, and every process it has started."""
-    running = asyncio.ensure_future(run(plan, _say))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-    return await running
 
 
 def _say(line: str) -> None:

@@ -5,19 +5,17 @@ from collections.abc import AsyncIterator
 import pytest
 
 from service.calculation_requests.model import CalculationRequest
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Connection
 from tests.harness.mail_server import MailServer, ScriptedMailServer
 from tests.harness.tcp_proxy import TcpProxy
-from tests.worker.conftest import created_event, store
-from tests.worker.deliveries import intend_email
+from tests.worker.commands.steps import intend
+from tests.worker.conftest import store
 
 
 @pytest.fixture
-async def intended(
-    database: Connection, pool: Pool, stored_request: CalculationRequest
-) -> CalculationRequest:
+async def intended(database: Connection, stored_request: CalculationRequest) -> CalculationRequest:
     """A request whose e-mail is due and whose request.created has left the outbox."""
-    await intend_email(created_event(stored_request), pool=pool)
+    await intend(database, stored_request)
     await database.execute("DELETE FROM outbox")
     return stored_request
 
@@ -36,10 +34,10 @@ async def mail_link(mail_server: MailServer) -> AsyncIterator[TcpProxy]:
         yield forwarder
 
 
-async def record_emails(database: Connection, pool: Pool, number: int) -> list[CalculationRequest]:
+async def record_emails(database: Connection, number: int) -> list[CalculationRequest]:
     requests = [await store(database) for _ in range(number)]
     for request in requests:
-        await intend_email(created_event(request), pool=pool)
+        await intend(database, request)
     return requests
 
 

@@ -95,11 +95,11 @@ async def test_email_under_way_is_claimed_once(worker_settings, mail_server, mai
 
 
 async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer_than_a_claim(
-    worker_settings, pool, mail_server, mail_link, database
+    worker_settings, mail_server, mail_link, database
 ):
     settings = settings_with(worker_settings, smtp_url=mail_link.url, email_claim_seconds=1.5)
     mail_link.hold_before(b"Message-ID:")
-    await record_emails(database, pool, 3)
+    await record_emails(database, 3)
 
     async with open_postman(settings) as one, open_postman(settings) as other, running(one.run, other.run):
         await eventually(lambda: database.fetchval("SELECT every(claimed_by IS NOT NULL) FROM email"))

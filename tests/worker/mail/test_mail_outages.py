@@ -39,9 +39,9 @@ async def test_unreachable_mail_server_counts_no_attempt(postman, mail_server, d
     ],
 )
 async def test_mail_server_that_takes_no_emails_is_tried_each_second_and_no_attempt_is_counted(
-    worker_settings, rude_server, pool, database, command, refusal
+    worker_settings, rude_server, database, command, refusal
 ):
-    await record_emails(database, pool, 3)
+    await record_emails(database, 3)
     usual, rude_server.replies[command] = rude_server.replies[command], refusal.encode()
     settings = settings_with(worker_settings, smtp_url=rude_server.url, email_concurrency=2)
     began = time.monotonic()

@@ -73,10 +73,10 @@ async def test_acceptance_in_any_encoding_is_final(worker_settings, rude_server,
     assert intended.uuid.encode() in rude_server.contents[0]
 
 
-async def test_postman_sends_no_more_emails_at_once_than_allowed(worker_settings, pool, mail_link, database):
+async def test_postman_sends_no_more_emails_at_once_than_allowed(worker_settings, mail_link, database):
     settings = settings_with(worker_settings, smtp_url=mail_link.url, email_concurrency=2)
     mail_link.hold_before(b"Message-ID:")
-    await record_emails(database, pool, 5)
+    await record_emails(database, 5)
 
     async with open_postman(settings) as postman:
         started = [await postman.start_due() for _ in range(3)]
@@ -131,8 +131,8 @@ async def test_stopping_postman_keeps_claims_on_content_sent(worker_settings, ma
     assert await database.fetchval("SELECT request_id FROM email") == intended.id
 
 
-async def test_postman_keeps_to_the_rate(worker_settings, pool, database):
-    await record_emails(database, pool, 10)
+async def test_postman_keeps_to_the_rate(worker_settings, database):
+    await record_emails(database, 10)
 
     async with open_postman(settings_with(worker_settings, email_rate=4.0)) as postman:
         began = time.monotonic()

@@ -64,11 +64,11 @@ async def test_long_reply_of_a_mail_server_is_stored_in_part(postman, mail_serve
     ],
 )
 async def test_email_that_cannot_be_composed_from_its_addresses_has_failed_and_is_announced(
-    postman, pool, mail_server, database, *, field, address
+    postman, mail_server, database, *, field, address
 ):
-    await record_emails(database, pool, 1)
+    await record_emails(database, 1)
     await database.execute(f"UPDATE calculation_request SET {field} = $1", address)  # noqa: S608 - one of two
-    await record_emails(database, pool, 1)
+    await record_emails(database, 1)
 
     async with running(postman.run):
         await eventually(lambda: database.fetchval("SELECT every(state <> 'pending') FROM email"))
@@ -81,8 +81,8 @@ async def test_email_that_cannot_be_composed_from_its_addresses_has_failed_and_i
     assert (data["reason"], data["smtp_code"]) == ("not_composable", 0)
 
 
-async def test_email_without_its_secret_key_is_postponed_and_the_others_are_sent(database, pool, postman):
-    lost, _ = await record_emails(database, pool, 2)
+async def test_email_without_its_secret_key_is_postponed_and_the_others_are_sent(database, postman):
+    lost, _ = await record_emails(database, 2)
     await database.execute("UPDATE calculation_request SET secret_key_id = 'lost' WHERE id = $1", lost.id)
 
     with rises("emails_total", outcome="internal_error"), rises("request_secret_keys_missing_total"):
