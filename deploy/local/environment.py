@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.local import keys
+from deploy.local.machine.folders import write_private
 
 _ISSUER = "https://issuer.calculation-requests.test"
 _AUDIENCE = "calculation-requests"
@@ -48,13 +49,13 @@ def variables(folder: Path, ports: Ports, *, database_url: str, amqp_url: str) -
 
 def of_api(variables: Mapping[str, str], port: int) -> dict[str, str]:
     """Return the whole environment of the API process."""
-    inherited = {**os.environ, **variables, **_of_processes(), "PORT": str(port)}
-    return {name: value for name, value in inherited.items() if name not in _NOT_FOR_THE_API}
+    given = {**os.environ, **variables, "HOST": "127.0.0.1", "PORT": str(port)}
+    return {name: value for name, value in given.items() if name not in _NOT_FOR_THE_API}
 
 
 def of_worker(variables: Mapping[str, str], port: int) -> dict[str, str]:
     """Return the whole environment of the worker process."""
-    return {**os.environ, **variables, **_of_processes(), "HEALTH_PORT": str(port)}
+    return {**os.environ, **variables, "HOST": "127.0.0.1", "HEALTH_PORT": str(port)}
 
 
 def of_journey(variables: Mapping[str, str], port: int) -> dict[str, str]:
@@ -63,13 +64,9 @@ def of_journey(variables: Mapping[str, str], port: int) -> dict[str, str]:
     return {name: given[name] for name in _FOR_THE_JOURNEY if name in given} | {"PORT": str(port)}
 
 
-def _of_processes() -> dict[str, str]:
-    return {"HOST": "127.0.0.1", "LOG_LEVEL": os.environ.get("LOG_LEVEL") or "INFO"}
-
-
 def write(file: Path, named: Mapping[str, str]) -> None:
     """Write a file that a shell can source: `. .local/env`."""
-    keys.write_private(file, "".join(f"export {name}={_quoted(value)}\n" for name, value in named.items()))
+    write_private(file, "".join(f"export {name}={shlex.quote(value)}\n" for name, value in named.items()))
 
 
 def read(file: Path) -> dict[str, str]:
@@ -90,8 +87,3 @@ def forget(file: Path) -> None:
     for name, value in read(file).items():
         if os.environ.get(name) == value:
             del os.environ[name]
-
-
-def _quoted(value: str) -> str:
-    # Always quoted, so that other scripts can rely on one form.
-    return "'" + value.replace("'", "'\"'\"'") + "'"

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import secrets
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from jwt.algorithms import ECAlgorithm
+
+from deploy.local.machine.folders import write_private
 
 KEY_ID = "local"
 
@@ -38,12 +39,3 @@ def request_secret_keys(file: Path) -> str:
         key = base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
         write_private(file, f"{KEY_ID}:{key}\n")
     return file.read_text().strip()
-
-
-def write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner can read, atomically."""
-    unfinished = file.with_name(f"{file.name}.part")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as output:
-        output.write(text)
-    unfinished.rename(file)

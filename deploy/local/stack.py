@@ -109,7 +109,6 @@ def _started(
         environment=variables,
         folder=CHECKOUT,
         log=place.folder / "logs" / f"{name}.log",
-        stop_seconds=30.0,
     )
     return parts.enter_context(running(program))
 

@@ -8,7 +8,6 @@ may differ, too. Common to both are the queues' names, and the columns that are 
 
 import argparse
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -66,7 +65,7 @@ def _checked_out(commit: str) -> Iterator[Tree]:
 
 
 def _run(*command: str) -> None:
-    run_command(command[0], command, environment=os.environ, folder=CHECKOUT, seconds=_INSTALL_SECONDS)
+    run_command(command[0], command, folder=CHECKOUT, seconds=_INSTALL_SECONDS)
 
 
 async def _measure_all(sizes: Sizes, commit: str, only: list[str]) -> list[Comparison]:

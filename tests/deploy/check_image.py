@@ -35,7 +35,7 @@ _RESTRICTED = (
 def docker(*arguments: str | Path, seconds: float = 60) -> str:
     """Run the Docker client, and return its output."""
     command = ["docker", *arguments]
-    return run_command("docker", command, environment=os.environ, folder=CHECKOUT, seconds=seconds)
+    return run_command("docker", command, folder=CHECKOUT, seconds=seconds)
 
 
 try:

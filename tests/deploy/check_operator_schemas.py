@@ -4,7 +4,6 @@ The kinds of RabbitMQ's operators and of the Barman Cloud plugin are not publish
 """
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ def schemas():
     shutil.copytree(_HERE, folder, dirs_exist_ok=True)
     options = ("--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
     try:
-        run_command("npm ci", [npm, "ci", *options], environment=os.environ, folder=folder, seconds=300)
+        run_command("npm ci", [npm, "ci", *options], folder=folder, seconds=300)
     except LocalStackError as reason:
         pytest.skip(f"npm cannot install the operators' published schemas here: {reason}")
     return folder

@@ -9,15 +9,14 @@ from pathlib import Path
 
 from deploy.local.machine.folders import CHECKOUT
 
-# It makes an environment whose pip collects two packages, installs one, and is then interrupted.
+# It makes an environment whose pip collects two packages, and is then interrupted.
 PYTHON = """#!/bin/sh
 case "$*" in
 --version) echo Python 3.11.7 ;;
-*"-m venv"*) mkdir -p .venv/bin .venv/lib/python3/site-packages; cp "$0" .venv/bin/python ;;
+*"-m venv"*) mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
 *"pip install"*)
     echo 'Collecting one (from -r locks)'
     echo 'Collecting two (from -r locks)'
-    mkdir .venv/lib/python3/site-packages/one.dist-info
     trap 'echo Traceback >&2; exit 2' INT; while :; do sleep 0.1; done ;;
 esac
 """
@@ -39,7 +38,7 @@ def test_terminal_shows_progress_and_ctrl_c_is_one_line(tmp_path: Path):
         start_new_session=True,
     ) as install:
         os.close(its_side)
-        shown = read_until(terminal, b"2 of 120 packages downloaded, 1 installed")
+        shown = read_until(terminal, b"2 packages downloaded")
         os.killpg(install.pid, signal.SIGINT)
         shown += read_until(terminal, b"Run it again to go on.")
     os.close(terminal)

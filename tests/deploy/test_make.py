@@ -62,7 +62,7 @@ def make_run(checkout: Path, **variables: str) -> Iterator[None]:
 
 
 def run(checkout: Path, *command: str) -> str:
-    return run_command(command[0], command, environment=os.environ, folder=checkout, seconds=120)
+    return run_command(command[0], command, folder=checkout, seconds=120)
 
 
 @pytest.mark.long

@@ -67,7 +67,7 @@ def test_failed_command_is_reported_with_its_output(tmp_path):
     command = [sys.executable, "-c", "raise SystemExit('the schema is newer')"]
 
     with pytest.raises(LocalStackError, match=r"(?s)`schema` failed:.*the schema is newer"):
-        run_command("schema", command, environment=os.environ, folder=tmp_path, seconds=30)
+        run_command("schema", command, folder=tmp_path, seconds=30)
 
 
 def test_second_run_in_a_kept_folder_fails_and_says_why(place):

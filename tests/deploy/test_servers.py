@@ -19,9 +19,9 @@ from deploy.local.errors import Interrupted, LocalStackError
 from deploy.local.machine import packages, waiting
 from deploy.local.machine.ports import accepts, free_port
 from deploy.local.servers import lookup as servers
+from deploy.local.servers import rabbitmq_node as rabbitmq
 from deploy.local.servers.containers import Image, container, postgres_image, rabbitmq_image
 from deploy.local.servers.postgres_process import postgres_process
-from deploy.local.servers.rabbitmq_node import rabbitmq_node, unpacked_programs
 from deploy.local.servers.server import NoAnswer, NotHere, check_rabbitmq
 from tests.harness.servers import KillableBroker
 
@@ -158,7 +158,7 @@ def test_without_rabbitmq_and_apt_the_error_says_what_to_do(place, monkeypatch, 
     with pytest.raises(
         LocalStackError, match=r"^No RabbitMQ: set AMQP_URL, start Docker, or install .*apt\.$"
     ):
-        unpacked_programs(place)
+        rabbitmq.unpacked_programs(place)
 
 
 def test_broker_lets_in_only_those_who_can_read_its_password(broker_start):
@@ -178,7 +178,8 @@ def test_broker_lets_in_only_those_who_can_read_its_password(broker_start):
 @pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs Debian's apt")
 def test_broker_runs_from_unpacked_packages(place, tmp_path, monkeypatch):
     monkeypatch.setattr(packages, "PACKAGES", tmp_path)
-    with rabbitmq_node(place, unpacked_programs(place)) as server:
+    monkeypatch.setattr(rabbitmq, "_installed_programs", lambda: None)
+    with rabbitmq.rabbitmq_node(place) as server:
         assert server.process is not None
         check_rabbitmq(server.url)
         asyncio.run(KillableBroker(server, check_rabbitmq).clear_memory_alarm())  # with rabbitmqctl

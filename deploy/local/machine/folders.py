@@ -107,6 +107,13 @@ def password_of(folder: Path) -> str:
     """Return the password of the server in this folder, made when it is first asked for."""
     file = folder / "password"
     if not file.exists():
-        file.touch(mode=0o600)
-        file.write_text(f"{secrets.token_hex(16)}\n")
+        write_private(file, f"{secrets.token_hex(16)}\n")
     return file.read_text().strip()
+
+
+def write_private(file: Path, text: str) -> None:
+    """Write a file that only its owner can read, atomically."""
+    unfinished = file.with_name(f"{file.name}.part")
+    unfinished.touch(mode=0o600)
+    unfinished.write_text(text)
+    unfinished.rename(file)

@@ -37,9 +37,7 @@ def command(program: str, *, package: str, report: Report = print) -> list[str]:
         return [installed]
     root = unpacked(package, report=report)
     found = shutil.which(program, path=f"{root}/usr/bin:{root}/usr/sbin")
-    if found is None:
-        raise LocalStackError(f"{program} is not in Debian's package {package}: install it yourself.")
-    return ["env", f"LD_LIBRARY_PATH={library_path(root)}", found]
+    return ["env", f"LD_LIBRARY_PATH={library_path(root)}", found or program]
 
 
 def library_path(folder: Path) -> str:
@@ -49,11 +47,10 @@ def library_path(folder: Path) -> str:
     return ":".join([*paths, *([inherited] if inherited else [])])
 
 
-def unpacked(package: str, *, even_if_installed: str | None = None, report: Report = print) -> Path:
+def unpacked(package: str, *, report: Report = print) -> Path:
     """Return a folder that holds *package* and those of its dependencies that are not installed.
 
-    Dependencies whose names start with *even_if_installed* are in it in any case. The first call downloads
-    them; calls at the same time wait for it. Raises LocalStackError.
+    The first call downloads them; calls at the same time wait for it. Raises LocalStackError.
     """
     target = PACKAGES / package
     if target.exists():
@@ -64,17 +61,18 @@ def unpacked(package: str, *, even_if_installed: str | None = None, report: Repo
     with claimed(PACKAGES / "apt", seconds=2 * _SECONDS, inherited=False):
         if not target.exists():
             report(f"Downloading Debian's package {package}, which may take minutes …")
-            _unpack(package, _installed(except_for=(package, even_if_installed or package)))
+            _unpack(package, _installed(except_for=package))
             # Renamed when complete: an interrupted run leaves nothing that looks like the package.
             target.with_name(f"{package}.unfinished").rename(target)
     return target
 
 
-def _installed(*, except_for: tuple[str, ...]) -> str:
+def _installed(*, except_for: str) -> str:
     """Return what is installed, as in dpkg's status file, except for packages whose names start like that."""
-    except_for = tuple(f"Package: {name}" for name in except_for)
+    # An installed Erlang finds only its own modules.
+    left_out = (f"Package: {except_for}", "Package: erlang-")
     packages = Path("/var/lib/dpkg/status").read_text().split("\n\n")
-    kept = (package for package in packages if not package.startswith(except_for))
+    kept = (package for package in packages if not package.startswith(left_out))
     fields = ((line for line in package.splitlines() if line.startswith(_STATUS_FIELDS)) for package in kept)
     return "\n\n".join(map("\n".join, fields)) + "\n"
 
@@ -100,7 +98,6 @@ def _unpack(package: str, installed: str) -> None:
     run_command(
         f"apt-get install {package}",
         ["sh", "-euc", _UNPACK, package, *(f"-o{name}={value}" for name, value in options.items())],
-        environment=os.environ,
         folder=PACKAGES,
         seconds=_SECONDS,
     )

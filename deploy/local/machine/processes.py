@@ -28,7 +28,7 @@ class Program:
     folder: Path
     log: Path
     stop_signal: signal.Signals = signal.SIGTERM
-    stop_seconds: float = 20.0
+    stop_seconds: float = 30.0
 
 
 class Process:
@@ -141,9 +141,9 @@ def run_command(
     name: str,
     command: Sequence[str | Path],
     *,
-    environment: Mapping[str, str],
     folder: Path,
     seconds: float,
+    environment: Mapping[str, str] | None = None,
 ) -> str:
     """Run a command to its end and return its output. Raises LocalStackError if it fails."""
     process = subprocess.Popen(

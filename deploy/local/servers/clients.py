@@ -1,15 +1,13 @@
 """The servers' own clients, psql and rabbitmqctl, and the account of a calculation team."""
 
 import json
-import os
 import shlex
 from pathlib import Path
 
 from yarl import URL
 
-from deploy.local import keys
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.folders import Place, password_of
+from deploy.local.machine.folders import Place, password_of, write_private
 from deploy.local.machine.processes import run_command
 from deploy.local.servers.server import Server, answers, check_rabbitmq
 
@@ -29,7 +27,7 @@ def write(place: Place, name: str, server: Server) -> Path | None:
     script.unlink(missing_ok=True)
     if not server.client:
         return None
-    keys.write_private(script, f'#!/bin/sh\nexec {shlex.join(map(str, server.client))} "$@"\n')
+    write_private(script, f'#!/bin/sh\nexec {shlex.join(map(str, server.client))} "$@"\n')
     script.chmod(0o700)
     return script
 
@@ -44,12 +42,10 @@ def account_of_calculator(place: Place, amqp_url: str, rabbitmqctl: Path) -> dic
         user = {"name": _CALCULATOR, "password": password, "tags": ""}
         permissions = {"user": _CALCULATOR, "vhost": "/", **RIGHTS}
         definitions = folder / "definitions.json"
-        keys.write_private(definitions, json.dumps({"users": [user], "permissions": [permissions]}))
+        write_private(definitions, json.dumps({"users": [user], "permissions": [permissions]}))
         importing = ["sh", "-c", '"$0" import_definitions <"$1"', str(rabbitmqctl), str(definitions)]
         try:
-            run_command(
-                "rabbitmqctl", importing, environment=os.environ, folder=folder, seconds=_IMPORT_SECONDS
-            )
+            run_command("rabbitmqctl", importing, folder=folder, seconds=_IMPORT_SECONDS)
         except LocalStackError as error:  # For example, the command `docker` is not installed.
             place.report(f"The account {_CALCULATOR} cannot be made: {error}")
             return {}

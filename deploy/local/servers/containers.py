@@ -39,8 +39,8 @@ class Image:
     """How a server's image is configured, and how to check that the server answers."""
 
     server: str
-    variable: str
-    default: str
+    name: str
+    variable: str  # which may name another image
     port: int
     data: str
     check: Callable[[str], None]
@@ -49,19 +49,14 @@ class Image:
     client: Sequence[str]
     command: list[str] = field(default_factory=list)
 
-    @property
-    def name(self) -> str:
-        """The image that the environment names, or the default."""
-        return os.environ.get(self.variable) or self.default
-
 
 def postgres_image(*, keep: bool) -> Image:
     """Return Postgres's image. Data that is not kept is written without fsync."""
     durability = [] if keep else ["-c", "fsync=off", "-c", "full_page_writes=off"]
     return Image(
         server="Postgres",
+        name=os.environ.get("TEST_POSTGRES_IMAGE") or "postgres:18",
         variable="TEST_POSTGRES_IMAGE",
-        default="postgres:18",
         port=5432,
         # Set explicitly: images of 18 and later have another default.
         data="/var/lib/postgresql/data",
@@ -77,8 +72,8 @@ def rabbitmq_image() -> Image:
     """Return RabbitMQ's image."""
     return Image(
         server="RabbitMQ",
+        name=os.environ.get("TEST_RABBITMQ_IMAGE") or "rabbitmq:4-management",
         variable="TEST_RABBITMQ_IMAGE",
-        default="rabbitmq:4-management",
         port=5672,
         data="/var/lib/rabbitmq",
         check=check_rabbitmq,

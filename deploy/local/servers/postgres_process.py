@@ -2,11 +2,11 @@
 
 import importlib.util
 import os
-import secrets
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import Place, password_of, working_folder
@@ -31,7 +31,17 @@ def postgres_process(place: Place) -> Iterator[Server]:
         # Nothing of an earlier run is left, but a process may have the id of its server: Postgres would wait.
         (data / "postmaster.pid").unlink(missing_ok=True)
         port = free_port()
-        with running(_program(folder, data, port, programs, place)) as process:
+        address = ("-h", "127.0.0.1", "-p", str(port), "-k", "")
+        settings = ("-c", "max_connections=200", *(() if place.keep else _THROWN_AWAY))
+        program = Program(
+            name="Postgres server",
+            command=[*_as_owner_of(data), programs / "postgres", "-D", data, *address, *settings],
+            environment=os.environ,
+            folder=folder,
+            log=place.log("postgres", folder),
+            stop_signal=signal.SIGINT if place.keep else signal.SIGQUIT,
+        )
+        with running(program) as process:
             url = f"postgresql://postgres:{password_of(folder)}@127.0.0.1:{port}/postgres"
             wait_for(process, lambda: answers(check_postgres, url), seconds=_START_SECONDS)
             place.report(f"Postgres {_VERSION} runs on this machine, port {port}.")
@@ -58,8 +68,7 @@ def _initialise(folder: Path, data: Path, programs: Path, place: Place) -> None:
         return
     password_of(folder)
     # Renamed when complete: an interrupted run leaves nothing that looks like data.
-    unfinished = folder / f"data-{secrets.token_hex(4)}"
-    unfinished.mkdir(mode=0o700)
+    unfinished = Path(mkdtemp(prefix="data-", dir=folder))
     if os.geteuid() == 0:
         os.chown(unfinished, _NOBODY, _NOBODY)
     options = (
@@ -68,27 +77,9 @@ def _initialise(folder: Path, data: Path, programs: Path, place: Place) -> None:
         # The password is random: thousands of rounds of hashing would only slow down connecting.
         *("-c", "scram_iterations=1", "--no-instructions", *(() if place.keep else ("--no-sync",))),
     )
-    run_command(
-        "initdb",
-        [*_as_owner_of(unfinished), programs / "initdb", *options],
-        environment=os.environ,
-        folder=folder,
-        seconds=_START_SECONDS,
-    )
+    command = [*_as_owner_of(unfinished), programs / "initdb", *options]
+    run_command("initdb", command, folder=folder, seconds=_START_SECONDS)
     unfinished.rename(data)
-
-
-def _program(folder: Path, data: Path, port: int, programs: Path, place: Place) -> Program:
-    address = ("-h", "127.0.0.1", "-p", str(port), "-k", "")
-    settings = ("-c", "max_connections=200", *(() if place.keep else _THROWN_AWAY))
-    return Program(
-        name="Postgres server",
-        command=[*_as_owner_of(data), programs / "postgres", "-D", data, *address, *settings],
-        environment=os.environ,
-        folder=folder,
-        log=place.log("postgres", folder),
-        stop_signal=signal.SIGINT if place.keep else signal.SIGQUIT,
-    )
 
 
 def _as_owner_of(data: Path) -> list[str]:

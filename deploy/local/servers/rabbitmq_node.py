@@ -30,12 +30,9 @@ class Programs:
 
 
 @contextmanager
-def rabbitmq_node(place: Place, programs: Programs | None = None) -> Iterator[Server]:
-    """Run RabbitMQ on the loopback interface, with its data in the folder of *place*.
-
-    Without *programs*, those installed are used, else those of Debian's package, downloaded if need be.
-    """
-    programs = programs or _installed_programs() or unpacked_programs(place)
+def rabbitmq_node(place: Place) -> Iterator[Server]:
+    """Run RabbitMQ on the loopback interface, with its data in the folder of *place*."""
+    programs = _installed_programs() or unpacked_programs(place)
     with working_folder(place, "rabbitmq") as folder:
         port = free_port()
         epmd_port = free_port()
@@ -76,8 +73,7 @@ def _installed_programs() -> Programs | None:
 def unpacked_programs(place: Place) -> Programs:
     """Return the programs of Debian's package, unpacked. Raises LocalStackError."""
     try:
-        # An installed Erlang finds only its own modules.
-        root = packages.unpacked("rabbitmq-server", even_if_installed="erlang-", report=place.report)
+        root = packages.unpacked("rabbitmq-server", report=place.report)
     except LocalStackError as reason:
         raise LocalStackError(
             f"No RabbitMQ: set AMQP_URL, start Docker, or install rabbitmq-server. {reason}"

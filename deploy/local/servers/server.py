@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aio_pika
 import aio_pika.exceptions
@@ -44,19 +45,25 @@ class NoAnswer(Exception):
 
 def check_postgres(url: str) -> None:
     """Log in to Postgres once. Raises NoAnswer."""
-    _check(_log_in_to_postgres(url))
+    _check(asyncpg.connect(url))
 
 
 def check_rabbitmq(url: str) -> None:
     """Log in to RabbitMQ once. Raises NoAnswer."""
-    _check(_log_in_to_rabbitmq(url))
+    _check(aio_pika.connect(url))
 
 
-def _check(login: Coroutine[None, None, None]) -> None:
-    """Run *login* in another thread, so that the caller's may have an event loop."""
+def _check(login: Coroutine[Any, Any, Any]) -> None:
+    """Log in and out in another thread, because the caller's may have an event loop."""
+
+    async def log_in_and_out() -> None:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            connection = await login
+            await connection.close()
+
     try:
         with ThreadPoolExecutor(1) as thread:
-            thread.submit(asyncio.run, login).result()
+            thread.submit(asyncio.run, log_in_and_out()).result()
     except _LOGIN_ERRORS as error:
         raise NoAnswer(type(error).__name__) from None  # Its text may quote the password.
 
@@ -68,14 +75,3 @@ def answers(check: Callable[[str], None], url: str) -> bool:
     except NoAnswer:
         return False
     return True
-
-
-async def _log_in_to_postgres(url: str) -> None:
-    connection = await asyncpg.connect(url, timeout=_ANSWER_SECONDS)
-    await connection.close(timeout=_ANSWER_SECONDS)
-
-
-async def _log_in_to_rabbitmq(url: str) -> None:
-    async with asyncio.timeout(_ANSWER_SECONDS):
-        connection = await aio_pika.connect(url)
-        await connection.close()
