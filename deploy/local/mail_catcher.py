@@ -47,6 +47,7 @@ def main() -> None:
     port, folder = int(sys.argv[1]), Path(sys.argv[2])
     os.umask(0o077)  # The e-mails hold the secrets of requests.
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
     catcher = Controller(
         MailCatcher(folder),
         hostname="127.0.0.1",
