@@ -77,6 +77,7 @@ def test_stack_answers_restarts_its_servers_and_keeps_its_data_until_it_is_clean
         stored = run(checkout, ".local/bin/psql", "-Atc", "SELECT count(*) FROM calculation_request")
         terminal = environment.read(checkout / ".local" / "env")
     with make_run(checkout, **terminal):
+        terminal = environment.read(checkout / ".local" / "env")
         for server in ("postgres", "rabbitmq"):
             os.kill(int((checkout / ".local" / f"{server}.pid").read_text()), signal.SIGKILL)
         assert wait_until(lambda: answers(check_rabbitmq, terminal["CALCULATOR_AMQP_URL"]), seconds=60)
