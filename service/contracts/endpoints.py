@@ -107,13 +107,14 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "in": "header",
         "description": "Repeated in the answer and logged, if it has at most 128 letters, digits, `.`, `_` "
         "or `-` and begins with a letter or digit. Otherwise it is replaced.",
-        # Not `example`, which Swagger UI would send with every call.
         "schema": {"type": "string", "examples": ["case-17"]},
+        "x-fill-example": "no",  # Otherwise RapiDoc would send the example with every call.
     },
     "traceparent": {
         "in": "header",
         "description": "W3C Trace Context, passed on with the events. If missing or invalid, a trace begins.",
         "schema": {"type": "string", "examples": ["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"]},
+        "x-fill-example": "no",
     },
 }
 

@@ -211,8 +211,8 @@ def _schemas() -> dict[str, Any]:
     _name_events(schemas)
     for schema in schemas.values():
         schema["description"] = inspect.cleandoc(schema["description"])
-        schema.pop("title", None)  # The name of a class, which Swagger UI would show.
-    for event in events.SENT:  # Otherwise Swagger UI would show the component's name.
+        schema.pop("title", None)  # The name of a class, which RapiDoc would show.
+    for event in events.SENT:  # Otherwise RapiDoc would show the component's name.
         schemas[asyncapi.schema_name(event)]["title"] = f"{event.type} event"
     schemas[asyncapi.schema_name(RequestEvent)]["title"] = "another event"
     body = schemas[CreateBody.__name__]

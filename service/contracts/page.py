@@ -1,5 +1,6 @@
 """Serves the documents, and a page for the HTTP API, which loads nothing from other servers."""
 
+import re
 from functools import cache
 from html import escape
 from importlib import resources
@@ -16,14 +17,12 @@ from service.api.resources import ApiRequest
 from service.authentication.authenticator import READ, WRITE
 from service.contracts import asyncapi, openapi
 
-# Swagger UI 5.17 comes from `openapi-ui-bundles`, which has no dependencies. Packages with a newer
-# Swagger UI need Django or FastAPI.
-_SWAGGER_UI = resources.files("openapi_ui_bundles.swagger_ui") / "vendor"
+# RapiDoc 9.3 comes from `openapi-ui-bundles`, which has no dependencies. Packages with a newer RapiDoc need
+# Flask or Pydantic.
+_RAPIDOC = resources.files("openapi_ui_bundles.rapidoc") / "vendor"
 _OUR_OWN = Path(__file__).parent / "static"
 _ASSETS = {
-    "swagger-ui.css": (_SWAGGER_UI, "text/css"),
-    "swagger-ui-bundle.js": (_SWAGGER_UI, "text/javascript"),
-    "favicon-32x32.png": (_SWAGGER_UI, "image/png"),
+    "rapidoc-min.js": (_RAPIDOC, "text/javascript"),
     "page.css": (_OUR_OWN, "text/css"),
     "page.js": (_OUR_OWN, "text/javascript"),
 }
@@ -37,40 +36,44 @@ def lead_to_page() -> Redirect:
 
 @get("/schema", sync_to_thread=False)
 def show_api(request: ApiRequest[None]) -> Response[str]:
-    """Return the page of the HTTP API: how to get a token, and Swagger UI."""
+    """Return the page of the HTTP API: how to get a token, and RapiDoc."""
     settings = request.resources.settings
     policy = _policy(settings.auth_token_url)
+    links = "".join(
+        f'<li><a href="#{method}-{re.sub("[{}]", "-", path)}">{escape(operation["summary"])}</a></li>'
+        for path, item in openapi.document()["paths"].items()
+        for method, operation in item.items()
+    )
     page = f"""\
 <!DOCTYPE html>
-<html lang="en">
-<head>
+<html lang="en"><head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Calculation requests: HTTP API</title>
-<link rel="icon" href="/schema/favicon-32x32.png">
-<link rel="stylesheet" href="/schema/swagger-ui.css">
+<link rel="icon" href="data:,">
 <link rel="stylesheet" href="/schema/page.css">
-</head>
-<body>
-<main>
+<script src="/schema/page.js" defer></script>
+<script src="/schema/rapidoc-min.js" defer></script>
+</head><body>
+<rapi-doc spec-url="/schema/openapi.json" render-style="read" show-header="false" load-fonts="false"
+ allow-server-selection="false" allow-search="false" allow-advanced-search="false" schema-style="table"
+ schema-description-expanded="true" default-schema-tab="schema" font-size="largest"
+ allow-schema-description-expand-toggle="false" allow-spec-file-download="false">
+<header>
 <h1>Calculation requests</h1>
-<nav>
-<a href="/schema/openapi.json">OpenAPI document</a>
-<a href="/schema/asyncapi.json">Events (AsyncAPI document)</a>
-</nav>
+<p><a href="/schema/openapi.json">OpenAPI document</a>
+<a href="/schema/asyncapi.json">Events (AsyncAPI document)</a></p>
+<ul>{links}</ul>
 <p>Access tokens come from the issuer <code>{escape(settings.auth_issuer)}</code>, by the client-credentials
 grant of OAuth 2.0. Ask its operators for a client whose tokens have the audience
 <code>{escape(settings.auth_audience)}</code>, the scopes <code>{WRITE}</code> and <code>{READ}</code>, and
 your firm in the claim <code>{escape(settings.auth_tenant_claim)}</code>.</p>
-<p>To try out the calls below, press <em>Authorize</em> and paste an access token. For the questionnaire, an
-API key from the operators of this service is enough. Creating a request e-mails the customer a link, so
-enter an address of your own.</p>
-</main>
-<div id="operations"></div>
-<script src="/schema/swagger-ui-bundle.js"></script>
-<script src="/schema/page.js"></script>
-</body>
-</html>
+<p>To try out the calls below, press <button>Enter a token</button>, paste an access token and press Enter.
+The questionnaire also opens with an API key from the operators of this service. A create e-mails the
+customer a link: before <em>Try</em>, put an address of your own into the <em>Example</em> of the body.</p>
+</header>
+</rapi-doc>
+</body></html>
 """
     return Response(page, media_type=MediaType.HTML, headers={"Content-Security-Policy": policy})
 
@@ -106,7 +109,7 @@ def asset(asset: FromPath[str]) -> Response[bytes]:
     return Response(_content(asset), media_type=_ASSETS[asset][1])
 
 
-@cache  # Shared by all callers, because one file has 1.5 MB, and slow readers keep it in memory for long.
+@cache  # Shared by all callers, because one file has 660 KB, and slow readers keep it in memory for long.
 def _content(asset: str) -> bytes:
     return (_ASSETS[asset][0] / asset).read_bytes()
 

@@ -18,7 +18,7 @@ from tests.harness.raw_connection import connect_to, head_with
 _LARGEST_MEGABYTES = 200.0
 _ATTACK_SECONDS = 20.0
 _LIVEZ = b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n"
-_BUNDLE = b"GET /schema/swagger-ui-bundle.js HTTP/1.1\r\nHost: api\r\n\r\n"
+_BUNDLE = b"GET /schema/rapidoc-min.js HTTP/1.1\r\nHost: api\r\n\r\n"
 _TINY_HEADERS = b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 15_000
 
 Send = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -10,6 +10,7 @@ from deploy.local.machine.folders import LOCAL
 from service.contracts import openapi
 
 pytest.importorskip("playwright", reason="Playwright is installed by `make test-long`")
+from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, ViewportSize, expect
 
 from tests.harness import browser
@@ -19,12 +20,9 @@ pytestmark = pytest.mark.long
 SCREENSHOTS = LOCAL / "screenshots"
 SCREENS = {"phone": ViewportSize(width=390, height=844), "desk": ViewportSize(width=1280, height=800)}
 DOCUMENT: dict[str, Any] = msgspec.to_builtins(openapi.document())
-OPERATIONS = [
-    (operation["tags"][0], operation["operationId"])
-    for item in DOCUMENT["paths"].values()
-    for operation in item.values()
-]
-CREATE = "#operations-requests-create_request"
+OPERATIONS = [operation for item in DOCUMENT["paths"].values() for operation in item.values()]
+CREATE = "[id='post-/v1/request']"
+MAIN = "rapi-doc [part=section-main-content]"
 
 
 @pytest.fixture(scope="module")
@@ -40,78 +38,97 @@ def screen(request):
     return request.param
 
 
+@pytest.fixture(params=["light", "dark"])
+def scheme(request):
+    """The color scheme of the reader's system."""
+    return request.param
+
+
 @pytest.fixture
-async def page(chromium, screen):
-    """An empty page as large as the screen, whose console must stay free of errors."""
-    async with browser.empty_page(chromium, SCREENS[screen]) as opened:
+async def page(chromium, screen, scheme, client):
+    """The page as the reader sees it. Its console must stay empty, and it may load nothing from elsewhere."""
+    lines: list[str] = []
+    hosts: set[str] = set()
+    async with browser.empty_page(chromium, SCREENS[screen], scheme) as opened:
+        opened.on("console", lambda message: lines.append(message.text))
+        opened.on("request", lambda each: hosts.add("/".join(each.url.split("/")[:3])))
+        await opened.goto(f"{client.base_url}/schema")
+        await expect(opened.locator(CREATE)).to_be_visible()
         yield opened
+    assert (lines, hosts) == ([], {str(client.base_url)})
 
 
-async def fits(page: Page) -> bool:
-    """Whether nothing is wider than the screen."""
-    return bool(await page.evaluate("document.documentElement.scrollWidth <= screen.width"))
+async def show_all(page: Page) -> None:
+    """Make the window as high as the page, because axe judges the contrast only of what is in the window."""
+    height = await page.locator(MAIN).evaluate("(main) => main.scrollHeight")
+    assert page.viewport_size
+    await page.set_viewport_size({"width": page.viewport_size["width"], "height": height + 100})
 
 
-async def test_page_and_operations_fit_the_screen_and_show_no_names_of_types(page, client, screen):
-    await page.goto(f"{client.base_url}/schema")
-    await expect(page.locator(".opblock")).to_have_count(len(OPERATIONS))
-    await page.screenshot(path=SCREENSHOTS / f"api-{screen}.png", full_page=True)
-    assert await fits(page)
-
-    for tag, operation in OPERATIONS:
-        await page.click(f"#operations-{tag}-{operation} .opblock-summary-control")
-        await expect(page.locator(f"#operations-{tag}-{operation} .responses-table")).to_be_visible()
-    await page.screenshot(path=SCREENSHOTS / f"operations-{screen}.png", full_page=True)
-    assert await fits(page)
-
-    # Every schema, with the objects in it.
-    click_all = "(elements) => elements.forEach((element) => element.click())"
-    await page.locator("[data-name=model]").evaluate_all(click_all)
-    expand = page.locator(".json-schema-2020-12-expand-deep-button").get_by_text("Expand all")
-    await expect(expand.first).to_be_visible()
-    await expand.evaluate_all(click_all)
-    await expect(page.locator("body")).to_contain_text("Waives the conveyancer", use_inner_text=True)
-    await page.screenshot(path=SCREENSHOTS / f"schemas-{screen}.png", full_page=True)
-
-    assert await fits(page)
-    shown = await page.inner_text("body")
-    assert "customer_email" in shown
-    # These three are words that the page has for other reasons.
-    names = {*DOCUMENT["components"]["schemas"]} - {"Meta", "Status", "Question"}
-    assert [name for name in names if name in shown] == []
+async def check(page: Page, name: str) -> None:
+    """Check that nothing is wider than the window, and that axe finds nothing serious."""
+    await show_all(page)
+    await page.screenshot(path=SCREENSHOTS / f"{name}.png")
+    assert await page.locator(MAIN).evaluate("(main) => main.scrollWidth <= main.clientWidth")
+    found = (await Axe().run(page)).response["violations"]
+    assert [each for each in found if each["impact"] in {"serious", "critical"}] == []
 
 
-async def test_deep_link_opens_its_operation(page, client):
-    await page.goto(f"{client.base_url}/schema#/requests/create_request")
+async def test_text_is_readable_without_a_click_and_accessible_and_shows_no_names_of_types(
+    page, screen, scheme
+):
+    for operation in OPERATIONS:
+        await expect(page.get_by_role("heading", name=operation["summary"], exact=True)).to_be_visible()
+    await expect(page.locator(CREATE).get_by_text("Waives the conveyancer").first).to_be_visible()
+    assert await page.get_by_text("customer_email").count()
+    # The first three are words that the page has for other reasons. The last contains itself.
+    names = {*DOCUMENT["components"]["schemas"]} - {"Meta", "Status", "Question", "ResponseOption"}
+    assert [name for name in names if await page.get_by_text(name).count()] == []
+    await check(page, f"api-{screen}-{scheme}")
 
-    # Swagger UI scrolls to it.
-    await page.wait_for_function(
-        f"document.querySelector('{CREATE}.is-open')?.getBoundingClientRect().top < innerHeight / 2"
-    )
-    await expect(page.locator(".opblock.is-open")).to_have_count(1)
+    for example in await page.get_by_role("button", name="EXAMPLE", exact=True).all():
+        await example.click()
+    await check(page, f"api-examples-{screen}-{scheme}")
 
 
-async def test_calls_can_be_tried_out(page, client, screen, issuer, database):
-    await page.goto(f"{client.base_url}/schema")
-    await page.click(".auth-wrapper .authorize")
-    await page.fill(".auth-container input[type=text]", issuer.token())
-    await page.click(".auth-container button.authorize")
-    await page.click(".auth-container .btn-done")
-    await page.click(f"{CREATE} .opblock-summary-control")
-    await page.click(f"{CREATE} .try-out__btn")
-    await page.click(f"{CREATE} .execute")
-    response = page.locator(f"{CREATE} .live-responses-table .response")
-    await expect(response).to_be_visible()
-    await page.screenshot(path=SCREENSHOTS / f"tried-out-{screen}.png", full_page=True)
+async def test_contents_lead_to_an_operation(page):
+    # On a phone, ours are above the text. On a desk, RapiDoc's are beside it.
+    contents = page.locator("[href='#post-/v1/request'], [data-content-id='post-/v1/request']")
+    await contents.locator("visible=true").click()
 
-    assert await response.locator(".response-col_status").inner_text() == "200"
-    answer = json.loads(await response.locator(".highlight-code code").first.inner_text())
-    assert await fits(page)
+    await expect(page.locator(CREATE)).to_be_in_viewport()
+    assert page.url.endswith("/schema#post-/v1/request")
+
+
+async def test_whole_page_is_printed_black_on_white(page):
+    await page.emulate_media(media="print")
+    await page.evaluate("dispatchEvent(new Event('beforeprint'))")
+
+    await expect(page.locator("rapi-doc nav").first).not_to_be_visible()
+    assert await page.evaluate("document.documentElement.scrollHeight") > 8000
+    await expect(page.locator("rapi-doc")).to_have_attribute("theme", "light")
+    assert await page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
+
+
+async def test_calls_can_be_tried_out(page, screen, scheme, issuer, database):
+    sent: list[Any] = []
+    page.on("request", lambda each: sent.append(each))  # noqa: PLW0108 - Playwright takes no builtin
+    await page.get_by_role("button", name="Enter a token").click()
+    await expect(page.locator("#security-scheme-access_token input")).to_be_focused()
+    await page.keyboard.insert_text(issuer.token())
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("1 API key applied")).to_be_visible()
+    await page.locator(CREATE).get_by_role("button", name="TRY", exact=True).click()
+    await expect(page.get_by_text("Response Status: OK:200")).to_be_visible()
+    await check(page, f"tried-out-{screen}-{scheme}")
+
+    (create,) = sent
     stored = await database.fetchrow("SELECT * FROM calculation_request")
     assert stored is not None
-    assert stored["customer_email"] == answer["data"]["customer_email"]
+    assert stored["customer_email"] == json.loads(create.post_data)["customer_email"]
+    assert issuer.token() not in create.url
     # No header was sent that its reader did not enter.
-    sent = await page.inner_text(f"{CREATE} .curl-command")
-    headers = {line.partition(":")[0].strip(" '") for line in sent.split("-H")[1:]}
-    assert headers == {"accept", "Authorization", "Content-Type"}
-    assert stored["idempotency_key"] is None
+    documented = {each["name"].lower() for each in DOCUMENT["components"]["parameters"].values()}
+    assert not documented & {*create.headers}
+    kept = await page.evaluate("[Object.keys(localStorage), Object.keys(sessionStorage), document.cookie]")
+    assert kept == [[], [], ""]
