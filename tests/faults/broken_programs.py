@@ -4,16 +4,31 @@ import sys
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
+from uuid import UUID
 
 from service import __main__ as service
 from service.api import idempotency_key_header
 from service.outbox import events
+from service.postgres.pool import Connection
 from worker import __main__ as worker
-from worker.mail import postman
+from worker.mail import ledger, postman, smtp
+from worker.mail.ledger import Email
 from worker.relay import loop, outbox_tables
 from worker.relay.outbox_tables import OutboxRow
+from worker.relay.publisher import Publisher, PublishResult
 
 _FORGET_EVERY = 50
+
+
+def settle_unconfirmed() -> None:
+    """Treat every event that was written to the connection as confirmed."""
+    publish = Publisher.publish
+
+    async def publish_and_hope(self: Publisher, window: Sequence[OutboxRow], **options: Any) -> PublishResult:
+        outcome = await publish(self, window, **options)
+        return PublishResult(frozenset(row.id for row in window), outage=outcome.outage)
+
+    Publisher.publish = publish_and_hope  # type: ignore[method-assign]
 
 
 def invert() -> None:
@@ -43,9 +58,44 @@ def lose_returned() -> None:
     events.MUST_BE_ROUTED = frozenset()
 
 
+def forget_claims() -> None:
+    """Claim e-mails that another process is sending."""
+    claim = ledger.claim
+
+    async def claim_all(connection: Connection, process_id: UUID, **options: Any) -> list[Email]:
+        await connection.execute(
+            """
+            UPDATE email
+               SET claimed_by = NULL,
+                   next_attempt_at = created_at
+             WHERE state = 'pending'
+               AND claimed_by <> $1
+            """,
+            process_id,
+        )
+        return await claim(connection, process_id, **options)
+
+    ledger.claim = claim_all
+
+
 def leave_at_once() -> None:
     """Wait for no reply of the mail server after SIGTERM."""
     postman._STOPPING_SHARE = 0.0  # noqa: SLF001
+
+
+def store_replies() -> None:
+    """Store a mail server's words as they come."""
+    postman.storable = lambda text, secret: text  # type: ignore[attr-defined] # noqa: ARG005
+
+
+def keep_sessions() -> None:
+    """Leave every connection to the mail server open."""
+    forgotten: list[smtp.Session] = []  # The garbage collector would close them.
+
+    def leave_open(self: smtp.Session) -> None:
+        forgotten.append(self)
+
+    smtp.Session.close = leave_open  # type: ignore[method-assign]
 
 
 def forget_keys() -> None:
@@ -54,10 +104,14 @@ def forget_keys() -> None:
 
 
 BREAKAGES: dict[str, Callable[[], Any]] = {
+    "settles-unconfirmed": settle_unconfirmed,
     "inverts": invert,
     "publishes-twice": publish_twice,
     "loses-returned": lose_returned,
+    "forgets-claims": forget_claims,
     "leaves-at-once": leave_at_once,
+    "stores-replies": store_replies,
+    "keeps-sessions": keep_sessions,
     "forgets-keys": forget_keys,
 }
 _PROGRAMS = {"service": service.main, "worker": worker.main}

@@ -22,10 +22,14 @@ async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fau
 @pytest.mark.parametrize(
     ("broken", "faults", "breach"),
     [
+        ("settles-unconfirmed", ["messages returned"], "BREACH: nothing lost"),
         ("inverts", ["relay killed"], "BREACH: no inversions"),
         ("publishes-twice", ["mail server down"], "BREACH: repeats only in a fault's unconfirmed window"),
         ("loses-returned", ["messages returned"], "BREACH: nothing lost"),
+        ("forgets-claims", ["mail server down"], "BREACH: e-mails sent once"),
         ("leaves-at-once", ["mail server slow during a SIGTERM"], "BREACH: e-mails sent once"),
+        ("stores-replies", ["mail server quotes the link"], "BREACH: no secret stored"),
+        ("keeps-sessions", ["sender refused"], "BREACH: mail connections bounded"),
         ("forgets-keys", ["APIs killed amid repeats"], "BREACH: one key is one request"),
     ],
 )

@@ -130,6 +130,8 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"acceptances": [acceptance(100.1, recipient="mallory@example.com")]},
         {"e-mails reach their recipient"},
     ),
+    "secret stored": ({"secrets_stored": ["req_1.request.created.1"]}, {"no secret stored"}),
+    "connections left open": ({"mail_connections": 33}, {"mail connections bounded"}),
     "event left": ({"undelivered": 1}, {"outbox drained"}),
     "no dead letters": ({"dead_letters": []}, {"dead letters are poison"}),
     "another dead letter": ({"dead_letters": [POISON, "notifications req_1"]}, {"dead letters are poison"}),

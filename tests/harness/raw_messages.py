@@ -46,11 +46,15 @@ class NotText(str):
 
 
 class RawMessage(Message):
-    """A message with one property, which is written as these bytes."""
+    """A message with one property that is written as these bytes, and a message_id if one is given."""
 
-    def __init__(self, body: bytes, name: str, written: bytes) -> None:
+    def __init__(self, body: bytes, name: str, written: bytes, *, message_id: str = "") -> None:
         super().__init__(body)
-        object.__setattr__(self, "raw", struct.pack(">H", Basic.Properties.flags[name]) + written)
+        parts = {"message_id": bytes([len(message_id)]) + message_id.encode()} if message_id else {}
+        parts[name] = written
+        flags = sum(Basic.Properties.flags[each] for each in parts)
+        in_order = [parts[each] for each in Basic.Properties.attributes() if each in parts]
+        object.__setattr__(self, "raw", struct.pack(">H", flags) + b"".join(in_order))
 
     @property
     def properties(self) -> Basic.Properties:

@@ -1,14 +1,22 @@
 """Messages that can never be handled."""
 
+from contextlib import suppress
+
 import msgspec
 from aio_pika import DeliveryMode, Message
+from aio_pika.abc import AbstractChannel
+from aiormq.exceptions import ChannelPreconditionFailed
 
 from service.identifiers import new_request_id, uuid_of
 from service.outbox.events import CalculationCreated
+from service.postgres.pool import Connection
 from tests.faults.catalogue.fault import fault
 from tests.faults.world.world import World
 from tests.harness import queues
+from tests.harness.raw_messages import UNDECODABLE, RawMessage
 from worker.rabbitmq import topology
+
+_UNDECODABLE = [each for each in UNDECODABLE.values() if each[0] != "message_id"]  # by which they are found
 
 
 @fault("poison messages", "messages", "broker", repeats=False)
@@ -23,10 +31,42 @@ async def poison_queues(world: World) -> None:
         b'{"specversion": "1.0", "id": "x", "source": "x", "type": "other", "data": {}}',
         msgspec.json.encode(CalculationCreated(unknown_request, "calculation-of-nothing")),
     ]
+    other_calculation = await world.on_postgres(_another_calculation)
     async with queues.open_channel(world.servers.broker.url) as channel:
-        for queue in topology.QUEUES:
+        for queue in (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS):
             for body in world.chance.sample(bodies, k=3):
-                message_id = f"poison-{len(world.record.poison_messages)}"
-                world.record.poison_messages.add(f"{queue.name} {message_id}")
-                message = Message(body, message_id=message_id, delivery_mode=DeliveryMode.PERSISTENT)
-                await channel.default_exchange.publish(message, queue.name, mandatory=True)
+                await _publish_poison(world, channel, queue, body)
+            for name, written in world.chance.sample(_UNDECODABLE, k=3):
+                raw = RawMessage(b"{}", name, written, message_id=_poison_id(world, queue))
+                await channel.default_exchange.publish(raw, queue.name, mandatory=True)
+        if other_calculation is not None:
+            await _publish_poison(world, channel, topology.CALCULATION_RESULTS, other_calculation)
+
+
+async def _another_calculation(connection: Connection) -> bytes | None:
+    """Return a second, different calculation for a request that has one."""
+    row = await connection.fetchval(
+        "SELECT id FROM calculation_request WHERE calculation_id IS NOT NULL ORDER BY id DESC LIMIT 1"
+    )
+    return row and msgspec.json.encode(CalculationCreated(uuid_of(row), "another-calculation"))
+
+
+async def _publish_poison(world: World, channel: AbstractChannel, queue: topology.Queue, body: bytes) -> None:
+    message_id = _poison_id(world, queue)
+    message = Message(body, message_id=message_id, delivery_mode=DeliveryMode.PERSISTENT)
+    await channel.default_exchange.publish(message, queue.name, mandatory=True)
+
+
+def _poison_id(world: World, queue: topology.Queue) -> str:
+    message_id = f"poison-{len(world.record.poison_messages)}"
+    world.record.poison_messages.add(f"{queue.name} {message_id}")
+    return message_id
+
+
+@fault("message of 110 MB", "messages", "broker", repeats=False)
+async def publish_huge_message(world: World) -> None:
+    """RabbitMQ refuses it. A worker that got it would not fit its memory."""
+    async with queues.open_channel(world.servers.broker.url) as channel:
+        with suppress(ChannelPreconditionFailed):
+            huge = Message(bytes(110_000_000))
+            await channel.default_exchange.publish(huge, topology.CALCULATION_RESULTS.name, mandatory=True)

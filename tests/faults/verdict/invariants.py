@@ -17,7 +17,7 @@ from tests.faults.world.teams import calculation_of
 
 _BEFORE_SECONDS = 3.0  # an event may be confirmed this long before the fault that keeps it from being settled
 _AFTER_SECONDS = 15.0  # and come again this long after the fault: after timeouts, pauses and a backlog
-
+_MOST_MAIL_CONNECTIONS = 32  # two senders with eight, each of which may be closing as many
 
 Check = Callable[[Record], Iterable[str]]
 
@@ -137,6 +137,18 @@ def _was_killed(record: Record, first: Acceptance, again: Acceptance) -> bool:
     )
 
 
+def no_secret_stored(record: Record) -> Iterable[str]:
+    """The secret of a link that the mail server quotes is not stored with its reply."""
+    for event in record.secrets_stored:
+        yield f"the reply to {event} contains a secret"
+
+
+def mail_connections_bounded(record: Record) -> Iterable[str]:
+    """Connections on which the mail server takes no e-mail are closed."""
+    if record.mail_connections > _MOST_MAIL_CONNECTIONS:
+        yield f"{record.mail_connections} connections to the mail server"
+
+
 def emails_reach_their_recipient(record: Record) -> Iterable[str]:
     """Each e-mail goes to the customer of the request in its Message-ID."""
     recipients = {request.uuid: request.recipient for request in record.stored}
@@ -199,6 +211,8 @@ CHECKS: Mapping[str, Check] = {
     "one key is one request": one_request_per_key,
     "e-mails sent once": emails_sent_once,
     "e-mails reach their recipient": emails_reach_their_recipient,
+    "no secret stored": no_secret_stored,
+    "mail connections bounded": mail_connections_bounded,
     "outbox drained": outbox_drained,
     "dead letters are poison": dead_letters_are_poison,
     "recovery in time": recovery_in_time,

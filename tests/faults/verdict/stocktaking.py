@@ -68,7 +68,7 @@ async def _nothing_waits(channel: AbstractChannel, record: Record) -> bool:
 async def take_stock(world: World) -> None:
     """Record the rows, the dead letters and the suspicious lines of the logs."""
     record = world.record
-    await world.on_postgres(partial(_read_tables, record))
+    await world.on_postgres(partial(_read_tables, world))
     async with queues.open_channel(world.servers.broker.url) as channel:
         record.dead_letters = [
             message for queue in _QUEUES for message in await _dead_letters(channel, queue)
@@ -76,7 +76,8 @@ async def take_stock(world: World) -> None:
     record.log_lines = [line for worker in world.workers for line in _suspicious_lines(worker)]
 
 
-async def _read_tables(record: Record, connection: Connection) -> None:
+async def _read_tables(world: World, connection: Connection) -> None:
+    record = world.record
     rows = await connection.fetch(
         "SELECT id, external_id, customer_email, calculation_id FROM calculation_request"
     )
@@ -89,6 +90,12 @@ async def _read_tables(record: Record, connection: Connection) -> None:
             row["customer_email"].encode().startswith(REFUSED_RECIPIENT),
         )
         for row in rows
+    ]
+    replies = await connection.fetch(
+        "SELECT email_key, server_reply FROM email WHERE server_reply LIKE '%http%'"
+    )
+    record.secrets_stored = [
+        row["email_key"] for row in replies if any(each in row["server_reply"] for each in world.mail.quoted)
     ]
     record.undelivered = await connection.fetchval("SELECT count(*) FROM undelivered_event")
 
