@@ -21,7 +21,8 @@ from service.authentication.authenticator import READ, READ_ALL, WRITE
 from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.field_docs import REASON_CHARACTERS
 from service.contracts import asyncapi
-from service.contracts.endpoints import ANY_FAILURE, HEADERS, OPERATIONS, PARAMETERS, Operation
+from service.contracts.endpoints import ANY_FAILURE, OPERATIONS, Operation
+from service.contracts.parameters import HEADERS, PARAMETERS
 from service.outbox import events
 from service.outbox.events import RequestEvent
 from service.server.asgi import Response
