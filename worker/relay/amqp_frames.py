@@ -33,7 +33,7 @@ _FLAGS = sum(
 def encode_event(row: OutboxRow, event_id: str, *, channel: int, longest_body: int) -> bytes:
     """Return the frames that publish an event as a persistent message.
 
-    A frame has at most *longest_body* bytes of the body. As in aiormq, a negative number means no limit.
+    A frame has at most *longest_body* bytes of the body. As in aiormq, 0 or less means no limit.
     Raises one of UNENCODABLE if AMQP cannot carry the event.
     """
     fields = b"".join(
