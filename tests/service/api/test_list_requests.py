@@ -27,7 +27,7 @@ from tests.harness.http import bearer
 _NEWEST = UUID(int=2**128 - 1)
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 _CHANGED = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
-A_UUID = uuid_of(new_request_id())
+A_UUID = "req_01a9ZkW3mT6qPxB8vNcR4d"
 SINCE = "updated_since=2026-03-02T09:30:00%2B01:00"
 
 
