@@ -89,7 +89,10 @@ async def run(
 
 
 async def _remember_secret_keys(settings: WorkerSettings, pool: Pool) -> None:
-    """Store fingerprints of new keys, for `doctor`. Log changed keys, which make earlier links invalid."""
+    """Store a fingerprint of each key whose id is new, for `doctor`.
+
+    Log each id that now names another key, because links made with the earlier key are no longer valid.
+    """
     ring = SecretKeyRing.parse(settings.request_secret_keys)
     async with connections.transaction(pool, seconds=settings.work_timeout_seconds) as connection:
         for key_id in await remember_keys(connection, ring):

@@ -62,7 +62,7 @@ async def find_recent(connection: Connection) -> list[Discrepancy]:
 
 
 async def read_ids_without_email(connection: Connection, first_id: UUID) -> list[UUID]:
-    """Return the ids of the requests that have the discrepancy `request_without_email`."""
+    """Return the ids, from *first_id* on, of requests with the discrepancy `request_without_email`."""
     rows = await connection.fetch(f"{_REQUESTS_WITHOUT_EMAIL} ORDER BY id", first_id)
     return [row["request_id"] for row in rows]
 

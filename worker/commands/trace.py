@@ -44,7 +44,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument("request_id", type=command_line.uuid, metavar="UUID")
 @answering
 async def trace(request_id: UUID) -> Answer:
-    """Show the progress of one request: its events, e-mails with the server's replies, and calculation."""
+    """Show the history of one request: events, e-mails, calculation, operators' actions, and erasure."""
     async with (
         command_line.postgres() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),

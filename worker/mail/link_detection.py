@@ -9,8 +9,8 @@ from linkify_it.tlds import TLDS
 _INTERNATIONAL = [name.lower().encode().decode("idna") for name in TLDS if name.startswith("XN--")]
 _linkifier = LinkifyIt(options={"fuzzy_ip": True}).tlds([*TLDS, *_INTERNATIONAL])
 
-# Links that the linkifier does not know: other schemes, file shares, top-level domains newer than its list.
-# The last pattern also matches St.John, but not J.Smith.
+# Links that the linkifier does not find: other schemes, a known scheme before anything but an address,
+# file shares, and top-level domains newer than its list. So St.John counts as a link, but J.Smith does not.
 _MORE_LINKS = re.compile(r"(?i)://|\\\\|\b(https?|ftp|mailto|tel|sms):\S|\w\w\.[^\W\d_]{2}")
 
 _IN_EVERY_LINK = re.compile(r"[.:@\\/]")  # Every link has one of these; most names have none.

@@ -14,7 +14,7 @@ _FOLDED_LINE = 76  # the length at which Header folds
 
 
 def multipart(fields: Mapping[str, str], *, text: str, html: str) -> bytes:
-    """Return an e-mail with these header fields, which are in ASCII. Equal arguments make equal e-mails."""
+    """Return an e-mail with these ASCII header fields. Equal arguments make equal e-mails."""
     parts = (_part("plain", text), _part("html", html))
     # The boundary cannot occur in the parts, because they would have to contain their own hash.
     boundary = hashlib.sha256(b"".join(parts)).hexdigest()

@@ -99,7 +99,7 @@ async def _declare_queue(channel: AbstractChannel, *, queue: Queue) -> None:
     living = await channel.declare_queue(queue.name, durable=True, arguments=queue.arguments)
     await dead_letters.bind(DEAD_LETTERS, queue.dead_letters)
     await living.bind(queue.exchange, queue.routing_key)
-    # RabbitMQ reports 0 while a queue has no leader.
+    # The metric may be too low, because RabbitMQ reports 0 messages while a queue has no leader.
     metrics.consumer_dead_letters.labels(queue.name).set(dead_letters.declaration_result.message_count or 0)
 
 
