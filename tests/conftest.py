@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +34,8 @@ from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
 hypothesis.settings.register_profile("repeatable", derandomize=True)
+# A shell in the background lets its children ignore Ctrl-C, which tests send to theirs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 _logs: dict[str, Callable[[], str]] = {}  # of the servers that this process started
 
 

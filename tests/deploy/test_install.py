@@ -2,6 +2,7 @@
 
 import os
 import pty
+import select
 import shutil
 import signal
 import subprocess
@@ -49,9 +50,9 @@ def test_terminal_shows_progress_and_ctrl_c_is_one_line(tmp_path: Path):
 
 
 def read_until(terminal: int, text: bytes) -> bytes:
-    """Return what the terminal shows up to *text*, or all if the program ends before."""
+    """Return what the terminal shows up to *text*, or all if the program ends before or shows no more."""
     shown = b""
-    while text not in shown:
+    while text not in shown and select.select([terminal], [], [], 30)[0]:
         try:
             shown += os.read(terminal, 1024)
         except OSError:  # Linux: the program has ended.
