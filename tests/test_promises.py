@@ -76,7 +76,7 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("256 KiB, 30 seconds |", "service.server.limits:BODY_SECONDS", 30),
         ("30 seconds for each 256 KiB", "service.server.limits:LEAST_READ", 256 * KIB),
         ("together | 32 MiB", "service.server.limits:MOST_UNREAD", 32 * MIB),
-        ("They wait five seconds for a lock", "service.postgres.connections:LOCK_SECONDS", 5),
+        ("wait five seconds for a lock", "service.postgres.connections:LOCK_SECONDS", 5),
         ("at most a second between attempts", "worker.waiting:_LONGEST_SECONDS", 1),
         ("retried after 1 s", "worker.relay.loop:_RETRY_SECONDS", 1),
         ("after 21 deliveries", "worker.rabbitmq.topology:_DELIVERY_LIMIT", 20),
