@@ -1,4 +1,4 @@
-"""The layer around the router: logs, counts and traces each HTTP request, and completes its response.
+"""The layer around the router: logs and counts requests, traces all but probes, and completes the response.
 
 It is outside Litestar, because Litestar's own middleware never sees the router's 404 and 405.
 """

@@ -161,8 +161,8 @@ async def renew(
 async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failures:
     """Record and announce the ends of e-mails in the caller's transaction.
 
-    The failure of an e-mail is RowLocked if another transaction has locked its row or its request's row. An
-    e-mail that had already ended is left alone.
+    Returns RowLocked for each e-mail whose row, or whose request's row, another transaction has locked, and
+    None for the others. An e-mail that had already ended is left alone.
     """
     requests = await announcing.lock(connection, {end.request_id for end in ends}, waits=False)
     free = [end.email_key for end in ends if end.request_id in requests]

@@ -55,7 +55,9 @@ class LaneMarks:
         """Read every lane from its start again. A crash or failover of Postgres may have undone commits."""
         self.low_water = [0] * LANES
         self._candidates = self.low_water
-        self._awaited: int | None = 0  # Lower xids must end. None until a round's second result.
+        # A round ends once all transactions with lower xids have ended. None between its first two results; 0
+        # lets the next result begin a round.
+        self._awaited: int | None = 0
 
     def note(self, work: Work) -> None:
         """Update the marks with the next result of `find_work`."""
