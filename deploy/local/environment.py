@@ -1,5 +1,6 @@
 """The environment of a local stack's processes, and of the shell of its user."""
 
+import hashlib
 import os
 import shlex
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ _MAIL_FROM = "Calculations <no-reply@calculation-requests.test>"
 _NOT_FOR_THE_API = ("AMQP_URL", "SMTP_URL", "MAIL_FROM", "HEALTH_PORT")
 # The journey has what integrators have: no database, no signing key, and its own account on RabbitMQ.
 _FOR_THE_JOURNEY = ("BASE_URL", "APP_URL", "ACCESS_TOKEN", "API_KEY", "MAIL_DIR", "CALCULATOR_AMQP_URL")
+# With this variable, a later run in a shell that has sourced the file recognises values of an earlier run.
+_MADE_HERE = "MADE_BY_MAKE_RUN"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,24 +69,18 @@ def of_journey(variables: Mapping[str, str], port: int) -> dict[str, str]:
 
 def write(file: Path, named: Mapping[str, str]) -> None:
     """Write a file that a shell can source: `. .local/env`."""
+    made = [_digest(name, value) for name, value in named.items() if os.environ.get(name) != value]
+    named = {**named, _MADE_HERE: " ".join(made)}
     write_private(file, "".join(f"export {name}={shlex.quote(value)}\n" for name, value in named.items()))
 
 
-def read(file: Path) -> dict[str, str]:
-    """Return what `write` wrote, or nothing if there is no such file."""
-    if not file.exists():
-        return {}
-    words = shlex.split(file.read_text())  # export NAME=VALUE export NAME=VALUE …
-    return dict(word.split("=", 1) for word in words[1::2])
-
-
-def remember(file: Path, named: Mapping[str, str]) -> None:
-    """Write which values `. .local/env` adds to a shell: all but those that the user has set."""
-    write(file, {name: value for name, value in named.items() if os.environ.get(name) != value})
-
-
-def forget(file: Path) -> None:
-    """Remove these values from this process's environment, because the next run makes its own."""
-    for name, value in read(file).items():
-        if os.environ.get(name) == value:
+def forget() -> None:
+    """Remove from this process's environment what an earlier run made, because each run makes its own."""
+    made = os.environ.pop(_MADE_HERE, "").split()
+    for name, value in list(os.environ.items()):
+        if _digest(name, value) in made:
             del os.environ[name]
+
+
+def _digest(name: str, value: str) -> str:
+    return hashlib.sha256(os.fsencode(f"{name}={value}")).hexdigest()[:16]

@@ -12,7 +12,6 @@ from deploy.local.stack import running_stack
 from deploy.local.story import Story
 
 _LOOK_SECONDS = 0.5
-_OWN_VALUES = LOCAL / "own-values"  # what `. .local/env` has added to shells
 _LEFTOVER_SECONDS = 10.0  # The children of a run that was killed end on their own, and free its lock.
 
 
@@ -29,7 +28,7 @@ def main(report: Report) -> None:
 
 
 def _run(place: Place) -> None:
-    environment.forget(_OWN_VALUES)
+    environment.forget()
     ports = environment.Ports(
         api=port_from("PORT", default=8000),
         worker=free_port(),
@@ -37,7 +36,6 @@ def _run(place: Place) -> None:
         journey=port_from("JOURNEY_PORT", default=8010),
     )
     with running_stack(place, ports) as stack:
-        environment.remember(_OWN_VALUES, stack.variables)
         story = Story(place.folder)
         place.report(f"API at {stack.variables['BASE_URL']}, worker at {stack.variables['WORKER_URL']}.")
         place.report("Calls to copy are in README.md. Logs are in .local/logs. Ctrl-C stops everything.\n")

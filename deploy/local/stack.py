@@ -94,8 +94,9 @@ def _check_ports(ports: Ports) -> None:
         raise LocalStackError(f"PORT and JOURNEY_PORT are both {ports.api}: change one of them.")
     for variable, port in (("PORT", ports.api), ("JOURNEY_PORT", ports.journey)):
         if trouble := tcp.trouble(port):
+            other = max(port + 1, 8001)  # Ports below 1024 are root's.
             raise LocalStackError(
-                f"Port {port} cannot be used ({trouble}): choose another with {variable}={port + 1} make run."
+                f"Port {port} cannot be used ({trouble}): choose another with {variable}={other} make run."
             )
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local import environment
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.packages import PACKAGES
 from deploy.local.machine.ports import free_port
@@ -19,7 +18,8 @@ from deploy.local.machine.processes import Program, run_command, running, wait_f
 from deploy.local.machine.waiting import wait_until
 from deploy.local.servers.server import answers, check_rabbitmq
 from deploy.local.stack import is_ready
-from tests.deploy.pages import code_blocks
+from tests.deploy.pages import README, WORKER, code_blocks
+from tests.deploy.shells import sourced
 
 MAKE = ("make", "--assume-old", ".venv/installed")
 RETRIEVE = '. .local/env; curl -s "$BASE_URL/v1/request/{}" -H "Authorization: Bearer $ACCESS_TOKEN"'
@@ -30,8 +30,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with its own data, the packages of this one, and free ports."""
     for name in ("deploy", "service", "worker"):
         shutil.copytree(CHECKOUT / name, tmp_path / name)
-    for name in ("Makefile", "schema.sql"):
-        shutil.copy(CHECKOUT / name, tmp_path)
+    (tmp_path / "tests" / "end_to_end").mkdir(parents=True)
+    for name in ("Makefile", "schema.sql", "tests/end_to_end/first_consumer.py"):
+        shutil.copy(CHECKOUT / name, tmp_path / name)
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / ".local" / "packages").mkdir(parents=True)
     if (PACKAGES / "rabbitmq-server").exists():
@@ -61,6 +62,23 @@ def make_run(checkout: Path, **variables: str) -> Iterator[None]:
     assert "\nStopped. The data is kept in .local.\n" in program.log.read_text()
 
 
+@contextmanager
+def calculation_team(checkout: Path, block: str) -> Iterator[Path]:
+    """Keep the program of a page running until the end of the block, and yield the file of its output."""
+    program = Program(
+        name="calculation team",
+        command=["sh", "-euc", block],
+        environment={**os.environ, "PYTHONUNBUFFERED": "1"},
+        folder=checkout,
+        log=checkout / "team.log",
+    )
+    with running(program) as team:
+        wait_for(team, lambda: "Waiting for requests." in program.log.read_text(), seconds=60)
+        yield program.log
+        os.killpg(team.pid, signal.SIGINT)
+        assert wait_until(lambda: team.exit_status is not None, seconds=60)
+
+
 def run(checkout: Path, *command: str) -> str:
     return run_command(command[0], command, folder=checkout, seconds=120)
 
@@ -68,16 +86,20 @@ def run(checkout: Path, *command: str) -> str:
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_stack_answers_restarts_its_servers_and_keeps_its_data_until_it_is_cleaned(checkout):
-    block = code_blocks(CHECKOUT / "README.md", "Two commands", "sh")[-1]
+    calculating = code_blocks(WORKER, "First queue to first calculation", "sh")[0]
+    calls = code_blocks(README, "Two commands", "sh")[-1]
     with make_run(checkout):
-        printed = run(checkout, "sh", "-euc", block)
-        created = json.JSONDecoder().raw_decode(printed)[0]["data"]
+        with calculation_team(checkout, calculating) as output:
+            printed = run(checkout, "sh", "-euc", calls)
+            created = json.JSONDecoder().raw_decode(printed)[0]["data"]
+            accepted = f"accepted calc_{created['uuid']}\n"
+            assert wait_until(lambda: accepted in output.read_text(), seconds=60)
         e_mailed = f"{created['uuid']}: e-mailed, "
         assert wait_until(lambda: e_mailed in (checkout / "run.log").read_text(), seconds=60)
         stored = run(checkout, ".local/bin/psql", "-Atc", "SELECT count(*) FROM calculation_request")
-        terminal = environment.read(checkout / ".local" / "env")
+        terminal = sourced(checkout / ".local" / "env")
     with make_run(checkout, **terminal):
-        terminal = environment.read(checkout / ".local" / "env")
+        terminal = sourced(checkout / ".local" / "env")
         for server in ("postgres", "rabbitmq"):
             os.kill(int((checkout / ".local" / f"{server}.pid").read_text()), signal.SIGKILL)
         assert wait_until(lambda: answers(check_rabbitmq, terminal["CALCULATOR_AMQP_URL"]), seconds=60)

@@ -26,6 +26,7 @@ from deploy.local.stack import Stack
 from deploy.local.story import Story
 from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.pages import WORKER, code_blocks
+from tests.deploy.shells import sourced
 
 SERVED = {"event": "request_served", "method": "POST", "status": 200, "uuid": "req_1"}
 SENT = {"event": "email_handled", "outcome": "sent", "smtp_code": 250, "uuid": "req_1"}
@@ -54,6 +55,17 @@ def test_port_in_use_is_one_line_that_says_what_to_do(place):
     assert str(refusal.value) == (
         f"Port {port} cannot be used (Address already in use): choose another with PORT={port + 1} make run."
     )
+
+
+@pytest.mark.parametrize(("port", "other"), [(80, 8001), (8010, 8011)])
+def test_port_that_is_advised_needs_no_root(port, other, place, monkeypatch):
+    monkeypatch.setattr("deploy.local.machine.ports.trouble", lambda _: "Permission denied")
+    ports = Ports(api=port, worker=free_port(), smtp=free_port(), journey=free_port())
+
+    with pytest.raises(
+        LocalStackError, match=rf"\(Permission denied\): choose another with PORT={other} make run"
+    ):
+        stack.running_stack(place, ports).__enter__()
 
 
 def test_two_equal_ports_are_refused(place):
@@ -86,17 +98,21 @@ def test_process_that_died_is_started_again_and_a_container_that_died_ends_the_r
         Stack({}, [container], [], "").look_after(place)
 
 
-def test_terminal_that_has_read_the_addresses_of_a_run_can_start_the_next_one(tmp_path, monkeypatch):
-    made = {"AMQP_URL": "amqp://made-here", "MAIL_FROM": "me@example.com"}
+def test_terminal_that_has_read_the_addresses_of_a_run_can_start_all_later_ones(tmp_path, monkeypatch):
+    made = {"AMQP_URL": "amqp://made-here", "MAIL_FROM": "me@example.com", "APP_URL": "http://made-here"}
     monkeypatch.setenv("MAIL_FROM", "me@example.com")  # the user's own
-    environment.remember(tmp_path / "own-values", made)
-    for name, value in made.items():
-        monkeypatch.setenv(name, value)
+    environment.write(tmp_path / "env", made)
+    terminal = sourced(tmp_path / "env") | {"APP_URL": "https://mine.example.com"}
 
-    environment.forget(tmp_path / "own-values")
+    for run in range(3):
+        for name in ("MADE_BY_MAKE_RUN", *made):
+            monkeypatch.setenv(name, terminal[name])
+        environment.forget()
 
-    assert "AMQP_URL" not in os.environ
-    assert os.environ["MAIL_FROM"] == "me@example.com"
+        assert not {"AMQP_URL", "MADE_BY_MAKE_RUN"} & os.environ.keys()
+        assert os.environ["MAIL_FROM"] == "me@example.com"
+        assert os.environ["APP_URL"] == "https://mine.example.com"
+        environment.write(tmp_path / "env", made | {"AMQP_URL": f"amqp://made-by-run-{run}"})
 
 
 def test_terminal_shows_each_request_email_and_calculation_once(tmp_path):
@@ -162,17 +178,13 @@ def test_error_is_one_line_and_the_exit_status():
     assert (ended.returncode, ended.stderr) == (1, "PORT must be a number from 1 to 65535.\n")
 
 
-def test_values_reach_a_shell_and_are_read_back_unchanged_and_only_their_owner_can_read_them(tmp_path):
+def test_values_reach_a_shell_unchanged_and_only_their_owner_can_read_them(tmp_path):
     file = tmp_path / "env"
     environment.write(file, AWKWARD)
 
-    script = f'. "{file}"; exec env -0'
-    printed = subprocess.run(["sh", "-euc", script], capture_output=True, check=True).stdout  # noqa: S607
-    seen = dict(entry.split("=", 1) for entry in printed.decode().split("\0") if "=" in entry)
+    seen = sourced(file)
 
     assert {name: seen[name] for name in AWKWARD} == AWKWARD
-    assert environment.read(file) == AWKWARD
-    assert environment.read(tmp_path / "none") == {}
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 

@@ -132,6 +132,14 @@ async def test_one_request_is_clicked_through_the_whole_chain_and_leaks_nothing(
     assert f"GET {questions} 303" in journey.logs
 
 
+async def test_panel_of_the_inbox_says_that_an_email_has_failed(visitor):
+    form = inputs(await visitor.read("/")) | {"customer_email": "perm-fail@example.test"}
+    path = await visitor.submit("/", form)
+
+    await eventually(lambda: shows(visitor, path, "Step 2 of 5: the e-mail has failed."))
+    assert "<p>The e-mail has failed: <code>refused</code>, 550.</p>" in await visitor.read(path)
+
+
 async def test_malformed_event_does_not_stop_the_pages(visitor, channel):
     exchange = await channel.get_exchange(topology.REQUESTS)
     await exchange.publish(Message(b"[]"), "request.created")

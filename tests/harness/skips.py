@@ -5,7 +5,7 @@ import os
 _ALLOWED = (
     # Debian 12 has no package with a kubectl that renders the overlays.
     "neither kubectl nor kustomize is installed",
-    # Only the example that `make run` prints needs it.
+    # Only the tests of the calls on the pages need it.
     "curl is not installed",
     # Only the tests of pages need it, and not every system has a package of it.
     "Chromium is missing",

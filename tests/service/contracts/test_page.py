@@ -8,9 +8,13 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
+from deploy.local.machine.folders import CHECKOUT
+from tests.deploy.pages import API, README, WORKER
 from tests.harness.command_line import run
 from tests.harness.in_process import api_client
 from tests.harness.processes import bare_environment
+
+JOURNEY = CHECKOUT / "deploy" / "local" / "journey" / "templates"
 
 
 def references(page: str) -> tuple[list[str], list[str]]:
@@ -53,6 +57,17 @@ async def test_page_leads_to_both_documents_which_a_command_prints_without_any_s
         assert served.headers["Content-Type"] == "application/json"
         assert (printed.status, printed.errors) == (0, "")
         assert served.json() == msgspec.json.decode(printed.output)
+
+
+async def test_links_to_an_operation_lead_to_one_that_the_page_names(shared_client):
+    named, _ = references((await shared_client.get("/schema")).text)
+    links = re.findall('"(#[^"]+)"', (JOURNEY / "journey.html").read_text())
+    links += [
+        link for page in (README, API, WORKER) for link in re.findall(r"/schema(#[^\s`)]+)", page.read_text())
+    ]
+
+    assert len(links) >= 4
+    assert [link for link in links if link not in named] == []
 
 
 @pytest.mark.parametrize("name", ["index.html", "nothing.js", "events", "..%2f__init__.py", "..%2fpage.py"])
