@@ -18,7 +18,7 @@ _LONGEST = 255
 def parse_key(values: Sequence[str]) -> str | None:
     """Return the key in the header's *values*, or None without the header. Raises ApiError.
 
-    `"a"` and `a` are the same key, because the draft requires a quoted string, but many callers send no quotes.
+    `"a"` and `a` are the same key, because the draft requires quotes, but many callers send none.
     """
     if not values:
         return None
