@@ -17,18 +17,21 @@ from worker.settings import WorkerSettings
 
 # RabbitMQ would route a copy by these headers, too, but the copy must go to one queue only.
 _ROUTING = ("CC", "BCC")
+_SENDER = "x-user-id"
 
 
 def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message:
     """Return a copy whose headers say why the message was refused, for other teams to read.
 
     The headers have the class of *refusal* and its text, which does not quote the message. The sender's
-    `user_id`, which RabbitMQ has checked, becomes a header, too.
+    `user_id`, which RabbitMQ has checked, becomes the header `x-user-id`. The message's own `x-user-id` is
+    left out, because any sender can set it. So the next dead letter of a redriven message names no sender.
     """
-    reason = {"x-reason": type(refusal).__name__, "x-reason-text": str(refusal)}
+    headers = {name: value for name, value in message.headers.items() if name.lower() != _SENDER}
+    headers |= {"x-reason": type(refusal).__name__, "x-reason-text": str(refusal)}
     if message.user_id:
-        reason["x-user-id"] = message.user_id
-    return copy_of(message, {**message.headers, **reason})
+        headers[_SENDER] = message.user_id
+    return copy_of(message, headers)
 
 
 async def publish(settings: WorkerSettings, queue: Queue, letters: Sequence[Message]) -> Failures:

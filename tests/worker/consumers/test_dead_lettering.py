@@ -22,6 +22,7 @@ async def test_malformed_message_is_dead_lettered_with_the_reason_to_its_own_que
     await theirs.bind(topology.DEAD_LETTERS, theirs.name)
     kept: FieldTable = {"theirs": "kept", "number": 7, "cc": "kept"}
     left_out: FieldTable = {"CC": [theirs.name], "cannot be written": NotText("latin-1: \xe9")}
+    left_out |= {"x-user-id": "another team", "X-User-Id": "another team"}
     properties = {"message_id": "their-id", "content_type": "text/plain", "type": "their.type"}
     await publish(channel, NOTIFICATIONS, b"not JSON \xff", headers=kept | left_out, **properties)
 
