@@ -32,6 +32,7 @@ from tests.deploy.manifests import (
 from tests.deploy.pages import INSTALLATION
 from worker.settings import WorkerSettings
 
+SYNC_WAVE = "argocd.argoproj.io/sync-wave"
 OF_KUBERNETES = ("rbac.authorization.k8s.io/", "networking.k8s.io/")
 OF_THE_SECRET = {"DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS"}
 SETTINGS = {
@@ -333,3 +334,11 @@ def test_schema_is_applied_before_every_start_of_an_api_and_by_nothing_that_ends
     assert schema_container_of(overlay)["args"] == ["service", "schema", "apply"]
     assert of_kind(overlay, "Job", "CronJob") == {}
     assert all("initContainers" not in pod_of(workloads(overlay)[name]) for name in WORKERS)
+
+
+@pytest.mark.parametrize("overlay", ["dev", "production"])
+def test_argo_cd_applies_the_engines_before_the_processes(overlay):
+    engines = of_kind(overlay, "Cluster", "Pooler", "RabbitmqCluster", "StatefulSet").values()
+
+    assert {one["metadata"]["annotations"][SYNC_WAVE] for one in engines} == {"-2"}
+    assert all(SYNC_WAVE not in str(workloads(overlay)[name]["metadata"]) for name in PROCESSES)

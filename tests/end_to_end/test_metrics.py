@@ -6,7 +6,7 @@ import httpx
 
 from tests.deploy.exported_metrics import our_metrics
 from tests.deploy.pages import metrics_listed
-from tests.harness.examples import A_REQUEST
+from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.metrics import scrape
 from tests.harness.processes import started
 from tests.harness.waiting import eventually
@@ -27,6 +27,9 @@ async def test_each_process_exports_the_metrics_that_pages_alerts_and_dashboard_
     listed = [metrics_listed(process).keys() for process in ("both processes", "API", "worker")]
     assert listed == [shared, *(of_process - shared for of_process in families)]
     known = our_metrics()
+    values_of_labels = str([*of_api, *of_worker])
+    assert CONVEYANCER not in values_of_labels
+    assert uuid not in values_of_labels
     for name, labels in of_api.keys() | of_worker.keys():
         if not name.startswith(_OF_THE_LIBRARY):
             assert known.get(name) == frozenset(label for label, _ in labels), name

@@ -6,7 +6,7 @@ import pytest
 
 from service.api.questionnaire import load
 from tests.harness.examples import STRUCTURE
-from tests.harness.http import lasting_headers
+from tests.harness.http import bearer, lasting_headers
 
 YES_NO = ["YES", "NO"]
 OWNS_OTHER = {"owns_other": "YES"}
@@ -98,3 +98,5 @@ async def test_questions_that_the_caller_already_has_are_not_sent_again(shared_c
     if status == 304:
         assert response.content == b""
         assert dict(lasting_headers(response)) == {name: first[name] for name in ("etag", "cache-control")}
+        refused = await shared_client.get(STRUCTURE, headers={"If-None-Match": sent[-1]} | bearer("no token"))
+        assert refused.status_code == 401

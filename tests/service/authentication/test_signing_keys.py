@@ -118,6 +118,25 @@ async def test_keys_stay_in_use_during_an_outage_and_are_refreshed_after_it(
                 assert await eventually(lambda: is_found(keys, "next"))
 
 
+async def test_process_that_starts_during_an_outage_fetches_its_first_keys_without_a_caller(
+    server, authority, monkeypatch
+):
+    monkeypatch.setattr(signing_keys, "_COOLDOWN_SECONDS", 0.05)
+    https = HttpsIssuer(authority)
+    https.answer = server.answer
+    async with https.up():
+        keys = SigningKeys(https.url)
+
+    with capture_logs() as logs:
+        async with in_background("signing_keys", keys.run):
+            await eventually(lambda: failures(logs))
+            with pytest.raises(SigningKeysUnavailable):
+                await keys.find("local")
+            async with https.up():
+                await eventually(lambda: https.requests)
+                assert await eventually(lambda: is_found(keys, "local"))
+
+
 WRONG: dict[str, Answer] = {
     "500": status(500),
     "no body": status(200),
