@@ -34,7 +34,7 @@ def lead_to_page() -> Redirect:
     return Redirect("/schema")
 
 
-@get("/schema", sync_to_thread=False)
+@get("/schema", sync_to_thread=True)
 def show_api(request: ApiRequest[None]) -> Response[str]:
     """Return the page of the HTTP API: how to get a token, and RapiDoc."""
     settings = request.resources.settings
@@ -58,7 +58,7 @@ def show_api(request: ApiRequest[None]) -> Response[str]:
 <h1>Calculation requests</h1>
 <p><a href="/schema/openapi.json">OpenAPI document</a>
 <a href="/schema/asyncapi.json">Events (AsyncAPI document)</a></p>
-<ul>{_contents()}</ul>
+<ul>{_contents(settings.auth_token_url)}</ul>
 <p>Access tokens come from the issuer <code>{escape(settings.auth_issuer)}</code>, by the client-credentials
 grant of OAuth 2.0. Ask its operators for a client whose tokens have the audience
 <code>{escape(settings.auth_audience)}</code>, the scopes <code>{WRITE}</code> and <code>{READ}</code>, and
@@ -73,11 +73,11 @@ customer a link: before <em>Try</em>, put an address of your own into the <em>Ex
     return Response(page, media_type=MediaType.HTML, headers={"Content-Security-Policy": policy})
 
 
-def _contents() -> str:
+def _contents(token_url: str | None) -> str:
     """Return a link to each operation on the page."""
     return "".join(
         f'<li><a href="#{method}-{re.sub("[{}]", "-", path)}">{escape(operation["summary"])}</a></li>'
-        for path, item in openapi.document()["paths"].items()
+        for path, item in openapi.document(token_url)["paths"].items()
         for method, operation in item.items()
     )
 

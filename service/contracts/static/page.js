@@ -30,7 +30,7 @@ Element.prototype.attachShadow = function (options) {
 };
 
 viewer.querySelector("button").addEventListener("click", () => {
-  viewer.shadowRoot.querySelector(".api-key-input").focus();
+  viewer.shadowRoot?.querySelector(".api-key-input")?.focus();
 });
 viewer.addEventListener("keydown", (event) => {
   const [field] = event.composedPath();
