@@ -16,13 +16,13 @@ from service.api.envelope import FieldError
 from service.api.errors import Failure, InvalidSubmission
 from service.api.request_body import UNKNOWN_FIELDS_NAMED
 from service.calculation_requests.model import Instant, RetrievedCalculationRequest
-from service.calculation_requests.reading import Change, Listing, Newest, Place
+from service.calculation_requests.reading import Listing, Place, PlaceByAge, PlaceByChange
 from service.identifiers import parse_uuid, uuid_of
 
 DEFAULT_LIMIT = 20
 LARGEST_LIMIT = 100
-_NEWEST = Newest(UUID(int=2**128 - 1))  # no request is newer
-_CURSOR = re.compile(r"(?:([0-9]{1,10})\.)?(req_\w{22})", re.ASCII)  # the cursor of a Change has its seconds
+_NEWEST = PlaceByAge(UUID(int=2**128 - 1))  # no request is newer
+_CURSOR = re.compile(r"(?:([0-9]{1,10})\.)?(req_\w{22})", re.ASCII)  # with seconds for a PlaceByChange
 _PARAMETER = re.compile(r"[^&]+")
 _LONGEST_INTEGER = 18  # digits, as in int64; int() rejects thousands of digits
 
@@ -66,7 +66,7 @@ def parse_listing(query_string: bytes) -> Listing:
 
 def cursor_of(place: Place | None) -> str | None:
     """Return the cursor of the page after this place."""
-    if isinstance(place, Change):
+    if isinstance(place, PlaceByChange):
         return f"{place.updated_at.timestamp():.0f}.{uuid_of(place.id)}"
     return place and uuid_of(place.id)
 
@@ -77,9 +77,9 @@ def _parse_place(values: Mapping[str, str]) -> Place | None:
     return _parse_since(values["updated_since"]) if "updated_since" in values else _NEWEST
 
 
-def _parse_since(text: str) -> Change | None:
+def _parse_since(text: str) -> PlaceByChange | None:
     try:
-        return Change(msgspec.convert(text, Instant).astimezone(UTC), UUID(int=0))  # No id is lower.
+        return PlaceByChange(msgspec.convert(text, Instant).astimezone(UTC), UUID(int=0))  # No id is lower.
     except (msgspec.ValidationError, OverflowError):
         return None
 
@@ -89,7 +89,9 @@ def _parse_cursor(text: str) -> Place | None:
     request_id = match and parse_uuid(match[2])
     if not (match and request_id):
         return None
-    return Change(datetime.fromtimestamp(int(match[1]), UTC), request_id) if match[1] else Newest(request_id)
+    if not match[1]:
+        return PlaceByAge(request_id)
+    return PlaceByChange(datetime.fromtimestamp(int(match[1]), UTC), request_id)
 
 
 def _check_external_id(value: str) -> Failure | None:
@@ -123,10 +125,10 @@ _CHECKS: dict[str, Callable[[str], Failure | None]] = {
     "updated_since": _check_since,
     "external_id": _check_external_id,
     "limit": _check_limit,
-    "cursor": partial(_check_cursor, Newest),
+    "cursor": partial(_check_cursor, PlaceByAge),
 }
 _CHECKS_OF_CHANGES = _CHECKS | {
     "external_id": lambda _: ("invalid_choice", "Send external_id or updated_since, not both."),
-    "cursor": partial(_check_cursor, Change),
+    "cursor": partial(_check_cursor, PlaceByChange),
 }
 _PARAMETERS_READ = len(_CHECKS) + UNKNOWN_FIELDS_NAMED

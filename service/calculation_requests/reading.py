@@ -136,26 +136,26 @@ LARGEST_PAGE = 1024 * 1024  # bytes of rows; the envelope, secrets and links add
 _ROWS_AT_A_TIME = 21  # a page of the default size and the row after it; at most 1.2 MB
 
 
-class Newest(NamedTuple):
+class PlaceByAge(NamedTuple):
     """A place in the list of requests, newest first."""
 
     id: UUID
 
 
-class Change(NamedTuple):
+class PlaceByChange(NamedTuple):
     """A place in the list of requests that have a calculation, in the order of their changes."""
 
     updated_at: datetime
     id: UUID
 
 
-Place: TypeAlias = Newest | Change
+Place: TypeAlias = PlaceByAge | PlaceByChange
 
 
 class Listing(msgspec.Struct, frozen=True):
     """Which requests to list: those *after* a place, at most *limit*, which is at most 100.
 
-    If *after* is Newest, only requests with *external_id* are listed, if it is given.
+    If *after* is a PlaceByAge, only requests with *external_id* are listed, if it is given.
     """
 
     external_id: str | None
@@ -184,7 +184,7 @@ async def read_page(connection: Connection, listing: Listing, *, conveyancer_id:
     """
     horizon = None
     arguments: list[Any] = [_LIST_NEWEST, conveyancer_id]
-    if isinstance(listing.after, Change):
+    if isinstance(listing.after, PlaceByChange):
         horizon = await connection.fetchval(_HORIZON, HORIZON_SECONDS)
         arguments = [_LIST_CHANGES, conveyancer_id, horizon]
     elif listing.external_id is not None:
@@ -198,7 +198,9 @@ async def read_page(connection: Connection, listing: Listing, *, conveyancer_id:
             if len(page) == listing.limit or size > LARGEST_PAGE:
                 return Page(page, place, None)
             page.append(request)
-            place = Newest(request.id) if horizon is None else Change(request.updated_at, request.id)
+            place = PlaceByAge(request.id)
+            if horizon is not None:
+                place = PlaceByChange(request.updated_at, request.id)
         if len(rows) < count:
             return Page(page, None, horizon)
     await conveyancers.charges_calculation_fee(connection, conveyancer_id)  # Raises UnknownConveyancer.

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from service.calculation_requests import reading
-from service.calculation_requests.reading import Change, Listing, Page, Place
+from service.calculation_requests.reading import Listing, Page, Place, PlaceByChange
 from service.every_firm import erasing
 from service.postgres.pool import Connection
 from tests.harness.command_line import run
@@ -35,7 +35,7 @@ async def changes(client, since: str = "2000-01-01T00:00:00Z") -> tuple[set[str]
 
 
 async def read_changes(connection: Connection, since: datetime) -> Page:
-    listing = Listing(None, 100, Change(since, UUID(int=0)))
+    listing = Listing(None, 100, PlaceByChange(since, UUID(int=0)))
     return await reading.read_page(connection, listing, conveyancer_id=CONVEYANCER)
 
 
@@ -145,14 +145,14 @@ async def test_no_change_is_missed_under_load(database_url, monkeypatch, seconds
                 held_seconds = 0
 
     async def poll() -> None:
-        after: Place = Change(LONG_AGO, UUID(int=0))
+        after: Place = PlaceByChange(LONG_AGO, UUID(int=0))
         listed: set[UUID] = set()
 
         async def has_all() -> bool:
             nonlocal after
             page = await reading.read_page(own, Listing(None, 100, after), conveyancer_id=CONVEYANCER)
             listed.update(request.id for request in page.requests)
-            after = page.next or Change(page.horizon or LONG_AGO, UUID(int=0))
+            after = page.next or PlaceByChange(page.horizon or LONG_AGO, UUID(int=0))
             return time.monotonic() > until and listed == made
 
         async with connected(database_url) as own:

@@ -16,7 +16,7 @@ from service.api.envelope import FieldError
 from service.api.errors import InvalidSubmission
 from service.calculation_requests import reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.reading import Change, Listing, Newest, Place
+from service.calculation_requests.reading import Listing, Place, PlaceByAge, PlaceByChange
 from service.identifiers import new_request_id, parse_uuid, uuid_of
 from service.postgres.pool import Connection
 from tests.benchmarks.rows import OTHERS, fill
@@ -237,7 +237,7 @@ async def test_any_page_reads_only_its_own_rows(database):
     await fill(database, rows=40_000)
     await database.execute("UPDATE calculation_request SET calculation_id = 'C-1'")
     await database.execute("VACUUM ANALYZE calculation_request")
-    middle = Change(
+    middle = PlaceByChange(
         *await database.fetchrow(
             """
             SELECT updated_at, id
@@ -250,11 +250,11 @@ async def test_any_page_reads_only_its_own_rows(database):
             CONVEYANCER,
         )
     )
-    newest = [Newest(_NEWEST), Newest(middle.id)]
+    newest = [PlaceByAge(_NEWEST), PlaceByAge(middle.id)]
     lists: list[tuple[str | None, Sequence[Place]]] = [
         (None, newest),
         ("case-7", newest),
-        (None, [Change(_LONG_AGO, _NEWEST), middle]),
+        (None, [PlaceByChange(_LONG_AGO, _NEWEST), middle]),
     ]
 
     for plan, (external_id, places) in product(("auto", "force_generic_plan", "force_custom_plan"), lists):
