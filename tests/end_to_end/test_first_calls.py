@@ -34,14 +34,15 @@ async def test_first_calls_are_answered_and_lead_to_one_email_each_that_only_its
     }
     environment.write(tmp_path / ".local" / "env", variables)
     calls = code_blocks(README, "Two commands", "sh")[-1]
-    (next_calls,) = code_blocks(API, "First call to first e-mail", "sh")
+    sections = ("First call to first e-mail", "First page behind the link")
+    more_calls = "".join(code_blocks(API, name, "sh")[0] for name in sections)
 
     with mail_catcher(mails) as port:
         worker = worker_process(worker_settings, tmp_path, SMTP_URL=f"smtp://127.0.0.1:{port}")
         async with started(api, worker):
-            first, again = [await run(block, tmp_path) for block in (calls + next_calls, calls)]
+            first, again = [await run(block, tmp_path) for block in (calls + more_calls, calls)]
 
-    for printed, answered in ((first, 6), (again, 3)):
+    for printed, answered in ((first, 8), (again, 3)):
         assert printed.count('"status":{"code":200,"message":"OK"}') == answered
         assert printed.count("\nTo: Ada Lovelace <ada@example.com>") == 1
         assert len(uuids(printed)) == 1
@@ -49,6 +50,7 @@ async def test_first_calls_are_answered_and_lead_to_one_email_each_that_only_its
     assert first.count("\nidempotent-replayed: true") == 1
     assert '"requests":[],"next_cursor":null,"next_updated_since":"' in first
     assert first.count('"code":"required"') == 8
+    assert first.count("HTTP/1.1 304 Not Modified") == 1
     assert {stat.S_IMODE(path.stat().st_mode) for path in (mails, *mails.iterdir())} == {0o700, 0o600}
     assert len(list(mails.iterdir())) == 2
 
