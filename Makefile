@@ -17,7 +17,7 @@ DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_network_policy.
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
-run:      .venv/installed  ## run everything on this machine until Ctrl-C (PORT=8000)
+run:      .venv/installed  ## run everything on this machine until Ctrl-C (PORT=8000 JOURNEY_PORT=8010)
 	@$(IN_VENV) deploy.local run
 
 test:     .venv/installed  ## run the tests, with branch coverage (some, without: ARGS="-k name")
