@@ -7,11 +7,13 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
+_NEWEST = 500
 # What these mailboxes answer in each domain that ends with `.test`.
 _REFUSALS = {"perm-fail": "550 5.1.1 No such mailbox", "temp-fail": "451 4.2.1 Try again later"}
 
@@ -33,13 +35,25 @@ class MailCatcher:
         return "250 2.1.5 OK"
 
     async def handle_DATA(self, _server: SMTP, _session: Session, envelope: Envelope) -> str:  # noqa: N802 - aiosmtpd's name
-        """Accept the message."""
+        """Accept the message, unless it cannot be written now."""
         file = self._folder / f"{time.time_ns()}.eml"
         # Renamed when complete: a reader of .eml files never sees half a message.
         unfinished = file.with_suffix(".part")
-        unfinished.write_bytes(envelope.original_content or b"")
-        unfinished.rename(file)
+        try:
+            unfinished.write_bytes(envelope.original_content or b"")
+            unfinished.rename(file)
+        except OSError as error:
+            return f"451 4.3.0 Not kept: {error.strerror}"
         return f"250 2.0.0 Kept as {file.name}"
+
+
+def newest(folder: Path, uuid: str) -> tuple[Path, bytes] | None:
+    """Return the newest e-mail about a request and its source, if it is among the newest e-mails."""
+    for file in sorted(folder.glob("*.eml"), reverse=True)[:_NEWEST]:
+        with suppress(FileNotFoundError):  # It was removed at this moment.
+            if f"Message-ID: <{uuid}.".encode() in (source := file.read_bytes()):
+                return file, source
+    return None
 
 
 def main() -> None:
@@ -53,7 +67,7 @@ def main() -> None:
         hostname="127.0.0.1",
         port=port,
         server_hostname="localhost",  # Otherwise it would be looked up in DNS.
-        ready_timeout=60.0,
+        ready_timeout=10.0,
     )
     catcher.start()
     signal.pause()

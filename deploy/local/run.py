@@ -1,5 +1,6 @@
 """`make run`: the whole service on this machine until Ctrl-C."""
 
+import itertools
 import os
 import time
 
@@ -43,7 +44,7 @@ def _run(place: Place) -> None:
         place.report(f"Open {stack.journey_url}")
         while not is_interrupted():
             stack.look_after(place)
-            for line in story.go_on():
+            for line in itertools.islice(story.go_on(), 100):
                 place.report(line)
             time.sleep(_LOOK_SECONDS)
         place.report("Stopping …")

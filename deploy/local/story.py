@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from deploy.local.mail_catcher import newest
+
 
 class Story:
     """Reads the logs on from where the last call stopped."""
@@ -29,12 +31,9 @@ class Story:
             case {"event": "request_served", "method": "POST", "status": 200, "uuid": uuid}:
                 yield f"{uuid}: stored"
             case {"event": "email_handled", "outcome": "sent", "uuid": uuid}:
-                yield f"{uuid}: e-mailed, {self._newest_mail(uuid)}"
+                found = newest(self._mail, uuid)
+                yield f"{uuid}: e-mailed, {found[0] if found else ''}"
             case {"event": "email_handled", "outcome": outcome, "smtp_code": code, "uuid": uuid}:
                 yield f"{uuid}: e-mail {outcome}, reply {code}"
             case {"event": "message_handled", "calculation_id": calculation_id, "uuid": uuid}:
                 yield f"{uuid}: calculated, {calculation_id}"
-
-    def _newest_mail(self, uuid: str) -> str:
-        files = sorted(self._mail.glob("*.eml"), reverse=True)
-        return next((str(file) for file in files if uuid.encode() in file.read_bytes()), "")

@@ -7,9 +7,9 @@ from pathlib import Path
 from litestar import MediaType, Response, get
 from litestar.exceptions import NotFoundException
 
+from deploy.local import mail_catcher
 from deploy.local.journey.resources import TeamRequest
 
-_NEWEST = 500
 # The e-mail has a style of its own. Its links open new tabs, and nothing in it runs.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'; "
@@ -19,11 +19,8 @@ _POLICY = (
 
 def newest(folder: str, uuid: str) -> EmailMessage | None:
     """Return the newest e-mail about a request, if there is one."""
-    for file in sorted(Path(folder).glob("*.eml"), reverse=True)[:_NEWEST]:
-        source = file.read_bytes()
-        if f"Message-ID: <{uuid}.".encode() in source:
-            return message_from_bytes(source, policy=policy.default)
-    return None
+    found = mail_catcher.newest(Path(folder), uuid)
+    return message_from_bytes(found[1], policy=policy.default) if found else None
 
 
 @get("/inbox/{uuid:str}", media_type=MediaType.HTML)
