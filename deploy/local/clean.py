@@ -1,6 +1,8 @@
 """`make clean`: remove what earlier runs left behind, unless one is running."""
 
+import importlib
 import shutil
+from contextlib import suppress
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import LOCAL, Claimed, Report, claimed
@@ -14,14 +16,7 @@ def main(report: Report) -> None:
                 pass
     except Claimed as error:
         raise LocalStackError(f"{error} Stop it first.") from None
-    _remove_volumes()
+    with suppress(ImportError):  # Nothing is installed, so no container has ever run.
+        importlib.import_module("deploy.local.servers.containers").remove_volumes()
     shutil.rmtree(LOCAL)
     report("Removed .local.")
-
-
-def _remove_volumes() -> None:
-    try:
-        from deploy.local.servers.containers import remove_volumes  # noqa: PLC0415 - see below
-    except ImportError:
-        return  # Nothing is installed, so no container has ever run.
-    remove_volumes()

@@ -17,6 +17,7 @@ _MAIL_FROM = "Calculations <no-reply@calculation-requests.test>"
 _NOT_FOR_THE_API = ("AMQP_URL", "SMTP_URL", "MAIL_FROM", "HEALTH_PORT")
 # The journey has what integrators have: no database, no signing key, and its own account on RabbitMQ.
 _FOR_THE_JOURNEY = ("BASE_URL", "APP_URL", "ACCESS_TOKEN", "API_KEY", "MAIL_DIR", "CALCULATOR_AMQP_URL")
+_FOR_PYTHON = ("LD_LIBRARY_PATH", "SSL_CERT_FILE")
 # With this variable, a later run in a shell that has sourced the file recognises values of an earlier run.
 _MADE_HERE = "MADE_BY_MAKE_RUN"
 
@@ -63,8 +64,8 @@ def of_worker(variables: Mapping[str, str], port: int) -> dict[str, str]:
 
 def of_journey(variables: Mapping[str, str], port: int) -> dict[str, str]:
     """Return the whole environment of the journey."""
-    given = {**os.environ, **variables}
-    return {name: given[name] for name in _FOR_THE_JOURNEY if name in given} | {"PORT": str(port)}
+    given = {**os.environ, **variables, "PORT": str(port)}
+    return {name: given[name] for name in (*_FOR_THE_JOURNEY, "PORT", *_FOR_PYTHON) if name in given}
 
 
 def write(file: Path, named: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from deploy.local.servers.server import Server
 _CONVEYANCER = "demo-conveyancer"
 _COMMAND_SECONDS = 60.0
 _READY_SECONDS = 60.0
+_RESTARTS_SECONDS = 30.0
 _TOKEN_SECONDS = 24 * 60 * 60
 
 
@@ -34,12 +36,14 @@ class Stack:
     journey_url: str
 
     def look_after(self, place: Place) -> None:
-        """Restart each process that has died. Raises LocalStackError if a container has."""
+        """Restart each process that has died. Raises LocalStackError if that is of no use."""
         for server in self.servers:
             if server.process is None and (trouble := server.trouble()):
                 raise LocalStackError(f"{trouble} Run `make run` again.")
         for process in self.processes:
             if trouble := process.trouble():
+                if time.monotonic() - process.starts[0] < _RESTARTS_SECONDS:
+                    raise LocalStackError(process.describe(trouble))
                 process.restart()
                 _pid_file(process, place).write_text(f"{process.pid}\n")
                 place.report(f"{trouble} Started again as process {process.pid}.")
@@ -64,14 +68,14 @@ def running_stack(place: Place, ports: Ports) -> Iterator[Stack]:
             place.folder, ports, database_url=postgres.url, amqp_url=rabbitmq.url
         )
         clients.write(place, "psql", postgres)
-        rabbitmqctl = clients.write(place, "rabbitmqctl", rabbitmq)
+        clients.write(place, "rabbitmqctl", rabbitmq)
         _run(variables, "schema", "apply")
         wait_for(mail_catcher, lambda: tcp.accepts(ports.smtp), seconds=_READY_SECONDS)
         api = _started(parts, place, "api", ["service", "serve"], environment.of_api(variables, ports.api))
         worker = _started(parts, place, "worker", ["worker"], environment.of_worker(variables, ports.worker))
         variables |= _register_conveyancer(place, variables)
-        if rabbitmqctl:
-            variables |= clients.account_of_calculator(place, rabbitmq.url, rabbitmqctl)
+        if rabbitmq.client:
+            variables |= clients.account_of_calculator(place, rabbitmq.url)
         wait_for(api, lambda: is_ready(variables["BASE_URL"]), seconds=_READY_SECONDS)
         wait_for(worker, lambda: is_ready(variables["WORKER_URL"]), seconds=_READY_SECONDS)
         of_journey = environment.of_journey(variables, ports.journey)

@@ -88,6 +88,14 @@ def test_missing_program_runs_from_its_package_with_dependencies_that_are_not_in
 
 
 @pytest.mark.usefixtures("folder")
+def test_program_that_is_not_in_its_package_is_an_error(sources, reports):
+    add(sources, "greeting")
+
+    with pytest.raises(LocalStackError, match="say-farewell is not in Debian's package greeting"):
+        packages.command("say-farewell", package="greeting", report=reports.append)
+
+
+@pytest.mark.usefixtures("folder")
 def test_two_at_once_download_once(sources, reports):
     add(sources, "greeting")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local.errors import LocalStackError
+from deploy.local.machine import folders
 from deploy.local.machine.folders import CHECKOUT, Claimed, claimed, working_folder
 from deploy.local.machine.processes import Program, run_command, running
 from deploy.local.machine.waiting import wait_until
@@ -78,6 +79,15 @@ def test_second_run_in_a_kept_folder_fails_and_says_why(place):
         working_folder(kept, "server"),
     ):
         pass
+
+
+def test_folder_that_cannot_be_locked_is_one_line(tmp_path):
+    descriptor = os.open(tmp_path, os.O_PATH)  # flock fails, as it does on some network file systems.
+    try:
+        with pytest.raises(LocalStackError, match="Bad file descriptor"):
+            folders._lock(descriptor)  # noqa: SLF001 - no such file system here
+    finally:
+        os.close(descriptor)
 
 
 def test_two_runs_that_keep_nothing_use_different_folders_and_remove_them(place):

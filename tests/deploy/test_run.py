@@ -17,8 +17,9 @@ from deploy.local.environment import Ports
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.processes import Program, running
+from deploy.local.machine.processes import Process, Program, running
 from deploy.local.machine.waiting import wait_until
+from deploy.local.mail_catcher import newest
 from deploy.local.run import port_from
 from deploy.local.servers import clients
 from deploy.local.servers.server import Server
@@ -98,6 +99,26 @@ def test_process_that_died_is_started_again_and_a_container_that_died_ends_the_r
         Stack({}, [container], [], "").look_after(place)
 
 
+def test_process_that_cannot_start_ends_the_run_with_the_end_of_its_log(place):
+    program = Program(
+        name="worker",
+        command=["sh", "-c", "echo no such setting; exit 1"],
+        environment=os.environ,
+        folder=CHECKOUT,
+        log=place.folder / "worker.log",
+    )
+
+    def look_after(process: Process) -> None:
+        for _ in range(20):
+            assert wait_until(lambda: process.trouble() is not None, seconds=30)
+            Stack({}, [], [process], "").look_after(place)
+
+    with running(program) as process, pytest.raises(LocalStackError) as ended:
+        look_after(process)
+
+    assert re.fullmatch(r"(?s)The worker exited with status 1\. .*\.log:.*no such setting", str(ended.value))
+
+
 def test_terminal_that_has_read_the_addresses_of_a_run_can_start_all_later_ones(tmp_path, monkeypatch):
     made = {"AMQP_URL": "amqp://made-here", "MAIL_FROM": "me@example.com", "APP_URL": "http://made-here"}
     monkeypatch.setenv("MAIL_FROM", "me@example.com")  # the user's own
@@ -142,6 +163,32 @@ def test_two_addresses_are_refused_by_the_mail_server(tmp_path):
         replies = [client.rcpt(f"{mailbox}@example.test")[0] for mailbox in mailboxes]
 
     assert replies == [550, 451, 250]
+
+
+def test_mail_that_cannot_be_written_is_refused_for_now_and_kept_later(tmp_path):
+    folder = tmp_path / "mail"
+    with mail_catcher(folder) as port, smtplib.SMTP("127.0.0.1", port) as client:
+        folder.rename(tmp_path / "elsewhere")
+        with pytest.raises(smtplib.SMTPDataError) as refusal:
+            client.sendmail("from@example.com", ["ada@example.test"], "Subject: A\n\nB")
+        folder.mkdir()
+        client.sendmail("from@example.com", ["ada@example.test"], "Subject: A\n\nB")
+
+    assert refusal.value.smtp_code == 451
+    assert refusal.value.smtp_error == b"4.3.0 Not kept: No such file or directory"
+    assert len([*folder.glob("*.eml")]) == 1
+
+
+def test_newest_email_about_a_request_is_found_even_if_another_disappears(tmp_path):
+    for number, uuid in enumerate(["req_1", "req_1", "req_10"]):
+        (tmp_path / f"{number}.eml").write_text(f"Message-ID: <{uuid}.request.created.1@example.com>")
+    (tmp_path / "3.eml").symlink_to("removed")
+
+    found = newest(tmp_path, "req_1")
+
+    assert found is not None
+    assert found[0].name == "1.eml"
+    assert newest(tmp_path, "req_2") is None
 
 
 def test_account_that_is_made_has_the_rights_on_the_page():
@@ -191,7 +238,8 @@ def test_values_reach_a_shell_unchanged_and_only_their_owner_can_read_them(tmp_p
 def test_only_the_worker_gets_broker_and_mail_server_and_the_journey_no_database_and_no_key(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("AMQP_URL", "amqp://from-the-shell")
+    for variable in ("AMQP_URL", "LD_LIBRARY_PATH", "SSL_CERT_FILE"):
+        monkeypatch.setenv(variable, "from the shell")
     ports = Ports(api=8000, worker=8001, smtp=8002, journey=8003)
     given = environment.variables(tmp_path, ports, database_url="postgresql://d", amqp_url="amqp://q")
 
@@ -203,7 +251,7 @@ def test_only_the_worker_gets_broker_and_mail_server_and_the_journey_no_database
     assert (api["PORT"], api["HOST"], api["DATABASE_URL"]) == ("8000", "127.0.0.1", "postgresql://d")
     assert (worker["AMQP_URL"], worker["SMTP_URL"]) == ("amqp://q", "smtp://127.0.0.1:8002")
     assert worker["HEALTH_PORT"] == "8001"
-    assert journey.keys() == {"BASE_URL", "APP_URL", "MAIL_DIR", "PORT"}
+    assert journey.keys() == {"BASE_URL", "APP_URL", "MAIL_DIR", "PORT", "LD_LIBRARY_PATH", "SSL_CERT_FILE"}
     assert given["APP_URL"] == f"http://127.0.0.1:{journey['PORT']}"
     monkeypatch.setenv("APP_URL", "https://mine.example.com")
     given = environment.variables(tmp_path, ports, database_url="postgresql://d", amqp_url="amqp://q")

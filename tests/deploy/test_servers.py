@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http import HTTPStatus
@@ -130,7 +131,14 @@ def test_kept_postgres_that_was_killed_starts_again_with_its_data(place):
     # As if the id of the dead server had been reused: here, for this process.
     pid_file.write_text("\n".join([str(os.getpid()), *pid_file.read_text().splitlines()[1:]]))
     with postgres_process(kept) as second:
-        asyncio.run(execute(second.url, "SELECT n FROM kept"))
+        counted = subprocess.run(
+            [*second.client, "-Atc", "SELECT count(*) FROM kept"], capture_output=True, text=True, check=True
+        )
+
+    assert counted.stdout == "0\n"
+    password = urlsplit(second.url).password
+    assert password
+    assert not any(password in str(argument) for argument in second.client)
 
 
 async def execute(url: str, statement: str) -> None:
@@ -172,6 +180,16 @@ def test_broker_lets_in_only_those_who_can_read_its_password(broker_start):
     folder = broker.process.program.folder
     assert folder.stat().st_mode & 0o077 == 0
     assert server.password == (folder / "password").read_text().strip()
+
+
+def test_broker_does_not_get_the_users_settings_of_rabbitmq(monkeypatch, tmp_path):
+    for variable in ("RABBITMQ_DEFAULT_USER", "ERL_FLAGS"):
+        monkeypatch.setenv(variable, "the user's own")
+
+    given = rabbitmq._environment(tmp_path, port=1, epmd_port=2)  # noqa: SLF001 - starting a broker takes long
+
+    assert not {"RABBITMQ_DEFAULT_USER", "ERL_FLAGS"} & given.keys()
+    assert given["PATH"] == os.environ["PATH"]
 
 
 @pytest.mark.long

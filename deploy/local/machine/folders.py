@@ -19,7 +19,7 @@ _ENDING_SECONDS = 10.0  # for the children of a server that was killed: they end
 
 Report = Callable[[str], None]
 
-_held: set[int] = set()  # descriptors of the locks that children inherit
+held_locks: set[int] = set()  # descriptors, which children inherit
 
 
 class Claimed(LocalStackError):
@@ -39,11 +39,6 @@ class Place:
         return self.folder / "logs" / f"{name}.log" if self.keep else folder / f"{name}.log"
 
 
-def held_locks() -> tuple[int, ...]:
-    """Return the descriptors of the locks held, for children to inherit."""
-    return tuple(_held)
-
-
 @contextmanager
 def claimed(folder: Path, *, seconds: float = 0.0, inherited: bool = True) -> Iterator[None]:
     """Hold *folder*, made if it is missing, against every other process, as soon as no other process does.
@@ -60,10 +55,10 @@ def claimed(folder: Path, *, seconds: float = 0.0, inherited: bool = True) -> It
         if not folder.exists() or not os.path.samestat(os.fstat(descriptor), folder.stat()):
             raise Claimed(f"{folder} was removed at this moment.")
         if inherited:
-            _held.add(descriptor)
+            held_locks.add(descriptor)
         yield
     finally:
-        _held.discard(descriptor)
+        held_locks.discard(descriptor)
         os.close(descriptor)
 
 
@@ -73,6 +68,8 @@ def _lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:  # for example, on NFS
+        raise LocalStackError(f"No lock in this checkout: {error.strerror}. Use a local disk.") from None
     return True
 
 

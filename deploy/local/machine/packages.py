@@ -37,7 +37,9 @@ def command(program: str, *, package: str, report: Report = print) -> list[str]:
         return [installed]
     root = unpacked(package, report=report)
     found = shutil.which(program, path=f"{root}/usr/bin:{root}/usr/sbin")
-    return ["env", f"LD_LIBRARY_PATH={library_path(root)}", found or program]
+    if found is None:
+        raise LocalStackError(f"{program} is not in Debian's package {package}: install it yourself.")
+    return ["env", f"LD_LIBRARY_PATH={library_path(root)}", found]
 
 
 def library_path(folder: Path) -> str:

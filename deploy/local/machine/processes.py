@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -41,10 +42,12 @@ class Process:
         self.program = program
         program.log.parent.mkdir(parents=True, exist_ok=True)
         program.log.write_bytes(b"")
+        self.starts = deque([float("-inf")] * 5, maxlen=5)  # when it was started last
         self._start()
 
     def _start(self) -> None:
         program = self.program
+        self.starts.append(time.monotonic())
         with program.log.open("ab") as log:
             self._process = subprocess.Popen(
                 program.command,
@@ -54,7 +57,7 @@ class Process:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=held_locks(),
+                pass_fds=held_locks,
             )
         signal_name = program.stop_signal.name.removeprefix("SIG")
         arguments = ("sh", signal_name, str(self.pid), f"{program.stop_seconds:.0f}")

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from pathlib import Path
 
 from yarl import URL
 
@@ -20,19 +19,17 @@ RIGHTS = {  # as in worker/README.md
 }
 
 
-def write(place: Place, name: str, server: Server) -> Path | None:
+def write(place: Place, name: str, server: Server) -> None:
     """Write the script `bin/NAME`, which runs the client at *server*, unless the server is the user's own."""
     script = place.folder / "bin" / name
     script.parent.mkdir(exist_ok=True)
     script.unlink(missing_ok=True)
-    if not server.client:
-        return None
-    write_private(script, f'#!/bin/sh\nexec {shlex.join(map(str, server.client))} "$@"\n')
-    script.chmod(0o700)
-    return script
+    if server.client:
+        write_private(script, f'#!/bin/sh\nexec {shlex.join(map(str, server.client))} "$@"\n')
+        script.chmod(0o700)
 
 
-def account_of_calculator(place: Place, amqp_url: str, rabbitmqctl: Path) -> dict[str, str]:
+def account_of_calculator(place: Place, amqp_url: str) -> dict[str, str]:
     """Make the account `calculator`, unless it exists, and return its URL as CALCULATOR_AMQP_URL."""
     folder = place.folder / _CALCULATOR
     folder.mkdir(exist_ok=True)
@@ -43,7 +40,7 @@ def account_of_calculator(place: Place, amqp_url: str, rabbitmqctl: Path) -> dic
         permissions = {"user": _CALCULATOR, "vhost": "/", **RIGHTS}
         definitions = folder / "definitions.json"
         write_private(definitions, json.dumps({"users": [user], "permissions": [permissions]}))
-        importing = ["sh", "-c", '"$0" import_definitions <"$1"', str(rabbitmqctl), str(definitions)]
+        importing = ["sh", "-c", '../bin/rabbitmqctl import_definitions <"$0"', definitions]
         try:
             run_command("rabbitmqctl", importing, folder=folder, seconds=_IMPORT_SECONDS)
         except LocalStackError as error:  # For example, the command `docker` is not installed.

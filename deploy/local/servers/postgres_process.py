@@ -43,9 +43,12 @@ def postgres_process(place: Place) -> Iterator[Server]:
         )
         with running(program) as process:
             url = f"postgresql://postgres:{password_of(folder)}@127.0.0.1:{port}/postgres"
+            # Other users see the arguments of processes, so psql gets the password in its environment.
+            with_password = ("sh", "-c", 'PGPASSWORD=$(cat "$0") exec "$@"', folder / "password")
+            psql = (*with_password, programs / "psql", f"postgresql://postgres@127.0.0.1:{port}/postgres")
             wait_for(process, lambda: answers(check_postgres, url), seconds=_START_SECONDS)
             place.report(f"Postgres {_VERSION} runs on this machine, port {port}.")
-            yield Server(url, process.trouble, process.last_lines, process, (programs / "psql", url))
+            yield Server(url, process.trouble, process.last_lines, process, psql)
 
 
 def postgres_programs() -> Path:

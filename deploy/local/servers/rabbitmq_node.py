@@ -106,7 +106,7 @@ def _environment(folder: Path, *, port: int, epmd_port: int) -> Mapping[str, str
         "disk_free_limit.absolute = 50MB\nmax_message_size = 131072\n"
     )
     return {
-        **os.environ,
+        **{name: os.environ[name] for name in os.environ if not name.startswith(("RABBITMQ_", "ERL_"))},
         "HOME": str(folder / "home"),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
         "ERL_EPMD_PORT": str(epmd_port),
