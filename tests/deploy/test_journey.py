@@ -1,8 +1,11 @@
 """The pages of `make run`: which questions the form asks, which calls are refused, and what is remembered."""
 
+import asyncio
 import dataclasses
 import itertools
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -99,6 +102,7 @@ async def test_steps_are_short_and_hold_every_question_once_with_none_that_depen
         ("GET", {"Host": "localhost:8010"}, 200),
         ("GET", {"Host": "elsewhere.example:8010"}, 403),
         ("GET", {"Host": "127.0.0.1:8011"}, 403),
+        ("GET", {"Host": "127.0.0.1"}, 403),
         ("POST", {"Host": "127.0.0.1:8010"}, 403),
         ("POST", {"Host": "127.0.0.1:8010", "Origin": "null"}, 403),
         ("POST", {"Host": "127.0.0.1:8010", "Origin": "http://elsewhere.example"}, 403),
@@ -117,6 +121,81 @@ async def test_only_own_pages_may_call(method, headers, status):
     assert answer.headers["Cache-Control"] == "no-store"
 
 
+@asynccontextmanager
+async def pages(api: httpx.MockTransport, settings: Settings = SETTINGS) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a browser of the pages of a journey that calls *api*."""
+    app: Any = create_app(settings)
+    url = f"http://127.0.0.1:{settings.port}"
+    visiting = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=url, headers={"Origin": url})
+    calling = httpx.AsyncClient(base_url="http://api", transport=api)
+    async with app.lifespan(), visiting as visitor, calling as http:
+        app.state.resources = dataclasses.replace(app.state.resources, http=http)
+        yield visitor
+
+
+async def test_browsers_leave_port_80_out():
+    settings = msgspec.structs.replace(SETTINGS, port=80)
+    async with pages(httpx.MockTransport(httpx.Response), settings) as visitor:
+        answers = [await visitor.get(f"http://{host}/") for host in ("127.0.0.1", "localhost", "mine.test")]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 403]
+
+
+async def test_unknown_page_leads_back_and_a_team_without_an_account_announces_nothing():
+    async with pages(httpx.MockTransport(httpx.Response)) as visitor:
+        unknown = await visitor.get("/nowhere")
+        announced = await visitor.post("/requests/req_1/calculation")
+
+    assert unknown.status_code == 404
+    assert 'href="/"' in unknown.text
+    assert announced.status_code == 503
+    assert "RabbitMQ did not confirm the message (ConnectionRefusedError)" in announced.text
+
+
+async def test_refused_create_is_repeated_soon_and_its_last_status_is_that_of_the_page():
+    overloaded = httpx.Response(503, headers={"Retry-After": "60"}, json={"errors": []})
+    refused = httpx.Response(409, json={"errors": [{"field": None, "message": "The key was used."}]})
+    answers = iter([overloaded, refused])
+    async with asyncio.timeout(30), pages(httpx.MockTransport(lambda _: next(answers))) as visitor:
+        page = await visitor.post("/")
+
+    assert page.status_code == 409
+    assert "The key was used." in page.text
+
+
+async def test_form_refuses_a_long_answer_and_says_that_earlier_answers_are_gone():
+    customer = {"customer_first_name": "Ada", "customer_last_name": "L", "case_ref": "1"}
+    data = customer | {"questionnaire": QUESTIONS}
+    api = httpx.MockTransport(lambda _: httpx.Response(200, headers={"ETag": "1"}, json={"data": data}))
+    text = next(question["ref"] for question in QUESTIONS if not question["responseOptions"])
+    form = "/calculator/request/req_1"
+    async with pages(api) as visitor:
+        gone = [await visitor.get(f"{form}/2"), await visitor.post(f"{form}/2")]
+        opened = await visitor.get(f"{form}/1")
+        long = await visitor.post(f"{form}/1", data={text: "a" * 256})
+        taken = await visitor.post(f"{form}/1", data={text: "a" * 255})
+
+    assert [page.status_code for page in gone] == [410, 410]
+    assert "Your earlier answers are gone." in gone[0].text
+    assert text in opened.text
+    assert long.status_code == 400
+    assert "An answer may have at most 255 characters." in long.text
+    assert taken.status_code == 303
+
+
+@pytest.mark.parametrize(
+    ("app_url", "leads_here"),
+    [
+        ("http://127.0.0.1:8010", True),
+        ("http://localhost:8010/", True),
+        ("http://localhost:8011", False),
+        ("https://mine.test", False),
+    ],
+)
+def test_link_leads_here_by_either_name_of_this_machine(app_url, leads_here):
+    assert msgspec.structs.replace(SETTINGS, app_url=app_url).links_lead_here is leads_here
+
+
 async def test_with_the_users_own_page_and_broker_the_panels_say_what_is_missing(tmp_path):
     (tmp_path / "1.eml").write_text("Message-ID: <req_1.request.created.1@mail.test>\n\nA link.")
     record = {
@@ -128,14 +207,11 @@ async def test_with_the_users_own_page_and_broker_the_panels_say_what_is_missing
     data = record | {"events": [{"type": "request.created", "time": "2026-03-02T09:30:00Z"}]}
     api = httpx.MockTransport(lambda _: httpx.Response(200, json={"data": data}))
     settings = msgspec.structs.replace(SETTINGS, app_url="https://mine.test", mail_dir=str(tmp_path))
-    app: Any = create_app(settings)
-    async with app.lifespan(), httpx.AsyncClient(transport=httpx.ASGITransport(app)) as caller:
-        http = httpx.AsyncClient(base_url="http://api", transport=api)
-        app.state.resources = dataclasses.replace(app.state.resources, http=http)
-        page = (await caller.get("http://127.0.0.1:8010/requests/req_1")).text
+    async with pages(api, settings) as caller:
+        page = (await caller.get("/requests/req_1")).text
 
     assert "The link leads to your own <code>APP_URL</code>" in page
-    assert "This team needs an account on your RabbitMQ." in page
+    assert "This team needs an account on RabbitMQ." in page
     assert "Announce the calculation</button>" not in page
 
 

@@ -83,7 +83,7 @@ async def test_one_request_is_clicked_through_the_whole_chain_and_leaks_nothing(
     opened = await visitor.get(link)
 
     assert re.search('"customer_email">E-mail address <span class="error">Expected an', refused.text)
-    assert inputs(refused.text) == mistyped
+    assert (refused.status_code, inputs(refused.text)) == (422, mistyped)
     assert repeated == path
     assert len([*journey.mails.iterdir()]) == 1
     assert "sandbox allow-popups allow-popups-to-escape-sandbox" in email.headers["Content-Security-Policy"]
@@ -141,12 +141,14 @@ async def test_panel_of_the_inbox_says_that_an_email_has_failed(visitor):
 
 
 async def test_malformed_event_does_not_stop_the_pages(visitor, channel):
-    exchange = await channel.get_exchange(topology.REQUESTS)
-    await exchange.publish(Message(b"[]"), "request.created")
-    await eventually(lambda: holds(channel, topology.NOTIFICATIONS.dead_letters, 1))
     path = await visitor.submit("/", inputs(await visitor.read("/")))
+    exchange = await channel.get_exchange(topology.REQUESTS)
+    for event in ({"subject": path.removeprefix("/requests/"), "traceparent": "none"}, []):
+        await exchange.publish(Message(json.dumps(event).encode()), "request.created")
+    await eventually(lambda: holds(channel, topology.NOTIFICATIONS.dead_letters, 2))
 
     assert await shows(visitor, path, "Step 2 of 5")
+    await visitor.submit(f"{path}/calculation", {})
 
 
 async def shows(visitor: Visitor, path: str, text: str) -> bool:

@@ -24,8 +24,6 @@ from deploy.local.journey.questionnaire import Questionnaire
 from deploy.local.journey.resources import Journeys, Resources, Settings, TeamRequest
 
 _HERE = Path(__file__).parent
-_LARGEST_FORM = 64 * 1024
-_API_SECONDS = 15.0
 
 
 def create_app(settings: Settings) -> Litestar:
@@ -53,7 +51,7 @@ def create_app(settings: Settings) -> Litestar:
         before_send=[guard.finish],
         state=State({"settings": settings}),
         request_class=TeamRequest,
-        request_max_body_size=_LARGEST_FORM,
+        request_max_body_size=64 * 1024,
         openapi_config=None,
         logging_config=None,
     )
@@ -63,7 +61,7 @@ def create_app(settings: Settings) -> Litestar:
 async def _lifespan(app: Litestar) -> AsyncIterator[None]:
     """Open the client of the API, and take events while this process runs."""
     settings, journeys = app.state.settings, Journeys()
-    client = httpx.AsyncClient(base_url=settings.base_url, timeout=_API_SECONDS, trust_env=False)
+    client = httpx.AsyncClient(base_url=settings.base_url, timeout=15.0, trust_env=False)
     async with client as http, asyncio.TaskGroup() as tasks:
         app.state.resources = Resources(settings, http, Questionnaire(), journeys)
         reading = tasks.create_task(calculator.read_events(settings.calculator_amqp_url, journeys))
@@ -78,7 +76,7 @@ async def show_journey(request: TeamRequest) -> Template:
     followed = await firm.follow(resources, uuid)
     email = inbox.newest(resources.settings.mail_dir, uuid)
     journey = resources.journeys[uuid]
-    waits_for_answers = journey.sent_answers is None and resources.settings.has_own_form
+    waits_for_answers = journey.sent_answers is None and resources.settings.links_lead_here
     if followed["record"]["calculation_id"] or journey.announced:
         step = 6 if followed["record"]["calculation_id"] else 5
     elif email and not waits_for_answers:

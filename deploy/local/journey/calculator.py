@@ -5,8 +5,8 @@ It calculates no tax, because somebody would copy a wrong figure.
 
 import asyncio
 import json
+import re
 import secrets
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,22 +18,21 @@ from litestar.response import Redirect
 
 from deploy.local.journey.resources import Journeys, Resources, TeamRequest, as_text
 
-_QUEUE = "calculator.journey"
-_ANSWER_SECONDS = 10.0
-_PAUSE_SECONDS = 2.0
-
 
 async def read_events(url: str | None, journeys: Journeys) -> None:
     """Take each `request.created` from a queue of the team, for its trace. Connect again after a failure."""
     while url:
-        with suppress(Exception):  # even after a malformed event, because the pages would end with this task
+        try:
             async with await aio_pika.connect(url) as broker, broker.channel() as channel:
-                queue = await channel.declare_queue(_QUEUE, exclusive=True)
+                queue = await channel.declare_queue("calculator.journey", exclusive=True)
                 await queue.bind("calculation-requests", "request.created")
                 async for message in queue.iterator(no_ack=True):
                     event = json.loads(message.body)
-                    journeys[event["subject"]].traceparent = event.get("traceparent")
-        await asyncio.sleep(_PAUSE_SECONDS)
+                    if found := re.match("00-([0-9a-f]{32})-", str(event.get("traceparent"))):
+                        journeys[event["subject"]].trace = found[1]
+        except Exception as error:  # noqa: BLE001 - also a malformed event: the pages would end with this task
+            print(f"No events: {type(error).__name__}", flush=True)
+        await asyncio.sleep(2.0)
 
 
 @post("/requests/{uuid:str}/calculation")
@@ -54,8 +53,9 @@ async def send_broken_message(request: TeamRequest) -> Redirect:
 
 async def _publish(resources: Resources, uuid: str, calculation_id: object) -> str:
     """Publish `calculation.created`, wait for RabbitMQ's confirm, and return the message as text."""
-    url = resources.settings.calculator_amqp_url or ""
-    event = _event(uuid, calculation_id, resources.journeys[uuid].traceparent)
+    if not (url := resources.settings.calculator_amqp_url):
+        raise ConnectionRefusedError  # This team has no account.
+    event = _event(uuid, calculation_id, resources.journeys[uuid].trace)
     message = aio_pika.Message(
         json.dumps(event).encode(),
         content_type="application/cloudevents+json",
@@ -64,7 +64,7 @@ async def _publish(resources: Resources, uuid: str, calculation_id: object) -> s
         user_id=urlsplit(url).username,  # RabbitMQ refuses any other name.
     )
     async with (
-        asyncio.timeout(_ANSWER_SECONDS),
+        asyncio.timeout(10.0),
         await aio_pika.connect(url) as broker,
         broker.channel(on_return_raises=True) as channel,
     ):
@@ -75,9 +75,8 @@ async def _publish(resources: Resources, uuid: str, calculation_id: object) -> s
     return "\n".join([*lines, "", as_text(event), "", "confirmed by RabbitMQ"])
 
 
-def _event(uuid: str, calculation_id: object, traceparent: str | None) -> dict[str, Any]:
-    """Return a CloudEvent. With a traceparent, it belongs to the trace of the request."""
-    version, trace, *_ = (traceparent or f"00-{secrets.token_hex(16)}").split("-")
+def _event(uuid: str, calculation_id: object, trace: str) -> dict[str, Any]:
+    """Return a CloudEvent that belongs to a trace, which is a new one without *trace*."""
     return {
         "specversion": "1.0",
         "id": f"{uuid4()}",
@@ -86,6 +85,6 @@ def _event(uuid: str, calculation_id: object, traceparent: str | None) -> dict[s
         "subject": uuid,
         "time": datetime.now(UTC).isoformat(),
         "datacontenttype": "application/json",
-        "traceparent": f"{version}-{trace}-{secrets.token_hex(8)}-01",
+        "traceparent": f"00-{trace or secrets.token_hex(16)}-{secrets.token_hex(8)}-01",
         "data": {"request_uuid": uuid, "calculation_id": calculation_id},
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from litestar import get, post
 from litestar.datastructures import Cookie
-from litestar.exceptions import HTTPException
+from litestar.exceptions import ClientException, HTTPException
 from litestar.params import FromPath
 from litestar.response import Redirect, Template
 
@@ -44,10 +44,12 @@ class Form:
         return {number: questions for number, questions in found.items() if questions}
 
     def keep(self, step: int, sent: Mapping[str, Any]) -> None:
-        """Keep the answers of a step. An empty or impossible answer is none."""
+        """Keep the answers of a step. An empty or impossible answer is none. Raises ClientException."""
         for question in self.steps.get(step, []):
             ref, options = question["ref"], question["responseOptions"]
-            answer = str(sent.get(ref, "")).strip()[:_LONGEST_ANSWER]
+            answer = str(sent.get(ref, "")).strip()
+            if len(answer) > _LONGEST_ANSWER:
+                raise ClientException(f"An answer may have at most {_LONGEST_ANSWER} characters.")
             if answer and (not options or answer in {option["value"] for option in options}):
                 self.journey.answers[ref] = answer
             else:
@@ -61,15 +63,14 @@ async def open_link(request: TeamRequest) -> Redirect:
     given = request.query_params.get("secret", "")
     secret = given if re.fullmatch(r"[\w-]{1,100}", given, re.ASCII) else _NO_SECRET
     cookie = Cookie(_COOKIE, value=secret, path=path, httponly=True, samesite="lax")
-    return Redirect(
-        f"{path}/1", status_code=303, cookies=[cookie], headers={"Referrer-Policy": "no-referrer"}
-    )
+    headers = {"Referrer-Policy": "no-referrer"}
+    return Redirect(f"{path}/1", status_code=303, cookies=[cookie], headers=headers)
 
 
 @get("/calculator/request/{uuid:str}/{step:int}")
 async def show_step(request: TeamRequest, step: FromPath[int]) -> Template | Redirect:
     """Show the questions of a step, or that the answers were sent."""
-    form = await _open(request)
+    form = await _open(request, step)
     if step not in form.steps:
         return Redirect(f"{form.path}/1", status_code=303)  # Other answers have hidden its questions.
     return Template("form.html", context={"form": form, "step": step})
@@ -78,7 +79,7 @@ async def show_step(request: TeamRequest, step: FromPath[int]) -> Template | Red
 @post("/calculator/request/{uuid:str}/{step:int}")
 async def take_answers(request: TeamRequest, step: FromPath[int]) -> Redirect:
     """Keep the answers of a step. After the last step, send all answers to the calculation team."""
-    form = await _open(request)
+    form = await _open(request, step)
     journey = form.journey
     if journey.sent_answers is None:
         form.keep(step, await request.form())
@@ -90,7 +91,7 @@ async def take_answers(request: TeamRequest, step: FromPath[int]) -> Redirect:
     return Redirect(f"{form.path}/{step}", status_code=303)
 
 
-async def _open(request: TeamRequest) -> Form:
+async def _open(request: TeamRequest, step: int) -> Form:
     """Open the request with the secret, and fetch the questions. Raises HTTPException, for the customer."""
     resources, uuid = request.resources, request.uuid
     secret = request.cookies.get(_COOKIE, _NO_SECRET)
@@ -99,5 +100,7 @@ async def _open(request: TeamRequest) -> Form:
         raise HTTPException(_SORRY.get(opened.status_code, _LATER), status_code=opened.status_code)
     fetched = await resources.questionnaire.fetch(resources.http, bearer(resources.settings.api_key))
     journey = resources.journeys[uuid]
+    if step > 1 and not journey.opened:
+        raise HTTPException("Your earlier answers are gone. Please open the link again.", status_code=410)
     journey.opened = f"{transcript(opened, 'the secret')}\n\n{transcript(fetched, '$API_KEY')}"
     return Form(f"/calculator/request/{uuid}", opened.json()["data"], journey, resources.questionnaire)

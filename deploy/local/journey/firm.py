@@ -42,7 +42,9 @@ async def send(request: TeamRequest) -> Template | Redirect:
     response = await _create(request.resources, values | _SENDER, key)
     answer = response.json()
     if not response.is_success:
-        return _form(request.resources, values, key, answer["errors"])
+        page = _form(request.resources, values, key, answer["errors"])
+        page.status_code = response.status_code
+        return page
     uuid = answer["data"]["uuid"]
     request.resources.journeys[uuid].created = transcript(response, _TOKEN)
     return Redirect(f"/requests/{uuid}", status_code=303)
@@ -57,11 +59,11 @@ def _form(resources: Resources, values: dict[str, str], key: str, errors: Sequen
 async def _create(resources: Resources, body: dict[str, str], key: str) -> httpx.Response:
     """Send a create, and repeat it with the same key while the API asks for that."""
     headers = {**bearer(resources.settings.access_token), "Idempotency-Key": key}
-    for _ in range(_TRIES):
+    for tries_left in reversed(range(_TRIES)):
         response = await resources.http.post("/v1/request", json=body, headers=headers)
-        if "Retry-After" not in response.headers:
+        if "Retry-After" not in response.headers or not tries_left:
             break
-        await asyncio.sleep(float(response.headers["Retry-After"]))
+        await asyncio.sleep(min(float(response.headers["Retry-After"]), 2.0))
     return response
 
 

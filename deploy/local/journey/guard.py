@@ -20,7 +20,8 @@ async def refuse_other_sites(request: Request[Any, Any, Any]) -> None:
     """Raise PermissionDeniedException for a form of another site, or a name that it points here."""
     host, port = request.headers.get("Host", ""), request.app.state.settings.port
     is_sent_here = request.method == "GET" or request.headers.get("Origin") == f"http://{host}"
-    if host not in {f"127.0.0.1:{port}", f"localhost:{port}"} or not is_sent_here:
+    name, _, given = host.partition(":")  # Browsers leave port 80 out.
+    if name not in {"127.0.0.1", "localhost"} or (given or "80") != str(port) or not is_sent_here:
         raise PermissionDeniedException("Open the address that `make run` has printed.")
 
 

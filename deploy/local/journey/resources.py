@@ -28,9 +28,9 @@ class Settings(msgspec.Struct, frozen=True, rename="upper"):
     calculator_amqp_url: str | None = None
 
     @property
-    def has_own_form(self) -> bool:
+    def links_lead_here(self) -> bool:
         """Whether the link in the e-mail leads to the form here, and not to an APP_URL of the user."""
-        return self.app_url == f"http://127.0.0.1:{self.port}"
+        return self.app_url.rstrip("/").replace("localhost", "127.0.0.1") == f"http://127.0.0.1:{self.port}"
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Journey:
     opened: str = ""
     answers: dict[str, str] = field(default_factory=dict)
     sent_answers: dict[str, str] | None = None
-    traceparent: str | None = None  # of the event `request.created`
+    trace: str = ""  # of the event `request.created`
     announced: str = ""
     broken: str = ""
 
