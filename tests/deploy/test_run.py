@@ -1,5 +1,6 @@
 """`make run` without its servers: its errors, its keys, and the environment of its processes."""
 
+import itertools
 import json
 import os
 import re
@@ -146,7 +147,7 @@ def test_terminal_shows_each_request_email_and_calculation_once(tmp_path):
     worker.write_text(json.dumps(SENT) + "\n" + json.dumps(CALCULATED)[:20])
     story = Story(tmp_path)
 
-    told = list(story.go_on())
+    told = [*itertools.islice(story.go_on(), 1), *story.go_on()]
     with worker.open("a") as log:
         log.write(json.dumps(CALCULATED)[20:] + "\n" + json.dumps(REFUSED) + "\n")
 
