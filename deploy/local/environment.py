@@ -17,7 +17,7 @@ _MAIL_FROM = "Calculations <no-reply@calculation-requests.test>"
 _NOT_FOR_THE_API = ("AMQP_URL", "SMTP_URL", "MAIL_FROM", "HEALTH_PORT")
 # The journey has what integrators have: no database, no signing key, and its own account on RabbitMQ.
 _FOR_THE_JOURNEY = ("BASE_URL", "APP_URL", "ACCESS_TOKEN", "API_KEY", "MAIL_DIR", "CALCULATOR_AMQP_URL")
-_FOR_PYTHON = ("LD_LIBRARY_PATH", "SSL_CERT_FILE")
+_FOR_PYTHON = ("LD_LIBRARY_PATH", "SSL_CERT_FILE")  # where it finds libraries and certificates
 # With this variable, a later run in a shell that has sourced the file recognises values of an earlier run.
 _MADE_HERE = "MADE_BY_MAKE_RUN"
 

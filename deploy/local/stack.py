@@ -22,7 +22,7 @@ from deploy.local.servers.server import Server
 _CONVEYANCER = "demo-conveyancer"
 _COMMAND_SECONDS = 60.0
 _READY_SECONDS = 60.0
-_RESTARTS_SECONDS = 30.0
+_RESTARTS_SECONDS = 30.0  # A process that was started five times in this time cannot run.
 _TOKEN_SECONDS = 24 * 60 * 60
 
 
@@ -36,7 +36,7 @@ class Stack:
     journey_url: str
 
     def look_after(self, place: Place) -> None:
-        """Restart each process that has died. Raises LocalStackError if that is of no use."""
+        """Restart each process that has died. Raises LocalStackError if it cannot run."""
         for server in self.servers:
             if server.process is None and (trouble := server.trouble()):
                 raise LocalStackError(f"{trouble} Run `make run` again.")

@@ -42,7 +42,7 @@ class Process:
         self.program = program
         program.log.parent.mkdir(parents=True, exist_ok=True)
         program.log.write_bytes(b"")
-        self.starts = deque([float("-inf")] * 5, maxlen=5)  # when it was started last
+        self.starts = deque([float("-inf")] * 5, maxlen=5)  # the times of its last starts
         self._start()
 
     def _start(self) -> None:
