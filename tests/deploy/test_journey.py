@@ -54,6 +54,7 @@ SETTINGS = Settings(
     mail_dir="none",
     app_url="http://127.0.0.1:8010",
 )
+NO_API = httpx.MockTransport(lambda _: httpx.Response(503))
 
 
 async def fetched() -> tuple[Questionnaire, list[int]]:
@@ -135,14 +136,14 @@ async def pages(api: httpx.MockTransport, settings: Settings = SETTINGS) -> Asyn
 
 async def test_browsers_leave_port_80_out():
     settings = msgspec.structs.replace(SETTINGS, port=80)
-    async with pages(httpx.MockTransport(httpx.Response), settings) as visitor:
+    async with pages(NO_API, settings) as visitor:
         answers = [await visitor.get(f"http://{host}/") for host in ("127.0.0.1", "localhost", "mine.test")]
 
     assert [answer.status_code for answer in answers] == [200, 200, 403]
 
 
 async def test_unknown_page_leads_back_and_a_team_without_an_account_announces_nothing():
-    async with pages(httpx.MockTransport(httpx.Response)) as visitor:
+    async with pages(NO_API) as visitor:
         unknown = await visitor.get("/nowhere")
         announced = await visitor.post("/requests/req_1/calculation")
 

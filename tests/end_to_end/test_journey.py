@@ -143,8 +143,8 @@ async def test_panel_of_the_inbox_says_that_an_email_has_failed(visitor):
 async def test_malformed_event_does_not_stop_the_pages(visitor, channel):
     path = await visitor.submit("/", inputs(await visitor.read("/")))
     exchange = await channel.get_exchange(topology.REQUESTS)
-    for event in ({"subject": path.removeprefix("/requests/"), "traceparent": "none"}, []):
-        await exchange.publish(Message(json.dumps(event).encode()), "request.created")
+    for event in (json.dumps({"subject": path.removeprefix("/requests/"), "traceparent": "none"}), "[]"):
+        await exchange.publish(Message(event.encode()), "request.created")
     await eventually(lambda: holds(channel, topology.NOTIFICATIONS.dead_letters, 2))
 
     assert await shows(visitor, path, "Step 2 of 5")

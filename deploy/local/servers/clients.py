@@ -40,7 +40,7 @@ def account_of_calculator(place: Place, amqp_url: str) -> dict[str, str]:
         permissions = {"user": _CALCULATOR, "vhost": "/", **RIGHTS}
         definitions = folder / "definitions.json"
         write_private(definitions, json.dumps({"users": [user], "permissions": [permissions]}))
-        importing = ["sh", "-c", '../bin/rabbitmqctl import_definitions <"$0"', definitions]
+        importing = ["sh", "-c", '../bin/rabbitmqctl import_definitions <"$0"', str(definitions)]
         try:
             run_command("rabbitmqctl", importing, folder=folder, seconds=_IMPORT_SECONDS)
         except LocalStackError as error:  # For example, the command `docker` is not installed.
