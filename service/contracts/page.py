@@ -52,7 +52,7 @@ def show_api(request: ApiRequest[None]) -> Response[str]:
 </head><body>
 <rapi-doc spec-url="/schema/openapi.json" render-style="read" show-header="false" load-fonts="false"
  allow-server-selection="false" allow-search="false" allow-advanced-search="false" schema-style="table"
- schema-description-expanded="true" default-schema-tab="schema" font-size="largest"
+ schema-description-expanded="true" default-schema-tab="schema" font-size="largest" sort-endpoints-by="none"
  allow-schema-description-expand-toggle="false" allow-spec-file-download="false">
 <header>
 <h1>Calculation requests</h1>
