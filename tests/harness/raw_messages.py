@@ -31,7 +31,8 @@ UNDECODABLE = {
     "header's name in Latin-1": ("headers", _table(_SHORT + b"V")),
     "header beyond the year 9999": ("headers", _table(b"\x01tT" + _AFTER_9999)),
     "headers nested 2,000 deep": ("headers", _nested(2_000)),
-    "headers of 100 KB": ("headers", _table(b"\x01aV" * 33_333)),
+    # With names of their own, because RabbitMQ 4 keeps one header of each name.
+    "headers of 100 KB": ("headers", _table(b"".join(b"\x06%06dV" % number for number in range(12_500)))),
 }
 
 
