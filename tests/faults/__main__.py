@@ -1,8 +1,10 @@
 """The fault harness: `python -m tests.faults`. Exit status 1 if an invariant was breached."""
 
 import argparse
+import asyncio
 import logging
 import secrets
+import signal
 import sys
 
 import uvloop
@@ -13,6 +15,7 @@ from tests.faults.catalogue.fault import FAULTS
 from tests.faults.plan import LOCAL, Plan
 from tests.faults.run import run
 from tests.faults.verdict.invariants import check_all
+from tests.faults.verdict.records import Record
 from tests.faults.verdict.report import table, verdict
 
 _ROUND_SECONDS = 180.0  # in which every fault is injected once, mixed or alone
@@ -21,6 +24,8 @@ _ROUND_SECONDS = 180.0  # in which every fault is injected once, mixed or alone
 def main() -> int:
     """Run the harness as the command line says."""
     arguments = _parser().parse_args()
+    if arguments.requests is None:
+        arguments.requests = round(arguments.seconds * arguments.rate)
     if arguments.times is None:
         arguments.times = max(1, round(arguments.seconds / _ROUND_SECONDS))
     plan = Plan(**vars(arguments))
@@ -28,8 +33,8 @@ def main() -> int:
     logging.basicConfig(filename=LOCAL / "harness.log", filemode="w", level=logging.WARNING)
     _say(f"seed {plan.seed}")
     try:
-        record = uvloop.run(run(plan, _say))
-    except KeyboardInterrupt:
+        record = uvloop.run(_run_until_signal(plan))
+    except asyncio.CancelledError:
         _say("stopped")
         return 130
     except LocalStackError as error:
@@ -40,6 +45,14 @@ def main() -> int:
     return 1 if breaches else 0
 
 
+async def _run_until_signal(plan: Plan) -> Record:
+    """Run the plan. A signal ends it early, and every process it has started."""
+    running = asyncio.ensure_future(run(plan, _say))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    return await running
+
+
 def _say(line: str) -> None:
     print(line, flush=True)
 
@@ -48,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     add = parser.add_argument
     add("--seconds", type=float, default=1_900.0, help="of faults under load, at least")
+    add("--requests", type=int, help="acknowledged, at least (default: seconds times rate)")
     every = f"that every fault is injected, at least (default: once in {_ROUND_SECONDS:.0f} s)"
     add("--times", type=int, help=every)
     add("--rate", type=float, default=20.0, help="requests a second")

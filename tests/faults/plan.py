@@ -14,6 +14,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How long a run is, and what happens in it."""
 
     seconds: float
+    requests: int
     times: int  # for each fault, at least
     rate: float
     seed: int
@@ -22,3 +23,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     longest_stall: float  # in seconds, as are the next two
     recovery: float
     drain: float
+
+    @property
+    def email_claim_seconds(self) -> float:
+        """Longer than Postgres is unreachable, plus the waits of a sender after that."""
+        return self.longest_stall + 17.0

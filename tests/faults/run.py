@@ -12,6 +12,7 @@ from pathlib import Path
 from deploy.local.machine.folders import Place, Report, working_folder
 from tests.faults.catalogue.fault import FAULTS, Fault
 from tests.faults.plan import LOCAL, Plan
+from tests.faults.schedule import rounds
 from tests.faults.verdict.latency import recovered_after
 from tests.faults.verdict.records import Record, Recovery
 from tests.faults.verdict.stocktaking import drained, take_stock
@@ -23,14 +24,13 @@ from tests.harness.waiting import until
 _CALM_SECONDS = 4.0  # under load, before the first fault and after the last
 _PAUSE_SECONDS = 0.5  # between two faults
 _STAGGER_SECONDS = 1.0  # between faults that are mixed
-_AT_ONCE = 3  # faults, at most
 _GIVE_UP_SECONDS = 60.0  # waiting for a recovery
-_OVERTIME = 1.5  # of the planned seconds, for the faults that are still missing
+_OVERTIME = 1.5  # of the planned seconds, for the faults and requests that are still missing
 
 
 async def run(plan: Plan, report: Report) -> Record:
     """Carry out a plan and return the record of it."""
-    record = Record(recovery_bar_seconds=plan.recovery)
+    record = Record(email_claim_seconds=plan.email_claim_seconds, recovery_bar_seconds=plan.recovery)
     chance = random.Random(plan.seed)  # noqa: S311 - repeatable, no secret
     place = Place(folder=LOCAL, report=report)
     with working_folder(place, "run") as folder, _logs_kept(folder), private_servers(place) as servers:
@@ -78,7 +78,7 @@ async def _inject_all(plan: Plan, world: World, report: Report) -> None:
     faults = [fault for fault in FAULTS if not plan.faults or fault.name in plan.faults]
     record = world.record
     began = time.monotonic()
-    for group in _rounds(faults, world.chance):
+    for group in rounds(faults, world.chance):
         elapsed = time.monotonic() - began
         shortfalls = list(_shortfalls(plan, faults, record))
         if (elapsed >= plan.seconds and not shortfalls) or elapsed >= plan.seconds * _OVERTIME + 60:
@@ -93,28 +93,10 @@ async def _inject_all(plan: Plan, world: World, report: Report) -> None:
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
-def _rounds(faults: Sequence[Fault], chance: random.Random) -> Iterator[list[Fault]]:
-    """Yield groups without end. Each round has every fault once: first mixed, then alone, and so on."""
-    while True:
-        yield from _mixed(faults, chance)
-        yield from ([fault] for fault in chance.sample(faults, k=len(faults)))
-
-
-def _mixed(faults: Sequence[Fault], chance: random.Random) -> list[list[Fault]]:
-    """Return groups of faults to inject together, none of which touch the same thing."""
-    groups: list[list[Fault]] = []
-    for fault in chance.sample(faults, k=len(faults)):
-        for group in groups:
-            if len(group) < _AT_ONCE and all(fault.touches.isdisjoint(other.touches) for other in group):
-                group.append(fault)
-                break
-        else:
-            groups.append([fault])
-    return groups
-
-
 def _shortfalls(plan: Plan, faults: Sequence[Fault], record: Record) -> Iterator[str]:
     """Yield what the plan asks for and has not happened yet."""
+    if len(record.acknowledged) < plan.requests:
+        yield f"{len(record.acknowledged)} requests were acknowledged, not {plan.requests}"
     times = Counter(span.fault for span in record.spans)
     for fault in faults:
         if times[fault.name] < plan.times:

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.long
 
 
 # Recovery is not measured here, where other tests load the machine, but by `make faults`.
-_SHORT = ("--times", "1", "--rate", "25", "--longest-stall", "4", "--recovery", "25")
+_SHORT = ("--times", "1", "--requests", "0", "--rate", "25", "--longest-stall", "4", "--recovery", "25")
 
 
 async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fault_comes_once():

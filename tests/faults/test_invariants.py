@@ -1,6 +1,7 @@
 """Every invariant can be breached: records of runs with one thing wrong."""
 
 import logging
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from tests.faults.verdict.records import (
     Answer,
     Arrival,
     Commit,
+    Interval,
     Kill,
     Record,
     Recovery,
@@ -32,6 +34,7 @@ UUID = "req_1"
 MESSAGE_ID = f"{UUID}.{CREATED}.1@service.example.com"
 SENDER, OTHER_SENDER = "notifications-1", "notifications-2"
 ONE_REQUEST = "one key is one request"
+VANISHED = "Postgres clients vanished"
 
 
 def arrival(type_: str, sequence: int, at: float, *, redelivered: bool = False) -> Arrival:
@@ -45,16 +48,21 @@ def acceptance(at: float, **facts: Any) -> Acceptance:
 
 ARRIVALS = [arrival(CREATED, 1, 100.0), arrival(CALCULATED, 2, 100.2), arrival(EMAIL_SENT, 3, 100.3)]
 ANSWERS = [Answer("case-1", 200, UUID), Answer("case-1", 200, UUID, is_replay=True)]
+HELD = {"req_2 poison", "req_2 request.calculated"}
 POISON = "notifications poison-0"
 COMMIT = Commit(99.9, lane=0)
-# One request that has gone through the whole chain, and a poison message.
+# One request that has gone through the whole chain, a poison row and a poison message.
 RECORD = Record(
     acknowledged={"case-1": COMMIT},
+    statuses=Counter({200: 1}),
     answers=ANSWERS,
     stored=[Stored("case-1", UUID, "ada@example.com", calculation_of(UUID))],
     arrivals=ARRIVALS,
     acceptances=[acceptance(100.1)],
     recoveries=[Recovery(("relay killed",), 0.4)],
+    held=HELD,
+    poison_rows={"req_2 poison"},
+    poison_followers={"req_2 request.calculated"},
     poison_messages={POISON},
     dead_letters=[POISON],
 )
@@ -64,6 +72,7 @@ SENT_ONCE = "e-mails sent once"
 LATER = Arrival("req_3.request.created.1", "case-3", CREATED, 1, 101.0)
 UNCALCULATED = Stored("case-1", UUID, "ada@example.com", None)
 AGAIN = [*ARRIVALS, arrival(CREATED, 1, 101.0)]
+RELAY_KILLED = Span("relay killed", 101.0, 101.5, repeats_events=True)
 
 
 def span(fault: str, began: float, ended: float, *, repeats_events: bool = True) -> dict[str, Any]:
@@ -74,6 +83,34 @@ def span(fault: str, began: float, ended: float, *, repeats_events: bool = True)
 def killed(process: str, at: float) -> dict[str, Any]:
     """Return an e-mail that its sender sent twice, and a SIGKILL."""
     return {"kills": [Kill(process, at)], "acceptances": [acceptance(100.1), acceptance(104.0)]}
+
+
+def frozen(first: tuple[str, float], again: tuple[str, float]) -> dict[str, Any]:
+    """Return an e-mail that was sent twice, and a SIGSTOP to its usual sender."""
+    acceptances = [acceptance(at, process=process) for process, at in (first, again)]
+    return {"freezes": [Interval(100.2, 133.9, SENDER)], "acceptances": acceptances}
+
+
+def refused(copies: int, *others: Span) -> dict[str, Any]:
+    """Return a queue that refused for three seconds, and copies of an event meanwhile."""
+    return {
+        "refusals": [Interval(99.0, 102.0)],
+        "spans": [Span("messages refused", 98.9, 102.1, repeats_events=True), *others],
+        "arrivals": [*ARRIVALS, *[arrival(CREATED, 1, 101.0)] * copies],
+    }
+
+
+def recovered(seconds: float, *faults: str) -> dict[str, Any]:
+    return {"recoveries": [Recovery(faults, seconds)]}
+
+
+def read_only(began: float) -> dict[str, Any]:
+    """Return an event that was published while Postgres had taken no writes since *began*."""
+    return {
+        "read_only": [Interval(began, 105.0)],
+        "spans": [Span("Postgres read-only", began, 105.0, repeats_events=True)],
+        "arrivals": ARRIVALS[:1],
+    }
 
 
 # What is changed in the record, and the invariants that are breached by it.
@@ -95,6 +132,9 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "fault of another kind": (span("mail server down", 100.2, 100.3, repeats_events=False), {REPEATED}),
     "fault over before": (span("relay killed", 90.0, 91.0), {REPEATED}),
     "fault begun later": (span("relay killed", 102.0, 103.0), {REPEATED}),
+    "copies while a queue refuses": (refused(3 * 4), set()),
+    "too many of them": (refused(3 * 4 + 1), {"copies bounded while a queue refuses"}),
+    "which another fault explains": (refused(20, RELAY_KILLED), set()),
     "second e-mail": ({"acceptances": [acceptance(100.1), acceptance(104.0)]}, {SENT_ONCE}),
     "e-mail after a lost answer": (
         {"acceptances": [acceptance(100.1, answered=False), acceptance(104.0)]},
@@ -105,6 +145,16 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "another sender killed": (killed(OTHER_SENDER, 100.15), {SENT_ONCE}),
     "sender killed long before": (killed(SENDER, 89.0), {SENT_ONCE}),
     "sender killed later": (killed(SENDER, 105.0), {SENT_ONCE}),
+    "frozen with the answer": (frozen((SENDER, 100.1), (OTHER_SENDER, 131.0)), set()),
+    "frozen, sent again by itself": (frozen((SENDER, 100.1), (SENDER, 131.0)), {SENT_ONCE}),
+    "frozen, claim not over": (frozen((SENDER, 100.1), (OTHER_SENDER, 103.0)), {SENT_ONCE}),
+    "frozen, long recorded": (frozen((SENDER, 90.0), (OTHER_SENDER, 131.0)), {SENT_ONCE}),
+    "frozen before the content": (frozen((OTHER_SENDER, 131.0), (SENDER, 134.0)), {SENT_ONCE}),
+    "published just after": (read_only(99.0), {"nothing lost"}),
+    "published while read-only": (
+        read_only(97.5),
+        {"nothing lost", "nothing published while Postgres is read-only"},
+    ),
     "another uuid for a key": (
         {"answers": [*ANSWERS, Answer("case-1", 200, "req_9", is_replay=True)]},
         {ONE_REQUEST},
@@ -132,16 +182,23 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "secret stored": ({"secrets_stored": ["req_1.request.created.1"]}, {"no secret stored"}),
     "connections left open": ({"mail_connections": 33}, {"mail connections bounded"}),
-    "event left": ({"undelivered": 1}, {"outbox drained"}),
+    "full outbox": ({"outbox_left": 1}, {"outbox drained"}),
+    "poison gone": ({"held": set()}, {"outbox drained"}),
+    "follower gone": ({"held": {"req_2 poison"}}, {"outbox drained"}),
+    "another held": ({"held": {*HELD, "req_1 request.created"}}, {"outbox drained"}),
     "no dead letters": ({"dead_letters": []}, {"dead letters are poison"}),
     "another dead letter": ({"dead_letters": [POISON, "notifications req_1"]}, {"dead letters are poison"}),
-    "slow recovery": ({"recoveries": [Recovery(("RabbitMQ killed",), 5.1)]}, {"recovery in time"}),
+    "slow recovery": (recovered(5.1, "RabbitMQ killed"), {"recovery in time"}),
+    "lanes kept": (recovered(5.1, VANISHED, "email locked"), {"recovery in time"}),
+    "lanes kept, silent broker": (recovered(11.9, VANISHED, "AMQP connections cut"), set()),
+    "lanes kept too long": (recovered(12.1, VANISHED, "AMQP connections cut"), {"recovery in time"}),
     "exception": ({"log_lines": ['relay-1: {"event": "message_failed"}']}, {"no unhandled exceptions"}),
     "death that nobody caused": ({"deaths": ["relay-1 exited with status 1."]}, {"no unhandled exceptions"}),
     "plan cut short": ({"shortfalls": ["relay killed: injected 19 times, not 20"]}, {"plan fulfilled"}),
+    "other answers": ({"statuses": Counter({200: 1, 500: 1})}, {"HTTP answers"}),
     "in flight": ({"answers": [*ANSWERS, Answer("case-1", 409, None)]}, set()),
     "unavailable": ({"answers": [*ANSWERS, Answer("case-1", 503, None)]}, set()),
-    "other answers": ({"answers": [*ANSWERS, Answer("case-1", 500, None)]}, {"HTTP answers"}),
+    "other answers to a key": ({"answers": [*ANSWERS, Answer("case-1", 500, None)]}, {"HTTP answers"}),
 }
 
 

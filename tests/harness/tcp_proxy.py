@@ -77,6 +77,12 @@ class TcpProxy:
         """Whether there is any connection."""
         return bool(self._open)
 
+    @property
+    def youngest_seconds(self) -> float:
+        """The age of the youngest connection."""
+        now = asyncio.get_running_loop().time()
+        return min((now - connection.began for connection in self._open), default=60.0)
+
     async def listen(self) -> None:
         """Accept connections, always on the same port."""
         if self._listening is None:
@@ -240,6 +246,7 @@ class _Connection:
         self.task = task
         self.ends = [client]  # and the server, once it has accepted
         self.is_stranded = False
+        self.began = asyncio.get_running_loop().time()
 
     def reset(self) -> None:
         """Send RST to both ends."""

@@ -1,15 +1,27 @@
-"""Faults of RabbitMQ itself: killed, out of memory, a queue full or unbound."""
+"""Faults of RabbitMQ itself: killed, out of memory, a queue missing, full, or unbound."""
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aiormq.exceptions import ChannelNotFoundEntity
+
+from service.postgres.pool import Connection
 from tests.faults.catalogue.fault import fault
-from tests.faults.verdict.records import CREATED
+from tests.faults.verdict.records import CREATED, Interval
 from tests.faults.world import teams
 from tests.faults.world.world import World
 from tests.harness import queues
+from tests.harness.waiting import until
 from worker.rabbitmq import topology
 
 _FULL = "harness.full"
+_EMPTY_SECONDS = 30.0
+_RECONNECTED_SECONDS = 10.0
+_SETTLED_SECONDS = 2.0  # a connection older than this has made its declarations
 
 
 @fault("RabbitMQ killed", "broker", "broker links", repeats=True)
@@ -34,10 +46,11 @@ async def alarm_broker(world: World) -> None:
 async def return_messages(world: World) -> None:
     """No queue is bound to request.created, so mandatory messages are returned.
 
-    The product's queue is bound twice, to its exchange and to the harness's switch; the switch takes the
-    events from all other queues at once. A process restores its binding each minute, which ends the fault.
+    A process declares the bindings when it connects and each minute after that, so new connections are
+    refused meanwhile. The product's queue is bound twice, to its exchange and to the harness's switch; the
+    switch takes the events from all other queues at once.
     """
-    async with queues.open_channel(world.servers.broker.url) as channel:
+    async with _no_new_connections(world), queues.open_channel(world.servers.broker.url) as channel:
         notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
         switch = await channel.get_exchange(teams.SWITCH, ensure=False)
         await notifications.unbind(topology.REQUESTS, CREATED)
@@ -49,6 +62,25 @@ async def return_messages(world: World) -> None:
             await notifications.bind(topology.REQUESTS, CREATED)
 
 
+@fault("queue deleted", "broker", "broker links", repeats=True)
+async def delete_queue(world: World) -> None:
+    """The empty queue of notifications is deleted; its consumers declare it before the next publish."""
+    relays = [link for link in world.broker_links if link.name.startswith("relay")]
+    async with queues.open_channel(world.servers.broker.url) as channel:
+        for link in relays:
+            await link.stop_listening()
+            await link.cut()
+        try:
+            await _delete_when_empty(world, channel)
+            await until(partial(_is_declared, world), seconds=_EMPTY_SECONDS)
+            switch = await channel.get_exchange(teams.SWITCH, ensure=False)
+            notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
+            await notifications.bind(switch)
+        finally:
+            for link in relays:
+                await link.listen()
+
+
 @fault("messages refused", "broker", "broker links", repeats=True)
 async def refuse_messages(world: World) -> None:
     """Another team's full queue refuses every event, while all other queues accept it."""
@@ -58,6 +90,73 @@ async def refuse_messages(world: World) -> None:
         )
         try:
             await full.bind(topology.REQUESTS, "request.*")
+            began = time.monotonic()
             await asyncio.sleep(world.chance.uniform(1.0, world.longest_stall_seconds + 4.0))
+            world.record.refusals.append(Interval(began, time.monotonic()))
+            if world.chance.random() < 0.5:  # Its team consumes again, before the queue is deleted.
+                await full.consume(_drop, no_ack=True)
+                await asyncio.sleep(world.some_seconds(1.0))
         finally:
             await full.delete(if_unused=False, if_empty=False)
+
+
+async def _drop(_: AbstractIncomingMessage) -> None:
+    """Ignore a message."""
+
+
+@asynccontextmanager
+async def _no_new_connections(world: World) -> AsyncIterator[None]:
+    """Have every process connect again, then accept no connection: for a minute none declares bindings."""
+    for link in world.broker_links:
+        await link.cut()
+    await until(
+        lambda: all(
+            link.is_open and link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links
+        ),
+        seconds=_RECONNECTED_SECONDS,
+    )
+    for link in world.broker_links:
+        await link.stop_listening()
+    try:
+        await until(
+            lambda: all(link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links),
+            seconds=_EMPTY_SECONDS,
+        )
+        yield
+    finally:
+        for link in world.broker_links:
+            await link.listen()
+
+
+async def _delete_when_empty(world: World, channel: AbstractChannel) -> None:
+    """Delete the queue of notifications while it is empty and no consumer holds a message of it."""
+
+    async def is_empty() -> bool:
+        waiting = await queues.count(channel, topology.NOTIFICATIONS.name)
+        return waiting == 0 and not await world.on_postgres(_any_unrecorded)
+
+    if await until(is_empty, seconds=_EMPTY_SECONDS):
+        await channel.queue_delete(topology.NOTIFICATIONS.name)
+
+
+async def _any_unrecorded(connection: Connection) -> bool:
+    """Whether a request.created has left the outbox and is not in the ledger of e-mails yet."""
+    return bool(
+        await connection.fetchval(
+            """
+            SELECT count(*)
+              FROM calculation_request
+             WHERE NOT EXISTS (SELECT FROM email WHERE email.request_id = calculation_request.id)
+               AND NOT EXISTS (SELECT FROM outbox WHERE outbox.request_id = calculation_request.id)
+               AND NOT EXISTS (SELECT FROM outbox_held WHERE outbox_held.request_id = calculation_request.id)
+            """
+        )
+    )
+
+
+async def _is_declared(world: World) -> bool:
+    with suppress(ChannelNotFoundEntity):
+        async with queues.open_channel(world.servers.broker.url) as channel:
+            await queues.count(channel, topology.NOTIFICATIONS.name)
+            return True
+    return False

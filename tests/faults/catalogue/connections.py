@@ -88,12 +88,9 @@ for _inject, _to_postgres, _to_rabbitmq in (
     fault(_to_rabbitmq, "broker links", repeats=True)(partial(_on_some, _inject, "RabbitMQ"))
 
 
-@fault("Postgres clients vanished", "postgres links", "broker", "broker links", repeats=True)
+@fault("Postgres clients vanished", "postgres links", repeats=True)
 async def vanish_before_postgres(world: World) -> None:
-    """Connections end for the processes, but not for Postgres: as when a node loses its power.
-
-    Faults of RabbitMQ are not mixed with it: a relay that waits for RabbitMQ keeps its lanes for longer.
-    """
+    """Connections end for the processes, but not for Postgres: as when a node loses its power."""
     for link in world.some_links(world.postgres_links):
         link.vanish()
         asyncio.get_running_loop().call_later(_KEEPALIVE_SECONDS, link.clear_stranded)

@@ -1,6 +1,9 @@
-"""Messages that can never be handled."""
+"""Rows and messages that can never be handled."""
 
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
+from uuid import UUID
 
 import msgspec
 from aio_pika import DeliveryMode, Message
@@ -8,6 +11,7 @@ from aio_pika.abc import AbstractChannel
 from aiormq.exceptions import ChannelPreconditionFailed
 
 from service.identifiers import new_request_id, uuid_of
+from service.outbox import lanes
 from service.outbox.events import CalculationCreated
 from service.postgres.pool import Connection
 from tests.faults.catalogue.fault import fault
@@ -17,6 +21,30 @@ from tests.harness.raw_messages import UNDECODABLE, RawMessage
 from worker.rabbitmq import topology
 
 _UNDECODABLE = [each for each in UNDECODABLE.values() if each[0] != "message_id"]  # by which they are found
+_TOO_LONG_A_TYPE = "request." + "x" * 300  # a routing key holds 255 bytes
+
+
+@fault("poison rows", "rows", "postgres", repeats=False)
+async def poison_outbox(world: World) -> None:
+    """Events that no AMQP message can carry, some with a good event behind them."""
+    rows = [new_request_id() for _ in range(world.chance.randint(1, 5))]
+    with_follower = [row for row in rows if world.chance.random() < 0.5]
+    world.record.poison_rows.update(f"{uuid_of(row)} {_TOO_LONG_A_TYPE}" for row in rows)
+    world.record.poison_followers.update(f"{uuid_of(row)} request.calculated" for row in with_follower)
+
+    events = [(row, _TOO_LONG_A_TYPE, 1) for row in rows]
+    events += [(row, "request.calculated", 2) for row in with_follower]
+    await world.on_postgres(partial(_insert, events))
+
+
+async def _insert(events: Sequence[tuple[UUID, str, int]], connection: Connection) -> None:
+    await connection.executemany(
+        """
+        INSERT INTO outbox (lane, request_id, type, sequence, payload)
+        VALUES ($1, $2, $3, $4, $5)
+        """,
+        [(lanes.lane_of(event[0]), *event, b'{"poison": true}') for event in events],
+    )
 
 
 @fault("poison messages", "messages", "broker", repeats=False)

@@ -6,9 +6,10 @@ from functools import partial
 
 from service.postgres.pool import Connection
 from tests.faults.catalogue.fault import fault
+from tests.faults.verdict.records import Interval
 from tests.faults.world.world import HARNESS, World
 
-_READ_ONLY_SECONDS = 7.0  # at most
+_PASS_SECONDS = 2.0  # after which a batch that had begun is done
 _LOCKED_SECONDS = 4.0
 
 
@@ -49,7 +50,7 @@ async def make_postgres_read_only(world: World) -> None:
     reload_settings = "SELECT pg_reload_conf()"
     await _execute(world, "ALTER SYSTEM SET default_transaction_read_only = on", reload_settings)
     try:
-        await asyncio.sleep(world.some_seconds(_READ_ONLY_SECONDS))
+        await _wait_read_only(world)
     finally:
         await _execute(world, "ALTER SYSTEM RESET default_transaction_read_only", reload_settings)
 
@@ -63,7 +64,7 @@ async def demote_postgres(world: World) -> None:
     await _execute(world, "ALTER ROLE ALL SET default_transaction_read_only = on")
     await world.on_postgres(partial(_terminate_some, 1.0))
     try:
-        await asyncio.sleep(world.some_seconds(_READ_ONLY_SECONDS))
+        await _wait_read_only(world)
     finally:
         await _execute(world, "ALTER ROLE ALL RESET default_transaction_read_only")
 
@@ -74,6 +75,14 @@ async def _execute(world: World, *statements: str) -> None:
             await connection.execute(statement)
 
     await world.on_postgres(execute)
+
+
+async def _wait_read_only(world: World) -> None:
+    began = time.monotonic()
+    try:
+        await asyncio.sleep(_PASS_SECONDS + world.some_seconds(5.0))
+    finally:
+        world.record.read_only.append(Interval(began, time.monotonic()))
 
 
 async def _lock_table(world: World, *, table: str) -> None:

@@ -6,8 +6,12 @@ from functools import partial
 from service.postgres import connections
 from tests.faults.catalogue.fault import fault
 from tests.faults.world.world import World
+from tests.harness.waiting import until
 
 _REPEATED_AT_ONCE = 10  # keys
+_HELD_SECONDS = 5.0
+_HELD_AT_ONCE = 3  # of the four that a process sends at once
+_FREEZING_SECONDS = 0.2  # from a SIGSTOP until the process has stopped
 
 
 @fault("APIs killed amid repeats", "api", repeats=False)
@@ -41,6 +45,29 @@ async def freeze_relay(world: World) -> None:
     """SIGSTOP to a relay for longer than Postgres lets it keep its lanes."""
     seconds = connections.SILENCE_SECONDS + world.chance.uniform(1.0, 3.0)
     await world.chance.choice(world.of_role("relay")).freeze_for(seconds)
+
+
+@fault(
+    "notifications frozen",
+    *("notifications", "mail", "postgres", "backends", "postgres links"),
+    repeats=False,
+)
+async def freeze_notifications(world: World) -> None:
+    """SIGSTOP to a sender for longer than its claims, between the RCPT and the content of its e-mails.
+
+    Not after the content: other senders cannot know of an acceptance that the frozen one has not recorded.
+    """
+    sender = world.chance.choice(world.of_role("notifications"))
+    world.mail.hold(sender.name, "RCPT")
+    try:
+        await until(lambda: world.mail.held >= _HELD_AT_ONCE, seconds=_HELD_SECONDS)
+        async with asyncio.TaskGroup() as group:
+            seconds = world.record.email_claim_seconds + world.chance.uniform(3.0, 5.0)
+            group.create_task(sender.freeze_for(seconds))
+            await asyncio.sleep(_FREEZING_SECONDS)
+            world.mail.release()
+    finally:
+        world.mail.release()
 
 
 @fault("rolling restart", "relay", "notifications", "calculations", "api", repeats=False)

@@ -3,6 +3,7 @@
 Times are seconds of one monotonic clock.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -68,6 +69,14 @@ class Kill(msgspec.Struct, frozen=True):
     at: float
 
 
+class Interval(msgspec.Struct, frozen=True):
+    """A period of time, of one process if it is named."""
+
+    began: float
+    ended: float
+    process: str = ""
+
+
 class Answer(msgspec.Struct, frozen=True, gc=False):
     """The API's answer to a create with an Idempotency-Key, which is also the external_id."""
 
@@ -89,14 +98,21 @@ class Record(msgspec.Struct, kw_only=True):
 
     acknowledged: dict[str, Commit] = msgspec.field(default_factory=dict)  # by key
     unknown: set[str] = msgspec.field(default_factory=set)  # sent, with an unknown outcome
-    answers: list[Answer] = msgspec.field(default_factory=list)
+    statuses: Counter[int] = msgspec.field(default_factory=Counter)  # of answers to creates without a key
+    answers: list[Answer] = msgspec.field(default_factory=list)  # to creates with a key
     stored: Sequence[Stored] = ()
     arrivals: list[Arrival] = msgspec.field(default_factory=list)
     acceptances: list[Acceptance] = msgspec.field(default_factory=list)
     spans: list[Span] = msgspec.field(default_factory=list)
     kills: list[Kill] = msgspec.field(default_factory=list)
+    freezes: list[Interval] = msgspec.field(default_factory=list)  # from a SIGSTOP to its SIGCONT
+    refusals: list[Interval] = msgspec.field(default_factory=list)  # while a queue refused every event
+    read_only: list[Interval] = msgspec.field(default_factory=list)  # while no process could write
     recoveries: list[Recovery] = msgspec.field(default_factory=list)
-    undelivered: int = 0  # events that are left at the end
+    outbox_left: int = 0
+    held: set[str] = msgspec.field(default_factory=set)  # request id and type of each
+    poison_rows: set[str] = msgspec.field(default_factory=set)  # request id and type of each
+    poison_followers: set[str] = msgspec.field(default_factory=set)  # good events behind a poison row
     poison_messages: set[str] = msgspec.field(default_factory=set)  # queue and message id of each
     dead_letters: Sequence[str] = ()  # likewise
     secrets_stored: Sequence[str] = ()  # the events of e-mails whose stored reply contains a secret
@@ -105,4 +121,5 @@ class Record(msgspec.Struct, kw_only=True):
     deaths: list[str] = msgspec.field(default_factory=list)  # of processes that no fault had killed
     shortfalls: list[str] = msgspec.field(default_factory=list)  # of the plan, for lack of time
     seconds: float = 0.0
+    email_claim_seconds: float = 30.0
     recovery_bar_seconds: float = 5.0

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from tests.faults.verdict import latency
 from tests.faults.verdict.invariants import repeats, second_emails
 from tests.faults.verdict.records import Record
 
@@ -36,15 +37,18 @@ def _recovery(seconds: Sequence[float]) -> tuple[str, str]:
 
 
 def _totals(record: Record, repeated: int) -> str:
+    quantiles = latency.summary(record).items()
+    latencies = ", ".join(f"{name} {value * 1000:.0f} ms" for name, value in quantiles)
     keys = {answer.key for answer in record.answers}
-    return (
+    totals = (
         f"{record.seconds:.0f} s, {len(record.acknowledged)} requests acknowledged "
         f"(+ {len(record.unknown)} of unknown outcome, {len(record.stored)} stored), {len(keys)} keys "
         f"(answers: {dict(Counter(answer.status for answer in record.answers))}), "
         f"{len({arrival.event_id for arrival in record.arrivals})} events (+ {repeated} repeats), "
         f"{len(record.acceptances)} e-mails accepted ({sum(1 for _ in second_emails(record))} repeats), "
-        f"{len(record.poison_messages)} poison messages"
+        f"{len(record.poison_rows)} poison rows, {len(record.poison_messages)} poison messages"
     )
+    return f"{totals}\ncommit → consumer: {latencies}"
 
 
 def verdict(breaches: Mapping[str, Sequence[str]]) -> str:

@@ -34,7 +34,7 @@ async def drained(world: World, *, seconds: float) -> dict[str, int]:
 
     Then wait for the last events to reach the auditor, and for poison to reach the dead letters.
     """
-    unfinished = partial(world.on_postgres, _unfinished)
+    unfinished = partial(world.on_postgres, partial(_unfinished, world.record))
 
     async def is_finished() -> bool:
         return not any((await unfinished()).values())
@@ -46,14 +46,16 @@ async def drained(world: World, *, seconds: float) -> dict[str, int]:
     return left
 
 
-async def _unfinished(connection: Connection) -> dict[str, int]:
-    """Return how much of each is left."""
+async def _unfinished(record: Record, connection: Connection) -> dict[str, int]:
+    """Return how much of each is left, besides the poison rows and what they hold back."""
     row = await connection.fetchrow(
         """
-        SELECT (SELECT count(*) FROM undelivered_event) AS events,
+        SELECT (SELECT count(*) FROM outbox) AS outbox,
+               (SELECT count(*) FROM outbox_held) - $1 AS held,
                (SELECT count(*) FROM email WHERE state = 'pending') AS emails,
                (SELECT count(*) FROM calculation_request WHERE sequence < 3) AS requests
-        """
+        """,
+        len(record.poison_rows) + len(record.poison_followers),
     )
     return dict(row) if row else {}
 
@@ -91,13 +93,15 @@ async def _read_tables(world: World, connection: Connection) -> None:
         )
         for row in rows
     ]
+    record.outbox_left = await connection.fetchval("SELECT count(*) FROM outbox")
+    held = await connection.fetch("SELECT request_id, type FROM outbox_held")
+    record.held = {f"{uuid_of(row['request_id'])} {row['type']}" for row in held}
     replies = await connection.fetch(
         "SELECT email_key, server_reply FROM email WHERE server_reply LIKE '%http%'"
     )
     record.secrets_stored = [
         row["email_key"] for row in replies if any(each in row["server_reply"] for each in world.mail.quoted)
     ]
-    record.undelivered = await connection.fetchval("SELECT count(*) FROM undelivered_event")
 
 
 async def _dead_letters(channel: AbstractChannel, queue: topology.Queue) -> list[str]:

@@ -1,4 +1,4 @@
-"""A steady load: requests stored by the product's own statement, and creates over HTTP under keys."""
+"""A steady load: requests stored by the product's own statement, and creates over HTTP, some under a key."""
 
 import asyncio
 import random
@@ -22,6 +22,7 @@ from tests.harness import stored
 from tests.harness.examples import A_REQUEST
 from worker.waiting import wait_at_most
 
+_HTTP_SHARE = 0.15  # of the requests without a key; the others do not depend on the APIs
 _KEYS_PER_SECOND = 3.3
 _AT_ONCE = 32  # creates of one kind in progress; at that number no new one begins
 _COMMIT_SECONDS = 2.0
@@ -49,7 +50,8 @@ class Callers:
     async def run(self, rate: float, stop: asyncio.Event) -> None:
         """Create *rate* requests a second and a few under keys until *stop*, and wait for their outcomes."""
         await asyncio.gather(
-            self._repeat(self._insert, rate, stop),
+            self._repeat(self._insert, rate * (1 - _HTTP_SHARE), stop),
+            self._repeat(self._post, rate * _HTTP_SHARE, stop),
             self._repeat(self.create_with_key, _KEYS_PER_SECOND, stop),
         )
 
@@ -76,6 +78,16 @@ class Callers:
             self._conclude(key, None)
         else:
             self._conclude(key, uuid_of(request.id))
+
+    async def _post(self) -> None:
+        key, body = self._next()
+        try:
+            response = await self._chance.choice(self._apis).post("/v1/request", json=body)
+        except _CUT_OFF:
+            self._conclude(key, None)
+            return
+        self._record.statuses[response.status_code] += 1
+        self._conclude(key, _uuid_in(response))
 
     async def create_with_key(self) -> None:
         """Send one create two or three times at once and then again, each until an API answers."""

@@ -8,14 +8,12 @@ from pathlib import Path
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.ports import free_port
-from tests.faults.verdict.records import Kill, Record
+from tests.faults.verdict.records import Interval, Kill, Record
 from tests.harness.processes import Process, bare_environment, python
 from tests.harness.tcp_proxy import TcpProxy
 
-NAMES = (
-    *("api-1", "api-2", "relay-1", "relay-2", "relay-3"),
-    *("notifications-1", "notifications-2", "calculations-1", "calculations-2"),
-)
+RELAYS = ("relay-1", "relay-2", "relay-3")
+NAMES = ("api-1", "api-2", *RELAYS, "notifications-1", "notifications-2", "calculations-1", "calculations-2")
 
 _EXIT_SECONDS = 30.0
 _WATCH_SECONDS = 0.2
@@ -55,11 +53,13 @@ class Worker(Process):
 
     async def freeze_for(self, seconds: float) -> None:
         """Send SIGSTOP, and SIGCONT after *seconds*. The process does not notice the time between."""
+        began = time.monotonic()
         self.freeze()
         try:
             await asyncio.sleep(seconds)
         finally:
             self.thaw()
+            self._record.freezes.append(Interval(began, time.monotonic(), self.name))
 
     async def restart(self) -> None:
         """Send SIGTERM, as a rolling update does, and start it again."""
