@@ -170,10 +170,10 @@ async def test_checks_run_side_by_side():
 async def test_no_check_waits_long_for_a_server_that_is_or_becomes_silent(
     environment, broker_link, monkeypatch
 ):
-    monkeypatch.setattr(diagnosis, "CHECK_SECONDS", 0.5)
+    monkeypatch.setattr(diagnosis, "CHECK_SECONDS", 1.5)
     monkeypatch.setattr(diagnosis, "APP_SECONDS", 0.3)
     broker_link.hold_before(b"notifications")
-    async with asyncio.timeout(8), answering(None) as port:
+    async with asyncio.timeout(12), answering(None) as port:
         environment |= at(f"127.0.0.1:{port}") | {"AMQP_URL": broker_link.url}
         findings = [*await examine_service(environment), *await examine_worker(environment)]
 
