@@ -1,7 +1,6 @@
 """Outages of RabbitMQ and Postgres, and the recovery."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec.structs import replace
@@ -13,8 +12,6 @@ from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import api_client, worker_probes
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-
-Outage = Callable[[TcpProxy], Awaitable[None]]
 
 
 async def unreachable(network: TcpProxy) -> None:

@@ -13,7 +13,7 @@ from litestar.exceptions import NotFoundException
 from deploy.local.journey.questionnaire import Questionnaire
 
 _REMEMBERED = 100
-_LONGEST_ANSWER = 4_000
+_LONGEST_SHOWN = 4_000  # bytes of the answers to calls
 
 
 class Settings(msgspec.Struct, frozen=True, rename="upper"):
@@ -96,7 +96,7 @@ def transcript(response: httpx.Response, token: str) -> str:
         lines += [f"{name}: {request.headers[name]}"] if name in request.headers else []
     lines += ["", as_text(json.loads(request.content))] if request.content else []
     lines += ["", f"{response.status_code} {response.reason_phrase}"]
-    lines += [as_text(response.json())] if 0 < len(response.content) < _LONGEST_ANSWER else []
+    lines += [as_text(response.json())] if 0 < len(response.content) < _LONGEST_SHOWN else []
     return re.sub(r'("secret": "|secret=)[\w-]+', r"\1…", "\n".join(lines))
 
 
