@@ -25,7 +25,7 @@ test:     .venv/installed  ## run the tests, with branch coverage (some, without
 
 test-long: .venv/browser-installed ## run the tests that take long: all faults, histories, bodies, overload
 	$(if $(ARGS),,$(IN_VENV) pytest -m long -k $(ALONE))
-	$(IN_VENV) pytest -m long -n logical $(PARALLEL) loadfile --hypothesis-profile default $(or $(ARGS),-k "not $(ALONE)")
+	$(IN_VENV) pytest -m long -n auto $(PARALLEL) worksteal --hypothesis-profile default $(or $(ARGS),-k "not $(ALONE)")
 
 test-matrix:               ## run the tests with every Python, and with old and new servers (some: ARGS="python3.13")
 	@tests/matrix $(ARGS)

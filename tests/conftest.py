@@ -39,14 +39,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 _logs: dict[str, Callable[[], str]] = {}  # of the servers that this process started
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+def pytest_xdist_auto_num_workers() -> int:
     """Run the tests in one process if the servers are given, because their queues would be shared.
 
-    Otherwise there are two for each processor, because tests wait half of the time. `-n logical` gives one.
+    Otherwise there are two for each processor, because tests wait half of the time.
     """
     if {"DATABASE_URL", "AMQP_URL"} & os.environ.keys():
         return 0
-    return None if config.option.numprocesses == "logical" else 2 * (os.cpu_count() or 1)
+    return 2 * (os.cpu_count() or 1)
 
 
 @pytest.hookimpl(wrapper=True)

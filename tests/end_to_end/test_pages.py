@@ -32,23 +32,19 @@ async def chromium():
         yield running
 
 
-@pytest.fixture(params=SCREENS)
-def screen(request):
-    """A screen's name."""
-    return request.param
-
-
-@pytest.fixture(params=["light", "dark"])
-def scheme(request):
-    """The color scheme of the reader's system."""
+# The page's width and its colors have nothing to do with each other, so each appears in one of two readers.
+@pytest.fixture(params=[("phone", "dark"), ("desk", "light")], ids="-".join)
+def reader(request):
+    """A reader's screen, and the color scheme of the reader's system."""
     return request.param
 
 
 @pytest.fixture
-async def page(chromium, screen, scheme, client):
+async def page(chromium, reader, client):
     """The page as the reader sees it. Its console must stay empty, and it may load nothing from elsewhere."""
     lines: list[str] = []
     hosts: set[str] = set()
+    screen, scheme = reader
     async with browser.empty_page(chromium, SCREENS[screen], scheme) as opened:
         opened.on("console", lambda message: lines.append(message.text))
         opened.on("request", lambda each: hosts.add("/".join(each.url.split("/")[:3])))
@@ -74,9 +70,7 @@ async def check(page: Page, name: str) -> None:
     assert [each for each in found if each["impact"] in {"serious", "critical"}] == []
 
 
-async def test_text_is_readable_without_a_click_and_accessible_and_shows_no_names_of_types(
-    page, screen, scheme
-):
+async def test_text_is_readable_without_a_click_and_accessible_and_shows_no_names_of_types(page, reader):
     for operation in OPERATIONS:
         await expect(page.get_by_role("heading", name=operation["summary"], exact=True)).to_be_visible()
     await expect(page.locator(CREATE).get_by_text("Waives the conveyancer").first).to_be_visible()
@@ -84,11 +78,11 @@ async def test_text_is_readable_without_a_click_and_accessible_and_shows_no_name
     # The first three are words that the page has for other reasons. The last contains itself.
     names = {*DOCUMENT["components"]["schemas"]} - {"Meta", "Status", "Question", "ResponseOption"}
     assert [name for name in names if await page.get_by_text(name).count()] == []
-    await check(page, f"api-{screen}-{scheme}")
+    await check(page, "-".join(["api", *reader]))
 
     for example in await page.get_by_role("button", name="EXAMPLE", exact=True).all():
         await example.click()
-    await check(page, f"api-examples-{screen}-{scheme}")
+    await check(page, "-".join(["api-examples", *reader]))
 
 
 async def test_contents_lead_to_an_operation(page):
@@ -110,7 +104,7 @@ async def test_whole_page_is_printed_black_on_white(page):
     assert await page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
 
 
-async def test_calls_can_be_tried_out(page, screen, scheme, issuer, database):
+async def test_calls_can_be_tried_out(page, reader, issuer, database):
     sent: list[Any] = []
     page.on("request", lambda each: sent.append(each))  # noqa: PLW0108 - Playwright takes no builtin
     await page.get_by_role("button", name="Enter a token").click()
@@ -120,7 +114,7 @@ async def test_calls_can_be_tried_out(page, screen, scheme, issuer, database):
     await expect(page.get_by_text("1 API key applied")).to_be_visible()
     await page.locator(CREATE).get_by_role("button", name="TRY", exact=True).click()
     await expect(page.get_by_text("Response Status: OK:200")).to_be_visible()
-    await check(page, f"tried-out-{screen}-{scheme}")
+    await check(page, "-".join(["tried-out", *reader]))
 
     (create,) = sent
     stored = await database.fetchrow("SELECT * FROM calculation_request")

@@ -33,7 +33,7 @@ async def run(plan: Plan, report: Report) -> Record:
     record = Record(email_claim_seconds=plan.email_claim_seconds, recovery_bar_seconds=plan.recovery)
     chance = random.Random(plan.seed)  # noqa: S311 - repeatable, no secret
     place = Place(folder=LOCAL, report=report)
-    with working_folder(place, "run") as folder, _logs_kept(folder), private_servers(place) as servers:
+    with working_folder(place, "run") as folder, _logs_kept(folder, plan), private_servers(place) as servers:
         await stage.prepare(servers)
         async with stage.started(plan, record, servers, folder, chance) as world:
             await _live(plan, world, report)
@@ -46,12 +46,12 @@ async def run(plan: Plan, report: Report) -> Record:
 
 
 @contextmanager
-def _logs_kept(folder: Path) -> Iterator[None]:
-    """Keep the logs of the processes, of the last run only."""
+def _logs_kept(folder: Path, plan: Plan) -> Iterator[None]:
+    """Keep the logs of the processes, of the last run only. Broken programs may run at the same time."""
     try:
         yield
     finally:
-        logs = LOCAL / "logs"
+        logs = LOCAL / "logs" / (plan.broken or "working")
         shutil.rmtree(logs, ignore_errors=True)
         logs.mkdir(parents=True)
         for log in folder.glob("*.log"):

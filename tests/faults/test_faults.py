@@ -35,7 +35,7 @@ async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fau
 )
 async def test_a_broken_program_is_found(broken, faults, breach):
     harness = ("tests.faults", *_SHORT, "--seconds", "12", "--drain", "15", "--broken", broken, "--faults")
-    ended = await run_process(*harness, *faults, environment=bare_environment(), seconds=200)
+    ended = await run_process(*harness, *faults, environment=bare_environment(), seconds=400)
 
     assert ended.status == 1, ended.output + ended.errors
     assert breach in ended.output

@@ -220,7 +220,7 @@ def _is_created(event: str) -> bool:
     return f".{TYPES[0]}." in event
 
 
-@pytest.mark.parametrize("histories", [10, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("histories", [10, pytest.param(100, marks=pytest.mark.long)])
 def test_relay_keeps_its_guarantees_for_any_replies_of_the_broker(histories, database_url):
     RelayModel.database_url = database_url
     run_state_machine_as_test(
