@@ -10,6 +10,7 @@ README = CHECKOUT / "README.md"
 API = CHECKOUT / "service" / "README.md"
 WORKER = CHECKOUT / "worker" / "README.md"
 INSTALLATION = CHECKOUT / "deploy" / "README.md"
+OPERATING = CHECKOUT / "deploy" / "operate.md"
 RUNBOOK = CHECKOUT / "deploy" / "runbook.md"
 REFERENCE = CHECKOUT / "deploy" / "reference.md"
 

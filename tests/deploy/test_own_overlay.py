@@ -8,8 +8,18 @@ import msgspec
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
-from tests.deploy.manifests import K8S, OURS, WITH_ENGINES, Manifest, overlay_outside
-from tests.deploy.pages import INSTALLATION, code_blocks
+from tests.deploy.manifests import (
+    K8S,
+    OURS,
+    WITH_ENGINES,
+    Manifest,
+    container_of,
+    grace_seconds,
+    overlay_outside,
+    pod_of,
+    workloads,
+)
+from tests.deploy.pages import INSTALLATION, OPERATING, code_blocks
 
 OVERLAY, MONITORING = map(msgspec.yaml.decode, code_blocks(INSTALLATION, "Installation", "yaml"))
 (ENGINES,) = map(msgspec.yaml.decode, code_blocks(INSTALLATION, "Engines", "yaml"))
@@ -86,6 +96,19 @@ def test_each_component_can_be_used_without_the_others(component, tmp_path):
 
     assert {one["metadata"]["namespace"] for one in objects} == {"elsewhere"}
     assert len([one for one in objects if one["kind"] == "Deployment"]) >= 4
+
+
+def test_page_says_how_to_give_a_slow_balancer_more_time(tmp_path):
+    (patches,) = map(msgspec.yaml.decode, code_blocks(OPERATING, "Shutdown", "yaml"))
+
+    objects = made(tmp_path, "external", patches)
+
+    (api,) = (one for one in objects if one["kind"] == "Deployment" and one["metadata"]["name"] == "api")
+    more = 30
+    assert container_of(api)["lifecycle"]["preStop"]["sleep"]["seconds"] == (
+        container_of(workloads("external")["api"])["lifecycle"]["preStop"]["sleep"]["seconds"] + more
+    )
+    assert pod_of(api)["terminationGracePeriodSeconds"] == grace_seconds() + more
 
 
 def test_ingress_exposes_only_the_api_of_callers(tmp_path):
