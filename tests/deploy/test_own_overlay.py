@@ -74,7 +74,7 @@ def test_its_namespace_reaches_every_object_and_every_address_of_a_service(overl
     addresses = re.findall(rb"\w+\.([\w-]+)\.svc\b", msgspec.json.encode(objects))
 
     assert {one["metadata"]["namespace"] for one in objects} == {"elsewhere"}
-    assert addresses == [b"elsewhere"] * 3
+    assert set(addresses) == {b"elsewhere"}
 
 
 @pytest.mark.parametrize("component", COMPONENTS)
