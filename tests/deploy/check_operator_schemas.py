@@ -14,7 +14,7 @@ import pytest
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.processes import run_command
-from tests.deploy.manifests import K8S, Manifest, render, rendered
+from tests.deploy.manifests import K8S, WITH_ENGINES, Manifest, render, rendered
 
 _HERE = Path(__file__).with_name("operator_schemas")
 _PUBLISHED = (
@@ -51,17 +51,18 @@ def refusals(schemas: Path, manifests: Sequence[Manifest]) -> list[str]:
 
 def published() -> list[Manifest]:
     """Return the manifests that have a published schema."""
-    manifests = (*rendered("production"), *render(K8S / "components" / "gateway"))
+    manifests = [one for overlay in WITH_ENGINES for one in rendered(overlay)]
+    manifests += render(K8S / "components" / "gateway")
     return [one for one in manifests if one["apiVersion"].startswith(_PUBLISHED)]
 
 
 def test_published_schemas_refuse_nothing(schemas):
-    assert len(published()) >= 19
+    assert len(published()) >= 35
     assert refusals(schemas, published()) == []
 
 
 def test_published_schemas_would_refuse_a_wrong_type_and_a_misspelt_field(schemas):
-    (cluster,) = (one for one in published() if one["kind"] == "Cluster")
+    cluster = next(one for one in published() if one["kind"] == "Cluster")
     wrong = [
         cluster | {"spec": cluster["spec"] | change} for change in ({"instances": "three"}, {"instancse": 3})
     ]

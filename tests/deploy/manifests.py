@@ -16,7 +16,9 @@ from deploy.local.machine.packages import PACKAGES
 Manifest: TypeAlias = dict[str, Any]
 
 K8S = CHECKOUT / "deploy" / "k8s"
-OVERLAYS = ("dev", "external", "production")
+OURS = "../calculation-requests/deploy/k8s"  # on the pages, from an overlay beside the checkout
+WITH_ENGINES = ("production", "small")
+OVERLAYS = ("dev", "external", *WITH_ENGINES)
 PROCESSES = ("api", "relay", "notifications", "calculations")
 WORKERS = PROCESSES[1:]
 
@@ -42,6 +44,17 @@ def render(folder: Path) -> tuple[Manifest, ...]:
 def of_kind(overlay: str, *kinds: str) -> dict[str, Manifest]:
     """Return the objects of *kinds* by name."""
     return {found["metadata"]["name"]: found for found in rendered(overlay) if found["kind"] in kinds}
+
+
+def overlay_outside(folder: Path, *parts: Manifest) -> tuple[Manifest, ...]:
+    """Return every object of an overlay in *folder*. Its lists are those of all *parts*."""
+    ours = os.path.relpath(K8S, folder.resolve())
+    merged: Manifest = {}
+    for part in parts:
+        for key, value in part.items():
+            merged[key] = [*merged.get(key, []), *value] if isinstance(value, list) else value
+    (folder / "kustomization.yaml").write_text(msgspec.yaml.encode(merged).decode().replace(OURS, ours))
+    return render(folder)
 
 
 def the_one(overlay: str, kind: str, name: str) -> Manifest:
@@ -77,12 +90,19 @@ def workloads(overlay: str) -> dict[str, Manifest]:
     return of_kind(overlay, "Deployment", "StatefulSet")
 
 
-def replicas_when_scaled() -> dict[str, tuple[int, int]]:
-    """Return how many pods of each process there are at least and at most in production."""
-    scaled = {name: one["spec"] for name, one in of_kind("production", "ScaledObject").items()}
-    (api,) = (one["spec"] for one in of_kind("production", "HorizontalPodAutoscaler").values())
-    counts = {name: (one["minReplicaCount"], one["maxReplicaCount"]) for name, one in scaled.items()}
-    return {"api": (api["minReplicas"], api["maxReplicas"]), **counts}
+def replicas(overlay: str) -> dict[str, tuple[int, int]]:
+    """Return how many pods of each process there are at least and at most."""
+    counts = {}
+    for name in PROCESSES:
+        fixed = workloads(overlay)[name]["spec"].get("replicas")
+        counts[name] = (fixed, fixed)
+    for scaler, least, most in (
+        ("HorizontalPodAutoscaler", "minReplicas", "maxReplicas"),
+        ("ScaledObject", "minReplicaCount", "maxReplicaCount"),
+    ):
+        for name, one in of_kind(overlay, scaler).items():
+            counts[name] = (one["spec"][least], one["spec"][most])
+    return counts
 
 
 def grace_seconds() -> float:

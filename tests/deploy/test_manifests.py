@@ -1,8 +1,6 @@
 """Every overlay renders to objects that are valid for Kubernetes and for the operators."""
 
 import re
-import shutil
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +13,7 @@ from tests.deploy.manifests import (
     K8S,
     OVERLAYS,
     PROCESSES,
+    WITH_ENGINES,
     WORKERS,
     Manifest,
     configuration,
@@ -22,14 +21,13 @@ from tests.deploy.manifests import (
     environment_of,
     of_kind,
     pod_of,
-    render,
     rendered,
-    replicas_when_scaled,
+    replicas,
     schema_container_of,
     the_one,
     workloads,
 )
-from tests.deploy.pages import INSTALLATION
+from tests.deploy.pages import INSTALLATION, rows
 from worker.settings import WorkerSettings
 
 SYNC_WAVE = "argocd.argoproj.io/sync-wave"
@@ -43,14 +41,7 @@ SETTINGS = {
 PAGE = INSTALLATION.read_text()
 
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
-
-
-def rendered_with(old: str, new: str, *, overlay: str, folder: Path) -> tuple[Manifest, ...]:
-    """Return the objects of an overlay after a change of its kustomization, made in a copy in *folder*."""
-    changed = shutil.copytree(K8S, folder / "k8s") / "overlays" / overlay
-    kustomization = changed / "kustomization.yaml"
-    kustomization.write_text(kustomization.read_text().replace(old, new))
-    return render(changed)
+each_overlay_with_engines = pytest.mark.parametrize("overlay", WITH_ENGINES)
 
 
 @each_overlay
@@ -65,13 +56,18 @@ def test_core_kinds_are_valid_in_strict_mode(overlay):
             validator.validate(manifest, "1.33", strict=True)
             checked.add(manifest["kind"])
 
-    assert {"Deployment", "Service", "PodDisruptionBudget", "ConfigMap", "Namespace"} <= checked
+    assert {"Deployment", "Service", "PodDisruptionBudget", "ConfigMap"} <= checked
+
+
+@each_overlay
+def test_every_object_is_in_the_namespace_so_that_its_tenant_may_apply_it_and_deleting_spares_it(overlay):
+    """Kustomize gives no namespace to a Namespace or to any other object of the whole cluster."""
+    assert all("namespace" in manifest["metadata"] for manifest in rendered(overlay))
 
 
 @each_overlay
 def test_pods_meet_the_restricted_pod_security_standard(overlay):
-    (namespace,) = of_kind(overlay, "Namespace").values()
-    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert "label namespace calculation-requests pod-security.kubernetes.io/enforce=restricted\n" in PAGE
     for workload in workloads(overlay).values():
         pod, container = pod_of(workload), container_of(workload)
         assert pod["automountServiceAccountToken"] is False
@@ -245,15 +241,6 @@ def test_worker_uses_tls_to_rabbitmq_and_trusts_the_authority_that_signed(proces
     assert [one["secretName"] for one in signing] == [authority]
 
 
-def test_namespace_of_the_overlay_reaches_every_address_of_a_service(tmp_path):
-    old, new = "\nnamespace: calculation-requests\n", "\nnamespace: elsewhere\n"
-    moved = msgspec.json.encode(rendered_with(old, new, overlay="production", folder=tmp_path))
-
-    addresses = re.findall(rb"\w+\.([\w-]+)\.svc\b", moved)
-
-    assert addresses == [b"elsewhere"] * 4
-
-
 def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode_and_the_schema_goes_around_it():
     pooler = the_one("production", "Pooler", "postgres-pooler")["spec"]["pgbouncer"]
     (database,) = schema_container_of("production")["env"]
@@ -268,21 +255,63 @@ def connections_of(overlay: str, process: str) -> float:
     return float(environment_of(overlay, process).get("DATABASE_POOL_SIZE") or 10)
 
 
-def test_connections_fit_when_everything_is_scaled_out():
-    pooler = the_one("production", "Pooler", "postgres-pooler")["spec"]
+@each_overlay_with_engines
+def test_connections_fit_when_everything_is_scaled_out(overlay):
+    pooler = the_one(overlay, "Pooler", "postgres-pooler")["spec"]
     parameters = pooler["pgbouncer"]["parameters"]
-    cluster = the_one("production", "Cluster", "postgres")["spec"]["postgresql"]["parameters"]
-    pods = {name: most + 1 for name, (_, most) in replicas_when_scaled().items()}  # one more in a rollout
-    assert pods.keys() == set(PROCESSES)
+    cluster = the_one(overlay, "Cluster", "postgres")["spec"]["postgresql"]["parameters"]
+    pods = {name: most + 1 for name, (_, most) in replicas(overlay).items()}  # one more in a rollout
 
-    clients = sum(count * connections_of("production", name) for name, count in pods.items())
+    clients = sum(count * connections_of(overlay, name) for name, count in pods.items())
     listening, schema = pods["relay"], pods["api"]  # each API applies the schema before it starts
-    keda, operators, engine = len(of_kind("production", "ScaledObject")), 5, 15
+    keda, operators, engine = len(of_kind(overlay, "ScaledObject")), 5, 15
     servers = pooler["instances"] * int(parameters["default_pool_size"])
 
     # One PgBouncer may have to carry all of them.
     assert clients <= int(parameters["max_client_conn"])
     assert servers + listening + keda + schema + operators + engine <= int(cluster["max_connections"])
+
+
+def requested(container: Manifest) -> tuple[float, float]:
+    """Return the CPUs and the GiB that a container, or an engine for each of its pods, requests."""
+    units = {"m": 0.001, "Mi": 1 / 1024, "Gi": 1, "": 1}
+    requests = container["resources"]["requests"]
+    amounts = (re.fullmatch(r"(\d+)(\w*)", str(requests[name])) for name in ("cpu", "memory"))
+    cpus, memory = (float(amount[1]) * units[amount[2]] for amount in amounts if amount)
+    return cpus, memory
+
+
+@pytest.mark.parametrize("overlay", ["external", *WITH_ENGINES])
+def test_page_says_what_the_pods_request_and_how_many_connections_there_must_be(overlay):
+    pods = [(container_of(workloads(overlay)[name]), least) for name, (least, _) in replicas(overlay).items()]
+    for one in of_kind(overlay, "Cluster", "RabbitmqCluster", "Pooler").values():
+        given = one["spec"]
+        count = given.get("instances") or given["replicas"]
+        pods.append((given["template"]["spec"]["containers"][0] if one["kind"] == "Pooler" else given, count))
+    sums = [sum(count * requested(each)[part] for each, count in pods) for part in (0, 1)]
+    listed = {cells[0]: cells[1:] for cells in rows(INSTALLATION, "Scaling", "| CPUs")}
+
+    assert listed[overlay][:2] == [f"{sums[0]:.2f}", f"{sums[1]:.1f} GiB"]
+    if overlay in WITH_ENGINES:
+        cluster = the_one(overlay, "Cluster", "postgres")["spec"]["postgresql"]["parameters"]
+        assert listed[overlay][2] == cluster["max_connections"]
+    else:
+        assert f"{listed[overlay][2]} connections" in PAGE
+
+
+@each_overlay_with_engines
+def test_poolers_are_on_two_hosts_and_one_stays(overlay):
+    """They are pods of an operator: their labels are CloudNativePG's."""
+    pooler = the_one(overlay, "Pooler", "postgres-pooler")["spec"]
+    labels = {"matchLabels": {"cnpg.io/poolerName": "postgres-pooler"}}
+    (rule,) = pooler["template"]["spec"]["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    budget = the_one(overlay, "PodDisruptionBudget", "postgres-pooler")["spec"]
+
+    assert pooler["instances"] == 2
+    assert rule == {"topologyKey": "kubernetes.io/hostname", "labelSelector": labels}
+    assert (budget["selector"], budget["maxUnavailable"]) == (labels, 1)
 
 
 def test_page_says_how_many_connections_an_external_postgres_must_allow():
@@ -295,30 +324,14 @@ def test_page_says_how_many_connections_an_external_postgres_must_allow():
     assert f"{pools + listening + schema + operators:.0f} connections" in PAGE
 
 
-def test_autoscalers_target_deployments_that_exist_and_set_no_replicas():
-    deployments = of_kind("production", "Deployment")
-    scalers = of_kind("production", "HorizontalPodAutoscaler", "ScaledObject").values()
+@each_overlay_with_engines
+def test_autoscalers_target_deployments_that_exist_and_set_no_replicas(overlay):
+    deployments = of_kind(overlay, "Deployment")
+    scalers = of_kind(overlay, "HorizontalPodAutoscaler", "ScaledObject").values()
+    fixed = {name for name, deployment in deployments.items() if "replicas" in deployment["spec"]}
 
-    assert {one["spec"]["scaleTargetRef"]["name"] for one in scalers} == deployments.keys() == set(PROCESSES)
-    assert all("replicas" not in deployment["spec"] for deployment in deployments.values())
-
-
-@pytest.mark.parametrize("overlay", ["external", "production"])
-def test_ingress_exposes_only_the_api_of_callers(overlay):
-    (rule,) = the_one(overlay, "Ingress", "api")["spec"]["rules"]
-
-    assert {path["path"] for path in rule["http"]["paths"]} == {"/v1", "/schema"}
-
-
-def test_gateway_may_take_the_place_of_the_ingress(tmp_path):
-    objects = rendered_with("components/ingress", "components/gateway", overlay="external", folder=tmp_path)
-
-    specifications = {one["kind"]: one["spec"] for one in objects if "spec" in one}
-
-    assert "Ingress" not in specifications
-    (rule,) = specifications["HTTPRoute"]["rules"]
-    assert [match["path"]["value"] for match in rule["matches"]] == ["/v1", "/schema"]
-    assert rule["backendRefs"] == [{"name": "api", "port": specifications["Service"]["ports"][0]["port"]}]
+    assert [one["spec"]["scaleTargetRef"]["name"] for one in scalers] == ["api", "notifications", "relay"]
+    assert fixed == {"calculations"}
 
 
 def test_metrics_are_read_at_ports_that_the_processes_have():

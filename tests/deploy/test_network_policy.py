@@ -1,7 +1,8 @@
-"""Which pods can reach which in production, by the rules that a network plugin applies."""
+"""Which pods can reach which, by the rules that a network plugin applies."""
 
 import ipaddress
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 
 from tests.deploy.manifests import PROCESSES, WORKERS, Manifest, container_of, of_kind, workloads
 
+OPERATOR = "operator"  # the pods of operators' commands
 HERE = "calculation-requests"
 
 
@@ -45,16 +47,37 @@ NEIGHBOUR = Peer(HERE, {"app": "curl"})
 OUTSIDE = Peer("", {}, "203.0.113.7")
 NAMES = {"http": 8000, "health": 8001, "metrics": 9187, "prometheus": 15692}
 
+OURS = (*PROCESSES, OPERATOR)
+# With servers of your own, outside of the cluster.
+ALLOWED_OUTSIDE = {
+    **{f"{name} → Postgres": (ours(name), OUTSIDE, 5432) for name in OURS},
+    **{f"{name} → RabbitMQ": (ours(name), OUTSIDE, 5671) for name in (*WORKERS, OPERATOR)},
+    "notifications → mail server": (ours("notifications"), OUTSIDE, 587),
+    "API → the issuer's keys": (ours("api"), OUTSIDE, 443),
+    "ingress → API": (INGRESS, ours("api"), 8000),
+    "Prometheus → relay": (PROMETHEUS, ours("relay"), 8001),
+}
+DENIED_OUTSIDE = {
+    "API → RabbitMQ": (ours("api"), OUTSIDE, 5671),
+    "relay → RabbitMQ in the clear": (ours("relay"), OUTSIDE, 5672),
+    "relay → mail server": (ours("relay"), OUTSIDE, 587),
+    "calculations → the internet": (ours("calculations"), OUTSIDE, 443),
+    "neighbour → API": (NEIGHBOUR, ours("api"), 8000),
+}
+
 ALLOWED = {
-    **{(f"{name} → OpenShift's DNS"): (ours(name), DNS_OF_OPENSHIFT, 5353) for name in PROCESSES},
-    **{(f"{name} → a cache of names on its node"): (ours(name), NODE_LOCAL_DNS, 53) for name in PROCESSES},
+    **{(f"{name} → OpenShift's DNS"): (ours(name), DNS_OF_OPENSHIFT, 5353) for name in OURS},
+    **{(f"{name} → a cache of names on its node"): (ours(name), NODE_LOCAL_DNS, 53) for name in OURS},
     "another team → RabbitMQ": (TEAM, RABBITMQ, 5671),
-    **{(f"{name} → DNS"): (ours(name), DNS, 53) for name in PROCESSES},
-    **{(f"{name} → pooler"): (ours(name), POOLER, 5432) for name in PROCESSES},
-    **{(f"{name} → RabbitMQ"): (ours(name), RABBITMQ, 5671) for name in WORKERS},
+    **{(f"{name} → DNS"): (ours(name), DNS, 53) for name in OURS},
+    **{(f"{name} → pooler"): (ours(name), POOLER, 5432) for name in OURS},
+    **{(f"{name} → RabbitMQ"): (ours(name), RABBITMQ, 5671) for name in (*WORKERS, OPERATOR)},
     **{f"{name} → collector of traces": (ours(name), COLLECTOR, 4318) for name in PROCESSES},
     "relay → Postgres, to LISTEN": (ours("relay"), POSTGRES, 5432),
     "API → Postgres, to apply the schema": (ours("api"), POSTGRES, 5432),
+    "operator → Postgres": (ours(OPERATOR), POSTGRES, 5432),
+    "operator → mail server, which `doctor` checks": (ours(OPERATOR), OUTSIDE, 465),
+    "operator → issuer, which `doctor` checks": (ours(OPERATOR), OUTSIDE, 443),
     "pooler → Postgres": (POOLER, POSTGRES, 5432),
     "Postgres → Postgres": (POSTGRES, POSTGRES, 5432),
     "RabbitMQ → RabbitMQ": (RABBITMQ, RABBITMQ, 25672),
@@ -71,6 +94,7 @@ ALLOWED = {
 DENIED = {
     "another team → RabbitMQ in the clear": (TEAM, RABBITMQ, 5672),
     "API → RabbitMQ": (ours("api"), RABBITMQ, 5671),
+    "stranger → operator": (STRANGER, ours(OPERATOR), 8000),
     "relay → RabbitMQ in the clear": (ours("relay"), RABBITMQ, 5672),
     "notifications → Postgres around the pooler": (ours("notifications"), POSTGRES, 5432),
     "API → mail server": (ours("api"), OUTSIDE, 587),
@@ -87,12 +111,22 @@ DENIED = {
 
 @pytest.mark.parametrize("flow", ALLOWED)
 def test_needed_flows_are_open(flow):
-    assert can_reach(*ALLOWED[flow])
+    assert can_reach(*ALLOWED[flow], overlay="production")
 
 
 @pytest.mark.parametrize("flow", DENIED)
 def test_other_flows_are_closed(flow):
-    assert not can_reach(*DENIED[flow])
+    assert not can_reach(*DENIED[flow], overlay="production")
+
+
+@pytest.mark.parametrize("flow", ALLOWED_OUTSIDE)
+def test_needed_flows_to_servers_outside_of_the_cluster_are_open(flow):
+    assert can_reach(*ALLOWED_OUTSIDE[flow], overlay="external")
+
+
+@pytest.mark.parametrize("flow", DENIED_OUTSIDE)
+def test_other_flows_are_closed_with_servers_outside_of_the_cluster(flow):
+    assert not can_reach(*DENIED_OUTSIDE[flow], overlay="external")
 
 
 def test_names_of_ports_are_those_of_the_containers():
@@ -101,16 +135,18 @@ def test_names_of_ports_are_those_of_the_containers():
         assert NAMES[port["name"]] == port["containerPort"]
 
 
-def can_reach(source: Peer, target: Peer, port: int) -> bool:
+def can_reach(source: Peer, target: Peer, port: int, *, overlay: str) -> bool:
     """Return whether the policies allow a connection from *source* to *target*."""
-    return _lets(source, "Egress", "to", target, port) and _lets(target, "Ingress", "from", source, port)
+    policies = [policy["spec"] for policy in of_kind(overlay, "NetworkPolicy").values()]
+    lets = partial(_lets, policies, port=port)
+    return lets(source, "Egress", "to", target) and lets(target, "Ingress", "from", source)
 
 
-def _lets(pod: Peer, direction: str, side: str, other: Peer, port: int) -> bool:
+def _lets(given: list[Manifest], pod: Peer, direction: str, side: str, other: Peer, *, port: int) -> bool:
     policies = [
-        policy["spec"]
-        for policy in of_kind("production", "NetworkPolicy").values()
-        if direction in policy["spec"]["policyTypes"] and _selects(policy["spec"]["podSelector"], pod.labels)
+        policy
+        for policy in given
+        if direction in policy["policyTypes"] and _selects(policy["podSelector"], pod.labels)
     ]
     if pod.namespace != HERE or not policies:
         return True

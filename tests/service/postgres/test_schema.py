@@ -9,15 +9,20 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.folders import CHECKOUT, Place
+from deploy.local.servers.postgres_process import postgres_process
+from deploy.local.servers.server import check_postgres
+from service.commands import schema as schema_command
 from service.postgres import schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated, read_versions
+from tests.harness import scratch
 from tests.harness.command_line import run
 from tests.harness.databases import has_waiting_statement
 from tests.harness.metrics import rises
 from tests.harness.processes import Ended, bare_environment
+from tests.harness.servers import KillableServer
 from tests.harness.stored import count_rows
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store
@@ -58,6 +63,36 @@ async def test_schema_is_laid_by_a_copy_that_has_what_the_image_has(database, da
     assert await schema.read_version(database) == schema.VERSION
     again = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=database_url))
     assert again == Ended(0, f"schema version {schema.VERSION} is there already\n", "")
+
+
+async def test_command_waits_for_postgres_and_says_why():
+    with scratch.folder() as folder, postgres_process(Place(folder=folder)) as server:
+        postgres = KillableServer(server, check_postgres)
+        await postgres.kill()
+        applying = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "service", "schema", "apply"),
+            env=bare_environment(DATABASE_URL=postgres.url),
+            cwd=CHECKOUT,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert applying.stderr
+        reason = await asyncio.wait_for(applying.stderr.readline(), 60)
+        await postgres.start()
+        output, _ = await applying.communicate()
+
+    assert reason == b"Postgres at DATABASE_URL is unreachable (ConnectionRefusedError). Waiting for it.\n"
+    assert (applying.returncode, output.decode()) == (0, f"schema version {schema.VERSION} applied\n")
+
+
+async def test_command_fails_when_postgres_stays_away(monkeypatch):
+    monkeypatch.setattr(schema_command, "_OUTAGE_SECONDS", 0.5)
+    environment = bare_environment(DATABASE_URL="postgresql://127.0.0.1:1/none")
+
+    ended = await run("service", "schema", "apply", environment=environment)
+
+    reason = "Postgres at DATABASE_URL is unreachable (ConnectionRefusedError)."
+    assert ended == Ended(1, "", f"{reason} Waiting for it.\n{reason}\n")
 
 
 async def test_versions_are_applied_while_requests_are_stored_even_while_they_wait_for_a_backup(
