@@ -81,7 +81,7 @@ async def test_page_names_the_issuer_and_what_its_tokens_need_and_may_ask_for_on
         None,
         auth_issuer="https://<issuer>",
         auth_audience="a&b",
-        auth_tenant_claim="firm",
+        auth_client_claim="firm",
         auth_token_url="https://issuer.test:8443/token?a=1&b=2",
     ) as caller:
         page = await caller.get("/schema")
