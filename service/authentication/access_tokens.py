@@ -69,10 +69,10 @@ class AccessTokens:
     def __init__(self, settings: ServiceSettings, signing_keys: SigningKeys) -> None:
         self._settings = settings
         self._signing_keys = signing_keys
-        self._types = {_media_type(each) for each in names_in(settings.auth_token_types)}
+        self._types = {_media_type(each) for each in _names(settings.auth_token_types)}
         self._is_standard = self._types == {_STANDARD_TYPE} and settings.auth_audience is not None
-        self._clients = names_in(settings.auth_clients)
-        self._internal_clients = names_in(settings.auth_internal_clients)
+        self._clients = _names(settings.auth_clients)
+        self._internal_clients = _names(settings.auth_internal_clients)
 
     async def verify(self, token: str) -> Caller | InternalReader:
         """Return the caller. Raises InvalidCredentials or SigningKeysUnavailable."""
@@ -186,6 +186,6 @@ def _media_type(name: str) -> str:
     return name.lower().removeprefix("application/")  # The prefix may be left out (RFC 7515, section 4.1.9).
 
 
-def names_in(setting: str) -> set[str]:
+def _names(setting: str) -> set[str]:
     """Return the names in a setting, which are separated by commas."""
     return {each.strip() for each in setting.split(",")} - {""}

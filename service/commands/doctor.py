@@ -59,9 +59,9 @@ async def _signing_keys(settings: ServiceSettings) -> AsyncIterator[Finding]:
 async def examine_token(environment: Mapping[str, str], token: str) -> list[Finding]:
     """Judge one access token by the settings of the API."""
     settings, problems = examine(ServiceSettings, environment)
-    needs = {name for name in problems if name.startswith("AUTH_")}
-    check = Check("token", needs, partial(_judge, settings, token), _DO, _REASONS)
-    return await diagnosis.diagnose({name: problems[name] for name in needs}, {}, [check])
+    problems = {name: problem for name, problem in problems.items() if name.startswith("AUTH_")}
+    check = Check("token", problems.keys(), partial(_judge, settings, token), _DO, _REASONS)
+    return await diagnosis.diagnose(problems, {}, [check])
 
 
 async def _judge(settings: ServiceSettings, token: str) -> AsyncIterator[Finding]:

@@ -1,4 +1,4 @@
-"""`doctor --token`: whether an access token is accepted, as which client, or why not, and by which settings."""
+"""`doctor --token`: whether an access token is accepted, or why not, and the settings that matter."""
 
 import json
 
