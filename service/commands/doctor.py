@@ -71,7 +71,7 @@ async def _judge(settings: ServiceSettings, token: str) -> AsyncIterator[Finding
         caller = await AccessTokens(settings, signing_keys).verify(token)
     except InvalidCredentials as refused:
         do = ", ".join(_shown(settings, name) for name in refused.settings)
-        yield Finding("wrong", "token", str(refused), do and f"the settings that matter: {do}")
+        yield Finding("wrong", "token", str(refused).rstrip("."), do and f"the settings that matter: {do}")
     else:
         if isinstance(caller, InternalReader):
             says = f"accepted as the internal reader {caller.client_id!a}"

@@ -21,7 +21,7 @@ SCOPES = "request:read, request:write"
             0,
             f"accepted as the internal reader '{CONVEYANCER}'",
         ),
-        ({"exp": 1}, {}, 1, "The access token has expired: request a new one."),
+        ({"exp": 1}, {}, 1, "The access token has expired: request a new one\n"),
         ({"aud": "account"}, {}, 1, "AUTH_AUDIENCE='calculation-requests'"),
         ({"aud": None}, {}, 1, "AUTH_AUDIENCE='calculation-requests'"),
         ({"iss": "https://another.test"}, {}, 1, "AUTH_ISSUER='https://issuer.test'"),
