@@ -14,7 +14,8 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
 from service.authentication import api_keys, authenticator, signing_keys
-from service.authentication.authenticator import READ, Authenticator, InvalidCredentials
+from service.authentication.access_tokens import READ, InvalidCredentials
+from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import SigningKeys
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import open_pool
