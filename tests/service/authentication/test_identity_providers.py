@@ -195,9 +195,11 @@ async def test_access_token_is_accepted_as_its_clients_with_its_scopes(name, ser
 
     async with api_client(settings_of(provider, service_settings), None) as client:
         full = await ask(client, bearer(provider.token(header, claims)))
+        users = await ask(client, bearer(provider.token(header, claims | {"sub": USER})))
         partial = await ask(client, bearer(provider.token(header, claims | {scope_claim: reading})))
 
-    assert [response.status_code for response in full] == [200, 404, 200]
+    for answers in (full, users):
+        assert [response.status_code for response in answers] == [200, 404, 200]
     assert [response.status_code for response in partial] == [403, 404, 200]
     assert f' scope="{prefix}request:write"' in partial[0].headers["WWW-Authenticate"]
 
