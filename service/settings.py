@@ -23,6 +23,9 @@ PostgresUrl = Annotated[str, msgspec.Meta(pattern=rf"\Apostgres(ql)?://{_POSTGRE
 
 # Callers see this URL, and its origin goes into a header. So it must have a plain host, and no password.
 PublicUrl = Annotated[str, msgspec.Meta(pattern=rf"\Ahttps://[A-Za-z0-9.-]+({_PORT})?(/\S*)?\Z")]
+# Errors in WWW-Authenticate show these two, so they must have no quote and no backslash.
+TokenTypes = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9.+/-]+(, *[A-Za-z0-9.+/-]+)*\Z")]
+ScopePrefix = Annotated[str, msgspec.Meta(pattern=r"\A[!#-\[\]-~]*\Z")]  # RFC 6749, section 3.3
 
 
 # Shares of `database_timeout_seconds`. All code names durations `seconds`, and monotonic deadlines `until`.
@@ -59,12 +62,22 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     # Longer than proxies keep connections, because a proxy that uses a connection as we close it answers 502.
     keep_alive_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 75
     auth_issuer: NonBlank
-    auth_audience: NonBlank
     auth_jwks_url: Annotated[str, msgspec.Meta(pattern=r"\A(https|file)://[^\s]+\Z")]
     auth_token_url: PublicUrl | None = None
-    auth_tenant_claim: NonBlank = "client_id"
-    auth_internal_clients: str = ""  # comma-separated client ids
+    # By default, access tokens are those of RFC 9068. Types and clients are separated by commas.
+    auth_audience: NonBlank | None = None
+    auth_token_types: TokenTypes = "at+jwt"  # noqa: S105 - no password
+    auth_client_claim: NonBlank = "client_id"
+    auth_clients: str = ""
+    auth_internal_clients: str = ""
+    auth_scope_claim: NonBlank = "scope"
+    auth_scope_prefix: ScopePrefix = ""
     auth_leeway_seconds: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0
+
+    @property
+    def accepts_any_client_of_the_issuer(self) -> bool:
+        """Whether tokens for other services of the issuer would be accepted, which must not be."""
+        return self.auth_audience is None and not self.auth_clients.strip(" ,")
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, rename="upper"):
@@ -106,7 +119,11 @@ def examine(
                 problems[name] = f"missing environment variable `{name}`"
         except msgspec.ValidationError as error:
             problems[name] = f"{name}: {_reason(str(error))}"
-    return kind(**values), problems
+    settings = kind(**values)
+    if isinstance(settings, ServiceSettings) and settings.accepts_any_client_of_the_issuer:
+        missing = "missing environment variable `AUTH_AUDIENCE`"
+        problems["AUTH_AUDIENCE"] = f"{missing}: without it, AUTH_CLIENTS must list the clients"
+    return settings, problems
 
 
 def _reason(message: str) -> str:

@@ -52,7 +52,7 @@ def test_every_section_and_every_guarantee_is_in_the_table():
     ("text", "constant", "value"),
     [
         ("Sixteen lanes", "service.outbox.lanes:LANES", 16),
-        ("at most 8 KiB long", "service.authentication.authenticator:_LARGEST_TOKEN", 8 * KIB),
+        ("at most 8 KiB long", "service.authentication.access_tokens:_LARGEST_TOKEN", 8 * KIB),
         ("at most 16 KiB and", "service.calculation_requests.field_docs:META_DATA_BYTES", 16 * KIB),
         ("and 16 levels", "service.calculation_requests.field_docs:META_DATA_DEPTH", 16),
         ("object of at most 256 KiB", "service.server.limits:LARGEST_BODY", 256 * KIB),

@@ -11,7 +11,8 @@ from litestar.exceptions import ClientException, HTTPException, MethodNotAllowed
 
 from service.api import envelope
 from service.api.envelope import ErrorCode, FieldError
-from service.authentication.authenticator import InsufficientScope, InvalidCredentials
+from service.authentication.access_tokens import InvalidCredentials
+from service.authentication.authenticator import InsufficientScope
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import (

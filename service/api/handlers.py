@@ -13,7 +13,7 @@ from service.api import admission, envelope, idempotency_key_header, json_body, 
 from service.api.admission import SecretHolder
 from service.api.list_query import CalculationRequestPage
 from service.api.resources import ApiRequest, Resources
-from service.authentication.authenticator import READ, WRITE, Caller, InternalReader
+from service.authentication.access_tokens import READ, WRITE, Caller, InternalReader
 from service.calculation_requests import conveyancers, event_history, reading, storing
 from service.calculation_requests.model import CalculationRequest, RequestNotFound
 from service.calculation_requests.request_secrets import WrongSecret

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import jwt
 
-from service.authentication import authenticator
+from service.authentication import access_tokens
 from service.settings import InvalidSetting
 
 
@@ -17,7 +17,7 @@ from service.settings import InvalidSetting
     "--key", type=click.Path(path_type=Path), required=True, help="PEM file with an EC P-256 private key."
 )
 @click.option("--key-id", default="local", show_default=True, help="The kid of the key in the JWK set.")
-@click.option("--scope", default=f"{authenticator.READ} {authenticator.WRITE}", show_default=True)
+@click.option("--scope", default=f"{access_tokens.READ} {access_tokens.WRITE}", show_default=True)
 @click.option("--expires-in", type=int, default=3600, show_default=True, metavar="SECONDS")
 def token(client_id: str, key: Path, key_id: str, scope: str, expires_in: int) -> None:
     """Print an access token for development, for the conveyancer CLIENT_ID, signed with a local key."""
@@ -29,7 +29,7 @@ def token(client_id: str, key: Path, key_id: str, scope: str, expires_in: int) -
         "iss": os.environ["AUTH_ISSUER"],
         "aud": os.environ["AUTH_AUDIENCE"],
         "sub": client_id,
-        os.environ.get("AUTH_TENANT_CLAIM") or "client_id": client_id,
+        os.environ.get("AUTH_CLIENT_CLAIM") or "client_id": client_id,
         "scope": scope,
         "iat": issued_at,
         "exp": issued_at + expires_in,

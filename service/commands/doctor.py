@@ -1,42 +1,52 @@
 """`doctor`: what is wrong with the API and the servers that it needs."""
 
+import json
 import os
+import sys
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from functools import partial
 
 import click
 import httpx
+import jwt
 
 from service import diagnosis
+from service.authentication.access_tokens import AccessTokens, InternalReader, InvalidCredentials
 from service.authentication.signing_keys import SigningKeys
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import Answer, answering
 from service.diagnosis import Check, Finding, Reasons
 from service.settings import ServiceSettings, examine
 
+_DO = "what does AUTH_JWKS_URL answer?"
 _REASONS: Reasons = {httpx.HTTPStatusError: "HTTP status {0.response.status_code}"}
 
 
 @click.command()
 @click.option("--watch", is_flag=True, help="Check again every five seconds.")
+@click.option("--token", "judges_token", is_flag=True, help="Judge the access token on stdin instead.")
 @answering
-async def doctor(*, watch: bool) -> Answer:
+async def doctor(*, watch: bool, judges_token: bool) -> Answer:
     """Say what is wrong with the API, and what to do first. The exit status is 1 if anything is wrong.
 
+    With --token, say whether the API accepts an access token: as which client, with which scopes, or why not.
     `python -m worker doctor` checks the queues, the events and the e-mails.
     """
-    return await diagnosis.answer(partial(examine_service, os.environ), watch=watch)
+    examine = partial(examine_service, os.environ)
+    if judges_token:  # An argument would be in the list of processes.
+        examine = partial(examine_token, os.environ, sys.stdin.read().strip())
+    return await diagnosis.answer(examine, watch=watch)
 
 
 async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
     """Check everything that the API needs."""
     settings, problems = examine(ServiceSettings, environment)
     parsers = {"REQUEST_SECRET_KEYS": partial(SecretKeyRing.parse, settings.request_secret_keys)}
-    do = "what does AUTH_JWKS_URL answer?"
     checks = (
         diagnosis.postgres_check(settings),
         diagnosis.app_check(settings),
-        Check("signing keys", ["AUTH_JWKS_URL"], partial(_signing_keys, settings), do, _REASONS),
+        Check("signing keys", ["AUTH_JWKS_URL"], partial(_signing_keys, settings), _DO, _REASONS),
     )
     return await diagnosis.diagnose(problems, parsers, checks)
 
@@ -44,3 +54,47 @@ async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
 async def _signing_keys(settings: ServiceSettings) -> AsyncIterator[Finding]:
     await SigningKeys(settings.auth_jwks_url).refresh()
     yield Finding("ok", "signing keys", "fetched, and at least one is usable")
+
+
+async def examine_token(environment: Mapping[str, str], token: str) -> list[Finding]:
+    """Judge one access token by the settings of the API."""
+    settings, problems = examine(ServiceSettings, environment)
+    problems = {name: problem for name, problem in problems.items() if name.startswith("AUTH_")}
+    check = Check("token", problems.keys(), partial(_judge, settings, token), _DO, _REASONS)
+    return await diagnosis.diagnose(problems, {}, [check])
+
+
+async def _judge(settings: ServiceSettings, token: str) -> AsyncIterator[Finding]:
+    signing_keys = SigningKeys(settings.auth_jwks_url)
+    await signing_keys.refresh()
+    try:
+        caller = await AccessTokens(settings, signing_keys).verify(token)
+    except InvalidCredentials as refused:
+        do = ", ".join(_shown(settings, name) for name in refused.settings)
+        yield Finding("wrong", "token", str(refused).rstrip("."), do and f"the settings that matter: {do}")
+    else:
+        if isinstance(caller, InternalReader):
+            says = f"accepted as the internal reader {caller.client_id!a}"
+        else:
+            scopes = ", ".join(sorted(caller.scopes)) or "no scope of this service"
+            says = f"accepted as the conveyancer {caller.conveyancer_id!a}, with {scopes}"
+        yield Finding("ok", "token", says)
+    with suppress(jwt.PyJWTError, ValueError):
+        decoded = jwt.decode_complete(token, options={"verify_signature": False})
+        names = (*_CLAIMS, settings.auth_client_claim, settings.auth_scope_claim)
+        claims = {name: value for name, value in decoded["payload"].items() if name in names}
+        # json.dumps writes ASCII, because control characters of a forged token could manipulate the terminal.
+        says = f"header {json.dumps(decoded['header'])}, claims {json.dumps(claims)}"
+        yield Finding("ok", "token", says)
+
+
+# The claims that decide, of all identity providers in deploy/README.md. They have no personal data.
+_CLAIMS = (
+    *("iss", "aud", "exp", "typ", "token_use", "client_id", "azp", "appid", "cid"),
+    *("scope", "scp", "roles"),
+)
+
+
+def _shown(settings: ServiceSettings, name: str) -> str:
+    """Return a setting with its value, except for a URL, which may have a password."""
+    return name if name.endswith("_URL") else f"{name}={getattr(settings, name.lower())!a}"

@@ -15,7 +15,8 @@ from service.api.errors import ApiError
 from service.api.list_query import CalculationRequestPage
 from service.api.questionnaire import QuestionnaireStructure
 from service.api.request_body import CreateBody, parse
-from service.authentication.authenticator import READ, READ_ALL, WRITE, InsufficientScope, InvalidCredentials
+from service.authentication.access_tokens import READ, READ_ALL, WRITE, InvalidCredentials
+from service.authentication.authenticator import InsufficientScope
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.event_history import CalculationRequestEvents

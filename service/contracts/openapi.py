@@ -17,7 +17,7 @@ from litestar import MediaType
 from service.api.envelope import Envelope, ErrorEnvelope, FieldError, succeed
 from service.api.errors import translate
 from service.api.request_body import TEXT, CreateBody
-from service.authentication.authenticator import READ, READ_ALL, WRITE
+from service.authentication.access_tokens import READ, READ_ALL, WRITE
 from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.field_docs import REASON_CHARACTERS
 from service.contracts import asyncapi

@@ -14,7 +14,7 @@ from litestar.params import FromPath
 from litestar.response import Redirect
 
 from service.api.resources import ApiRequest
-from service.authentication.authenticator import READ, WRITE
+from service.authentication.access_tokens import READ, WRITE
 from service.contracts import asyncapi, openapi
 
 # RapiDoc 9.3 comes from `openapi-ui-bundles`, which has no dependencies. Packages with a newer RapiDoc need
@@ -39,6 +39,9 @@ def show_api(request: ApiRequest[None]) -> Response[str]:
     """Return the page of the HTTP API: how to get a token, and RapiDoc."""
     settings = request.resources.settings
     policy = _policy(settings.auth_token_url)
+    prefix = escape(settings.auth_scope_prefix)
+    audience = settings.auth_audience
+    of_audience = f"the audience <code>{escape(audience)}</code>, " if audience is not None else ""
     page = f"""\
 <!DOCTYPE html>
 <html lang="en"><head>
@@ -60,9 +63,9 @@ def show_api(request: ApiRequest[None]) -> Response[str]:
 <a href="/schema/asyncapi.json">Events (AsyncAPI document)</a></p>
 <ul>{_contents(settings.auth_token_url)}</ul>
 <p>Access tokens come from the issuer <code>{escape(settings.auth_issuer)}</code>, by the client-credentials
-grant of OAuth 2.0. Ask its operators for a client whose tokens have the audience
-<code>{escape(settings.auth_audience)}</code>, the scopes <code>{WRITE}</code> and <code>{READ}</code>, and
-your firm in the claim <code>{escape(settings.auth_tenant_claim)}</code>.</p>
+grant of OAuth 2.0. Ask its operators for a client whose tokens have {of_audience}
+the scopes <code>{prefix}{WRITE}</code> and <code>{prefix}{READ}</code>, and
+your firm in the claim <code>{escape(settings.auth_client_claim)}</code>.</p>
 <p>To try out the calls below, press <button>Enter a token</button>, paste an access token and press Enter.
 The questionnaire also opens with an API key from the operators of this service. A create e-mails the
 customer a link: before <em>Try</em>, put an address of your own into the <em>Example</em> of the body.</p>
@@ -95,8 +98,11 @@ def _policy(token_url: str | None) -> str:
 @get("/schema/openapi.json", sync_to_thread=True)
 def openapi_document(request: ApiRequest[None]) -> Response[bytes]:
     """Return the OpenAPI document."""
-    document = openapi.document(request.resources.settings.auth_token_url)
-    return Response(msgspec.json.encode(document), media_type=MediaType.JSON)
+    settings = request.resources.settings
+    document = msgspec.json.encode(openapi.document(settings.auth_token_url))
+    for scope in (READ, WRITE):  # and READ_ALL, which begins with READ
+        document = document.replace(scope.encode(), f"{settings.auth_scope_prefix}{scope}".encode())
+    return Response(document, media_type=MediaType.JSON)
 
 
 @get("/schema/asyncapi.json", sync_to_thread=True)

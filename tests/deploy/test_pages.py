@@ -21,7 +21,10 @@ from worker.settings import WorkerSettings
 _PAGES = [README, *sorted(CHECKOUT.glob("[!.]*/*.md")), *sorted(CHECKOUT.glob("tests/*/README.md"))]
 # Settings without a default that need not be set, with what the page has in place of one.
 _OPTIONAL = {
+    "AUTH_AUDIENCE": "none",
+    "AUTH_CLIENTS": "none",
     "AUTH_INTERNAL_CLIENTS": "none",
+    "AUTH_SCOPE_PREFIX": "none",
     "AUTH_TOKEN_URL": "none",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "none",
     "LISTEN_DATABASE_URL": "DATABASE_URL",

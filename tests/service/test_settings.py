@@ -45,6 +45,8 @@ def test_missing_variable_is_named(name):
         ("APP_URL", "https://app.example.com/?x=1", None),
         ("AUTH_JWKS_URL", "http://issuer.test/jwks", None),
         ("AUTH_TOKEN_URL", "http://issuer.test/token", None),
+        ("AUTH_TOKEN_TYPES", 'JWT, "', None),
+        ("AUTH_SCOPE_PREFIX", 'id"/', None),
         ("AUTH_TOKEN_URL", "https://me:hunter2@issuer.test/token", None),
         ("AUTH_TOKEN_URL", "https://issuer.test;script-src/token", None),
     ],
@@ -56,6 +58,15 @@ def test_invalid_variable_is_named_with_the_reason_and_its_value_not_shown(name,
     assert str(failure.value).startswith(f"{name}: {reason or ''}")
     assert value not in str(failure.value)
     assert examine(ServiceSettings, {**ENVIRONMENT, name: value})[1] == {name: str(failure.value)}
+
+
+@pytest.mark.parametrize("clients", ["", " , "])
+def test_without_an_audience_the_clients_must_be_listed(clients):
+    environment = ENVIRONMENT | {"AUTH_AUDIENCE": "", "AUTH_TOKEN_TYPES": "none"}
+
+    with pytest.raises(InvalidSetting, match="`AUTH_AUDIENCE`: without it, AUTH_CLIENTS must list"):
+        load(ServiceSettings, environment | {"AUTH_CLIENTS": clients})
+    assert load(ServiceSettings, environment | {"AUTH_CLIENTS": "acme"}).auth_audience is None
 
 
 def test_examination_names_every_invalid_variable_and_reads_the_others():

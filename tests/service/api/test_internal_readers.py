@@ -3,23 +3,24 @@
 import pytest
 from structlog.testing import capture_logs
 
+from service.calculation_requests import conveyancers
 from service.identifiers import new_request_id, uuid_of
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client
 
 READER = "calculations-team"
+OTHER_FIRM = "other-conveyancing"
 EVERY_SCOPE = "request:read-all request:read request:write"
 
 
 @pytest.fixture
 async def reader(service_settings, issuer):
-    """A client of an internal reader, without a tenant claim. Another reader is a conveyancer as well."""
+    """A client of an internal reader. Another internal reader is a conveyancer as well."""
     async with api_client(
         service_settings,
         issuer.token(READER, scope="request:read-all"),
         auth_internal_clients=f" {READER}, ,{FREE_CONVEYANCER}",
-        auth_tenant_claim="firm",
     ) as connected:
         yield connected
 
@@ -57,7 +58,7 @@ async def test_each_attempt_is_logged_with_client_and_uuid(reader, client, creat
 async def test_internal_reader_neither_lists_nor_creates_whatever_its_token_has(
     reader, issuer, database, client_id
 ):
-    token = issuer.token(client_id, scope=EVERY_SCOPE, firm=FREE_CONVEYANCER)
+    token = issuer.token(client_id, scope=EVERY_SCOPE)
     for headers in ({}, bearer(token)):
         listed = await reader.get("/v1/request", headers=headers)
         created = await reader.post("/v1/request", json=A_REQUEST, headers=headers)
@@ -76,21 +77,21 @@ async def test_internal_reader_neither_lists_nor_creates_whatever_its_token_has(
 @pytest.mark.parametrize(
     ("claims", "status"),
     [
-        ({"client_id": "stranger"}, 401),  # not in the list, and no tenant
+        ({"client_id": "stranger"}, 403),  # not in the list
         ({"client_id": ""}, 401),
         ({"client_id": None}, 401),
         ({"client_id": [READER]}, 401),
-        ({"client_id": READER.upper()}, 401),
-        ({"client_id": f"{READER}, "}, 401),
-        ({"client_id": READER, "scope": "request:read"}, 401),
-        ({"client_id": READER, "scope": "request:read-alls"}, 401),
-        ({"client_id": "stranger", "sub": READER, "azp": READER, "firm": FREE_CONVEYANCER}, 403),
+        ({"client_id": READER.upper()}, 403),
+        ({"client_id": f"{READER}, "}, 403),
+        ({"client_id": READER, "scope": "request:read"}, 403),
+        ({"client_id": READER, "scope": "request:read-alls"}, 403),
+        ({"client_id": "stranger", "sub": READER, "azp": READER}, 403),
         # A firm with both scopes that is no internal reader has its own requests only.
-        ({"client_id": "stranger", "scope": EVERY_SCOPE, "firm": FREE_CONVEYANCER}, 404),
-        ({"client_id": "stranger", "scope": EVERY_SCOPE, "firm": READER}, 403),
+        ({"client_id": OTHER_FIRM, "scope": EVERY_SCOPE}, 404),
     ],
 )
-async def test_list_of_clients_and_scope_are_both_needed(reader, issuer, created, claims, status):
+async def test_list_of_clients_and_scope_are_both_needed(reader, issuer, database, created, claims, status):
+    await conveyancers.register(database, OTHER_FIRM, name="Other", charges_calculation_fee=None)
     token = issuer.token(**{"scope": "request:read-all", **claims})
     response = await reader.get(f"/v1/request/{created['uuid']}", headers=bearer(token))
 

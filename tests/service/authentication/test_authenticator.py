@@ -14,7 +14,8 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
 from service.authentication import api_keys, authenticator, signing_keys
-from service.authentication.authenticator import READ, Authenticator, InvalidCredentials
+from service.authentication.access_tokens import READ, InvalidCredentials
+from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import SigningKeys
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import open_pool
@@ -49,9 +50,9 @@ async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.
         ({"exp": 4_000_000}, "expired"),
         ({"aud": "another-service"}, "another audience"),
         ({"iss": "https://another.test"}, "another issuer"),
-        ({"exp": None}, "not valid"),
+        ({"exp": None}, "lacks the claim exp"),
         ({"exp": "4102444800"}, "not valid"),
-        ({"aud": None}, "not valid"),
+        ({"aud": None}, "lacks the claim aud"),
         ({"exp": 10**400}, "not valid"),
         ({"exp": float("inf")}, "not valid"),
         ({"exp": True}, "expired"),
@@ -60,9 +61,9 @@ async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.
         ({"client_id": 7}, "names no client"),
         ({"client_id": "acme\0"}, "names no client"),
         ({"client_id": "acme\ud800"}, "names no client"),
-        ({"scope": ["request:read", "request:write"]}, "scope is not one string"),
+        ({"scope": {"request:read": True}}, "neither a string"),
         ({"headers": {"typ": "JWT"}}, "at+jwt"),
-        ({"headers": {"kid": "unheard-of"}}, "not valid"),
+        ({"headers": {"kid": "unheard-of"}}, "does not publish"),
         ({"headers": {"crit": ["exp"]}}, "not valid"),
         ({"padding": "x" * 9000}, "at most 8192"),
     ],

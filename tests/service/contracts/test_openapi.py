@@ -62,6 +62,20 @@ async def test_document_has_the_token_url_where_it_is_known(service_settings):
     assert document["paths"]["/v1/request"]["post"]["security"] == [token, credentials]
 
 
+async def test_document_names_the_scopes_as_the_issuer_does(service_settings):
+    changes = {"auth_token_url": "https://issuer.test/token", "auth_scope_prefix": "id/"}
+    async with api_client(service_settings, None, **changes) as caller:
+        document = (await caller.get("/schema/openapi.json")).json()
+
+    validate(document)
+    flows = document["components"]["securitySchemes"]["client_credentials"]["flows"]
+    scopes = {"id/request:write", "id/request:read", "id/request:read-all"}
+    assert set(flows["clientCredentials"]["scopes"]) == scopes
+    security = document["paths"]["/v1/request/{uuid}"]["get"]["security"]
+    assert {scope for each in security for needed in each.values() for scope in needed} <= scopes
+    assert not re.search("[^/]request:(read|write)", msgspec.json.encode(document).decode())
+
+
 def test_patterns_are_portable():
     # In ASCII, without `\u`, which PCRE2 and RE2 do not have.
     patterns = [

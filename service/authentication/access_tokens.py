@@ -1,0 +1,191 @@
+"""Judges OAuth 2.0 access tokens: those of RFC 9068, and by settings those of providers that differ."""
+
+import re
+from typing import Any
+
+import jwt
+import msgspec
+
+from service.authentication.api_keys import looks_like_api_key
+from service.authentication.signing_keys import ALGORITHMS, SigningKeys
+from service.calculation_requests.request_secrets import looks_like_secret
+from service.settings import ServiceSettings
+
+READ = "request:read"
+WRITE = "request:write"
+READ_ALL = "request:read-all"  # lets internal readers read any firm's requests, by uuid
+
+_LARGEST_TOKEN = 8 * 1024
+_NOT_VALID = "The access token is not valid: it is no JWT, or its signature or a claim is wrong."
+_REASONS: dict[type[Exception], tuple[str, ...]] = {  # a message, and the settings that matter
+    jwt.ExpiredSignatureError: ("The access token has expired: request a new one.",),
+    jwt.InvalidAudienceError: (
+        "The access token is for another audience: request one for this service.",
+        "AUTH_AUDIENCE",
+    ),
+    jwt.InvalidIssuerError: (
+        "The access token is from another issuer than the one that the service trusts.",
+        "AUTH_ISSUER",
+    ),
+}
+_STANDARD_TYPE = "at+jwt"  # RFC 9068, section 4; no other token of an issuer has this type
+_NO_TYPE = "none"
+# The claims in which Keycloak and Cognito say what a token is, with the value in access tokens.
+_KINDS = {"typ": "Bearer", "token_use": "access"}
+_NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and lone surrogates, which Postgres rejects in a text
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """The conveyancer whose system is calling, and what the access token allows."""
+
+    conveyancer_id: str
+    scopes: frozenset[str]  # those of this service, without AUTH_SCOPE_PREFIX
+    expires_at: float  # seconds since the epoch
+
+
+class InternalReader(msgspec.Struct, frozen=True):
+    """One of our own services, which reads the requests of any firm, and their events, by uuid."""
+
+    client_id: str
+    expires_at: float
+
+
+class InvalidCredentials(Exception):
+    """The access token or API key is not accepted; the message says why."""
+
+    def __init__(self, message: str, *settings: str) -> None:
+        super().__init__(message)
+        self.settings = settings  # those that would have to fit the token, by name, for operators
+
+
+class AccessTokens:
+    """Verifies access tokens with the issuer's keys, by the settings AUTH_….
+
+    Where the issuer's access tokens do not have the type at+jwt, ID tokens may have the same type. Four
+    checks keep them out: the audience, which in ID tokens is a client; the claims in `_KINDS`; the claim of
+    the client; and that every token must have a scope of this service, whatever endpoint it is for.
+    """
+
+    def __init__(self, settings: ServiceSettings, signing_keys: SigningKeys) -> None:
+        self._settings = settings
+        self._signing_keys = signing_keys
+        self._types = {_media_type(each) for each in _names(settings.auth_token_types)}
+        self._is_standard = self._types == {_STANDARD_TYPE} and settings.auth_audience is not None
+        self._clients = _names(settings.auth_clients)
+        self._internal_clients = _names(settings.auth_internal_clients)
+
+    async def verify(self, token: str) -> Caller | InternalReader:
+        """Return the caller. Raises InvalidCredentials or SigningKeysUnavailable."""
+        _check_form(token)
+        try:
+            header = jwt.get_unverified_header(token)
+            self._check_header(header)
+            signing_key = await self._signing_keys.find(header["kid"])
+            if signing_key is None:
+                raise InvalidCredentials(
+                    "The access token is signed with a key that the issuer does not publish.", "AUTH_JWKS_URL"
+                )
+            audience = self._settings.auth_audience
+            claims = jwt.decode(
+                token,
+                signing_key.public_key,
+                algorithms=signing_key.algorithms,
+                issuer=self._settings.auth_issuer,
+                audience=audience,  # If it is None, PyJWT rejects tokens that have an audience.
+                leeway=self._settings.auth_leeway_seconds,
+                options={"require": ["exp", "iss", "aud"] if audience else ["exp", "iss"]},
+            )
+            return self._caller(claims)
+        except jwt.MissingRequiredClaimError as error:
+            settings = ["AUTH_AUDIENCE"] if error.claim == "aud" else []
+            raise InvalidCredentials(f"The access token lacks the claim {error.claim}.", *settings) from None
+        except (jwt.PyJWTError, ValueError, OverflowError) as error:
+            raise InvalidCredentials(*_REASONS.get(type(error), (_NOT_VALID,))) from None
+
+    def _check_header(self, header: dict[str, Any]) -> None:
+        """Reject tokens that cannot be access tokens of the issuer, before any cryptography."""
+        if header.get("alg") not in ALGORITHMS:
+            raise InvalidCredentials("The access token is signed with an algorithm that is not accepted.")
+        if _media_type(str(header.get("typ", _NO_TYPE))) not in self._types:
+            message = f"The token is not an access token: its typ must be {self._settings.auth_token_types}."
+            raise InvalidCredentials(message, "AUTH_TOKEN_TYPES")
+        if "crit" in header or not isinstance(header.get("kid"), str):
+            raise InvalidCredentials("The access token has a header that is not accepted.")
+
+    def _caller(self, claims: dict[str, Any]) -> Caller | InternalReader:
+        expires_at = claims["exp"]
+        if not isinstance(expires_at, int | float):  # PyJWT also accepts the text "1700000000".
+            raise InvalidCredentials(_NOT_VALID)
+        expires_at += self._settings.auth_leeway_seconds
+        if not self._is_standard:
+            self._check_kind(claims)
+        client = self._client(claims)
+        scopes = self._scopes(claims)
+        if READ_ALL in scopes and client in self._internal_clients:
+            return InternalReader(client, expires_at)
+        return Caller(client, scopes, expires_at)
+
+    def _check_kind(self, claims: dict[str, Any]) -> None:
+        for claim, access in _KINDS.items():
+            # Without an audience, token_use is needed, because little else sets an ID token apart.
+            presumed = None if claim == "token_use" and self._settings.auth_audience is None else access
+            if claims.get(claim, presumed) != access:
+                message = f"The token is not an access token: its claim {claim} must be {access}."
+                raise InvalidCredentials(message, *([] if claim in claims else ["AUTH_AUDIENCE"]))
+
+    def _client(self, claims: dict[str, Any]) -> str:
+        """Return the name of the client: a conveyancer's id, or the name of an internal reader.
+
+        One claim names both. With a claim for each, a token could name a firm in one claim and a reader in
+        the other, and its scopes would decide between them. One claim is safe if the issuer sets it, and the
+        client cannot, which is true of the client's id. A name alone makes no internal reader: the operators
+        list its name, and the issuer grants it READ_ALL.
+        """
+        client = claims.get(self._settings.auth_client_claim)
+        if not isinstance(client, str) or not client or _NOT_STORABLE.search(client):
+            message = "The access token names no client: its claim for that is missing."
+            raise InvalidCredentials(message, "AUTH_CLIENT_CLAIM")
+        # Without an audience, a token may be for any service of the issuer, so clients must be listed.
+        is_limited = self._clients or self._settings.auth_audience is None
+        if is_limited and client not in self._clients:
+            message = "The access token is from a client that the service does not accept."
+            raise InvalidCredentials(message, "AUTH_CLIENTS")
+        return client
+
+    def _scopes(self, claims: dict[str, Any]) -> frozenset[str]:
+        """Return the token's scopes of this service, from one string (RFC 9068, section 2.2.3) or a list."""
+        granted = claims.get(self._settings.auth_scope_claim, "")
+        if isinstance(granted, str):
+            granted = granted.split()
+        if not isinstance(granted, list):
+            message = "The access token's scopes are neither a string, with spaces between them, nor a list."
+            raise InvalidCredentials(message, "AUTH_SCOPE_CLAIM")
+        prefix = self._settings.auth_scope_prefix
+        scopes = frozenset(scope for scope in (READ, WRITE, READ_ALL) if prefix + scope in granted)
+        if not scopes and not self._is_standard:
+            message = "The access token has none of this service's scopes, so it may be an ID token."
+            raise InvalidCredentials(message, "AUTH_SCOPE_CLAIM", "AUTH_SCOPE_PREFIX")
+        return scopes
+
+
+def _check_form(token: str) -> None:
+    if looks_like_api_key(token):
+        raise InvalidCredentials("This endpoint takes no API key: send an access token.")
+    if looks_like_secret(token):
+        raise InvalidCredentials(
+            "This endpoint takes no request's secret, which opens only GET /v1/request/{uuid}: send an "
+            "access token."
+        )
+    if len(token) > _LARGEST_TOKEN:
+        raise InvalidCredentials(
+            f"The access token has {len(token)} characters: at most {_LARGEST_TOKEN} are accepted."
+        )
+
+
+def _media_type(name: str) -> str:
+    return name.lower().removeprefix("application/")  # The prefix may be left out (RFC 7515, section 4.1.9).
+
+
+def _names(setting: str) -> set[str]:
+    """Return the names in a setting, which are separated by commas."""
+    return {each.strip() for each in setting.split(",")} - {""}

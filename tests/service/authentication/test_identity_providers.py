@@ -1,0 +1,280 @@
+"""Identity providers with the settings of deploy/README.md: access tokens are accepted, and no other tokens.
+
+The tokens have the header and the claims that the documentation of each provider shows.
+"""
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import jwt
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from jwt.algorithms import RSAAlgorithm
+
+from service.settings import ServiceSettings
+from tests.deploy.pages import INSTALLATION, rows
+from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
+from tests.harness.http import bearer
+from tests.harness.in_process import api_client
+from tests.harness.issuer import AUDIENCE
+from tests.service.authentication.test_authenticator import ask
+
+AUTH0, AUTH0_STANDARD = "Auth0, access token profile Auth0", "Auth0, access token profile RFC 9068"
+ENTRA, COGNITO = "Microsoft Entra ID", "Amazon Cognito"
+KEYCLOAK = "Keycloak, other clients"
+KEYCLOAK_STANDARD = 'Keycloak, clients with *Use "at+jwt" as access token header type*'
+OKTA = "Okta, custom authorization server"
+
+
+def settings_on_page() -> dict[str, dict[str, str]]:
+    """Return the settings of each provider. The page's first client is a firm of every test's database."""
+    settings: dict[str, dict[str, str]] = {}
+    previous: dict[str, str] = {}
+    for provider, cell, _ in rows(INSTALLATION, "Identity provider", "identity provider")[1:]:
+        listed = dict(
+            re.findall("`(AUTH_[A-Z_]+)=([^`]+)`", cell.replace("CLIENT,CLIENT", f"{CONVEYANCER},us"))
+        )
+        lower = {name.lower(): value for name, value in listed.items()}
+        previous = settings[provider] = previous | lower if cell.startswith("the same") else lower
+    return settings
+
+
+SETTINGS = settings_on_page()
+SCOPES = "request:read request:write"
+USER, JWT_HEADER = "8c1c0d5a-user", {"typ": "JWT"}
+NOW = int(time.time())
+BOTH: dict[str, Any] = {"iat": NOW, "exp": NOW + 600}
+
+# The header's typ and the claims of a client's access token.
+ACCESS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    AUTH0: (
+        JWT_HEADER,
+        {
+            "sub": f"{CONVEYANCER}@clients",
+            "aud": AUDIENCE,
+            "scope": SCOPES,
+            "gty": "client-credentials",
+            "azp": CONVEYANCER,
+        },
+    ),
+    AUTH0_STANDARD: (
+        {"typ": "at+jwt"},
+        {
+            "sub": f"{CONVEYANCER}@clients",
+            "aud": AUDIENCE,
+            "scope": SCOPES,
+            "client_id": CONVEYANCER,
+            "jti": "Vg",
+        },
+    ),
+    ENTRA: (
+        JWT_HEADER,
+        {
+            "aud": AUDIENCE,
+            "nbf": NOW,
+            "azp": CONVEYANCER,
+            "azpacr": "1",
+            "oid": "0a",
+            "sub": "0a",
+            "tid": "TENANT",
+            "roles": SCOPES.split(),
+            "ver": "2.0",
+        },
+    ),
+    KEYCLOAK: (
+        JWT_HEADER,
+        {
+            "aud": [AUDIENCE, "account"],
+            "typ": "Bearer",
+            "azp": CONVEYANCER,
+            "acr": "1",
+            "scope": f"email profile {SCOPES}",
+            "client_id": CONVEYANCER,
+            "preferred_username": f"service-account-{CONVEYANCER}",
+            "resource_access": {"account": {"roles": ["view-profile"]}},
+        },
+    ),
+    COGNITO: (
+        {"typ": None},
+        {
+            "sub": CONVEYANCER,
+            "token_use": "access",
+            "scope": "IDENTIFIER/request:read IDENTIFIER/request:write",
+            "auth_time": NOW,
+            "version": 2,
+            "jti": "Vg",
+            "client_id": CONVEYANCER,
+        },
+    ),
+    OKTA: (
+        {"typ": None},
+        {
+            "ver": 1,
+            "jti": "AT.Vg",
+            "aud": AUDIENCE,
+            "cid": CONVEYANCER,
+            "scp": SCOPES.split(),
+            "sub": CONVEYANCER,
+        },
+    ),
+}
+ACCESS[KEYCLOAK_STANDARD] = ({"typ": "at+jwt"}, ACCESS[KEYCLOAK][1])
+
+# The claims of the ID token that a user gets through the same client. Its header's typ is JWT, or none.
+ID: dict[str, dict[str, Any]] = {
+    AUTH0: {"aud": CONVEYANCER, "sub": f"auth0|{USER}", "nonce": "n", "email": "ada@example.com"},
+    ENTRA: {
+        "aud": CONVEYANCER,
+        "nbf": NOW,
+        "oid": USER,
+        "sub": USER,
+        "tid": "TENANT",
+        "roles": SCOPES.split(),
+        "ver": "2.0",
+    },
+    KEYCLOAK: {
+        "aud": CONVEYANCER,
+        "typ": "ID",
+        "azp": CONVEYANCER,
+        "sub": USER,
+        "at_hash": "h",
+        "sid": "s",
+    },
+    COGNITO: {
+        "aud": CONVEYANCER,
+        "token_use": "id",
+        "sub": USER,
+        "cognito:username": "ada",
+        "auth_time": NOW,
+        "at_hash": "h",
+    },
+    OKTA: {"ver": 1, "jti": "ID.Vg", "aud": CONVEYANCER, "sub": USER, "amr": ["pwd"], "idp": "00o"},
+}
+ID[AUTH0_STANDARD], ID[KEYCLOAK_STANDARD] = ID[AUTH0], ID[KEYCLOAK]
+
+
+class Provider:
+    """Signs tokens with RS256, and publishes its key. Entra publishes no `alg` with it."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._key = rsa.generate_private_key(65_537, 2048)
+        self.settings = SETTINGS[name]
+        jwk = RSAAlgorithm.to_jwk(self._key.public_key(), as_dict=True) | {"kid": "1", "use": "sig"}
+        jwk |= {} if name == ENTRA else {"alg": "RS256"}
+        self.jwks = folder / "jwks.json"
+        self.jwks.write_bytes(msgspec.json.encode({"keys": [jwk]}))
+
+    def token(self, header: dict[str, Any], claims: dict[str, Any]) -> str:
+        """Return a token of this provider. A header or claim of None is left out."""
+        every = {"iss": self.settings["auth_issuer"], **BOTH, **claims}
+        present = {name: value for name, value in every.items() if value is not None}
+        return jwt.encode(present, self._key, algorithm="RS256", headers={"kid": "1", **header})
+
+
+def settings_of(provider: Provider, settings: ServiceSettings) -> ServiceSettings:
+    audience = None if "auth_clients" in provider.settings else AUDIENCE
+    changes = provider.settings | {"auth_jwks_url": provider.jwks.as_uri()}
+    return msgspec.structs.replace(settings, auth_audience=audience, **changes)
+
+
+def test_page_has_the_providers():
+    assert SETTINGS.keys() == ACCESS.keys() == ID.keys()
+
+
+@pytest.mark.parametrize("name", ACCESS)
+async def test_access_token_is_accepted_as_its_clients_with_its_scopes(name, service_settings, tmp_path):
+    provider = Provider(name, tmp_path)
+    header, claims = ACCESS[name]
+    scope_claim = provider.settings.get("auth_scope_claim", "scope")
+    prefix = provider.settings.get("auth_scope_prefix", "")
+    reading: Any = f"{prefix}request:read"
+    reading = [reading] if isinstance(claims[scope_claim], list) else reading
+
+    async with api_client(settings_of(provider, service_settings), None) as client:
+        full = await ask(client, bearer(provider.token(header, claims)))
+        users = await ask(client, bearer(provider.token(header, claims | {"sub": USER})))
+        partial = await ask(client, bearer(provider.token(header, claims | {scope_claim: reading})))
+
+    for answers in (full, users):
+        assert [response.status_code for response in answers] == [200, 404, 200]
+    assert [response.status_code for response in partial] == [403, 404, 200]
+    assert f' scope="{prefix}request:write"' in partial[0].headers["WWW-Authenticate"]
+
+
+@pytest.mark.parametrize("name", ID)
+async def test_id_token_is_refused_even_with_our_audience(name, service_settings, tmp_path):
+    """API and client may be one registration at Entra, and Keycloak's mapper may be for ID tokens too."""
+    provider = Provider(name, tmp_path)
+    header = {"typ": None} if ACCESS[name][0]["typ"] is None else JWT_HEADER
+    settings = settings_of(provider, service_settings)
+    our_audience = ID[name] | {"aud": settings.auth_audience}
+
+    async with api_client(settings, None) as client:
+        for claims in (ID[name], our_audience):
+            for response in await ask(client, bearer(provider.token(header, claims))):
+                assert response.status_code == 401
+
+
+NO_SCOPE, NO_KIND = "none of this service's scopes", "its claim"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        (AUTH0, {"aud": "https://another-api.example.com"}, "another audience"),
+        (AUTH0, {"scope": "read:others"}, NO_SCOPE),
+        (AUTH0, {"scope": None, "permissions": SCOPES.split()}, NO_SCOPE),
+        (ENTRA, {"aud": "00000003-0000-0000-c000-000000000000"}, "another audience"),
+        # Any application of the tenant gets a token for the API, but without a role.
+        (ENTRA, {"roles": None}, NO_SCOPE),
+        # A user's token has delegated scopes, which any client may request.
+        (ENTRA, {"roles": None, "scp": SCOPES}, NO_SCOPE),
+        (ENTRA, {"iss": "https://login.microsoftonline.com/ANOTHER/v2.0"}, "another issuer"),
+        # A token of version 1.
+        (ENTRA, {"azp": None, "appid": CONVEYANCER}, "names no client"),
+        (KEYCLOAK, {"aud": "account"}, "another audience"),
+        (KEYCLOAK, {"aud": None}, "lacks the claim aud"),
+        (KEYCLOAK, {"scope": "email profile"}, NO_SCOPE),
+        # With a mapper, an ID token may have any claim but this.
+        (KEYCLOAK, {"typ": "ID"}, NO_KIND),
+        (KEYCLOAK, {"typ": "Refresh"}, NO_KIND),
+        (COGNITO, {"client_id": FREE_CONVEYANCER}, "a client that the service does not accept"),
+        (COGNITO, {"scope": "another/request:read request:read"}, NO_SCOPE),
+        (COGNITO, {"scope": "aws.cognito.signin.user.admin"}, NO_SCOPE),
+        (COGNITO, {"token_use": "id"}, NO_KIND),
+        (COGNITO, {"token_use": None}, NO_KIND),
+        # A token bound to a resource, which is another service.
+        (COGNITO, {"aud": "https://another-api.example.com"}, "another audience"),
+        (OKTA, {"aud": "api://default"}, "another audience"),
+        (OKTA, {"iss": "https://DOMAIN"}, "another issuer"),
+        (OKTA, {"scp": ["openid"]}, NO_SCOPE),
+        (OKTA, {"scp": None, "scope": SCOPES}, NO_SCOPE),
+        (OKTA, {"scp": {"request:read": True}}, "neither a string"),
+    ],
+)
+async def test_token_for_something_else_is_refused_on_every_endpoint(
+    name, changes, reason, service_settings, tmp_path
+):
+    provider = Provider(name, tmp_path)
+    header, claims = ACCESS[name]
+
+    async with api_client(settings_of(provider, service_settings), None) as client:
+        for response in await ask(client, bearer(provider.token(header, claims | changes))):
+            assert response.status_code == 401
+            assert reason in response.headers["WWW-Authenticate"]
+
+
+async def test_client_that_is_listed_reads_internally_only_with_the_scope(service_settings, tmp_path):
+    provider = Provider(COGNITO, tmp_path)
+    header, claims = ACCESS[COGNITO]
+    claims = claims | {"client_id": "us"}
+    changes = {"auth_internal_clients": "us"}
+
+    async with api_client(settings_of(provider, service_settings), None, **changes) as client:
+        for scope, status in (("IDENTIFIER/request:read-all", 404), ("request:read-all", 401)):
+            token = provider.token(header, claims | {"scope": scope})
+            (_, retrieved, _) = await ask(client, bearer(token))
+            assert retrieved.status_code == status

@@ -1,0 +1,67 @@
+"""`doctor --token`: whether an access token is accepted, or why not, and the settings that matter."""
+
+import json
+
+import pytest
+
+from tests.harness.command_line import run
+from tests.harness.examples import CONVEYANCER
+
+SCOPES = "request:read, request:write"
+
+
+@pytest.mark.parametrize(
+    ("claims", "variables", "status", "says"),
+    [
+        ({}, {}, 0, f"accepted as the conveyancer '{CONVEYANCER}', with {SCOPES}"),
+        ({"scope": None}, {}, 0, f"accepted as the conveyancer '{CONVEYANCER}', with no scope"),
+        (
+            {"scope": "request:read-all"},
+            {"AUTH_INTERNAL_CLIENTS": CONVEYANCER},
+            0,
+            f"accepted as the internal reader '{CONVEYANCER}'",
+        ),
+        ({"exp": 1}, {}, 1, "The access token has expired: request a new one\n"),
+        ({"aud": "account"}, {}, 1, "AUTH_AUDIENCE='calculation-requests'"),
+        ({"aud": None}, {}, 1, "AUTH_AUDIENCE='calculation-requests'"),
+        ({"iss": "https://another.test"}, {}, 1, "AUTH_ISSUER='https://issuer.test'"),
+        ({"headers": {"typ": "JWT"}}, {}, 1, "AUTH_TOKEN_TYPES='at+jwt'"),
+        ({"headers": {"kid": "another"}}, {}, 1, "matter: AUTH_JWKS_URL"),
+        ({"client_id": None}, {}, 1, "AUTH_CLIENT_CLAIM='client_id'"),
+        ({}, {"AUTH_CLIENTS": "others"}, 1, "AUTH_CLIENTS='others'"),
+        ({"token_use": None}, {"AUTH_AUDIENCE": "", "AUTH_CLIENTS": CONVEYANCER}, 1, "AUTH_AUDIENCE=None"),
+        ({}, {"AUTH_TOKEN_TYPES": "at+jwt, JWT", "AUTH_SCOPE_CLAIM": "scp"}, 1, "AUTH_SCOPE_CLAIM='scp'"),
+        ({}, {"AUTH_ISSUER": ""}, 1, "not checked without AUTH_ISSUER"),
+        ({}, {"AUTH_JWKS_URL": "file:///nowhere.json"}, 1, "no such file; what does AUTH_JWKS_URL answer?"),
+    ],
+)
+async def test_token_is_judged(environment, issuer, claims, variables, status, says):
+    if variables.get("AUTH_AUDIENCE") == "":
+        claims = claims | {"aud": None}
+    token = issuer.token(**claims)
+    ended = await run("service", "doctor", "--token", environment=environment | variables, stdin=f"{token}\n")
+
+    assert (ended.status, ended.errors) == (status, "")
+    assert says in ended.output
+    assert token not in ended.output
+
+
+async def test_claims_that_decide_are_shown_and_no_others(environment, issuer):
+    token = issuer.token(aud="\x1b[2J", email="ada@example.com", firm="acme", headers={"typ": "JWT"})
+    environment |= {"AUTH_CLIENT_CLAIM": "firm"}
+    ended = await run("service", "doctor", "--token", environment=environment, stdin=token)
+
+    line = next(line for line in ended.output.splitlines() if "header {" in line)
+    header, claims = line.partition("header ")[2].split(", claims ")
+    assert json.loads(header) == {"alg": "ES256", "typ": "JWT", "kid": "local"}
+    assert json.loads(claims).keys() == {"iss", "aud", "exp", "client_id", "scope", "firm"}
+    assert "\x1b" not in ended.output
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "a.b.c", "cr_0123456789ab_" + "x" * 43])
+async def test_anything_else_is_refused_and_not_shown(environment, text):
+    ended = await run("service", "doctor", "--token", environment=environment, stdin=text)
+
+    assert (ended.status, ended.errors) == (1, "")
+    assert "wrong    token" in ended.output
+    assert not text or text not in ended.output
