@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
-from tests.deploy.alerts import check_rules
+from tests.deploy.alerts import RECORDINGS, check_rules
 from tests.deploy.exported_metrics import TARGET_LABELS, exported_metrics, not_exported
 
 FILE = CHECKOUT / "deploy" / "k8s" / "components" / "monitoring" / "dashboard.json"
@@ -35,9 +35,10 @@ def test_queries_are_well_formed(tmp_path):
 @pytest.mark.parametrize("query", QUERIES)
 def test_query_asks_for_what_is_exported_and_looks_at_one_installation(query):
     assert not_exported(filled_in(query)) == set()
-    for selector in re.findall(r"\{[^}]*\}", query):
+    for name, selector in re.findall(r"([\w:]+)(\{[^}]*\})", query):
         assert 'namespace=~"$namespace"' in selector
-        assert 'job=~"$job"' in selector or any(other in selector for other in OF_ENGINES)
+        others = (name in RECORDINGS, *(other in selector for other in OF_ENGINES))
+        assert 'job=~"$job"' in selector or any(others)
 
 
 def test_legends_name_labels_that_their_query_keeps():
