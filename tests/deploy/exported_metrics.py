@@ -10,7 +10,7 @@ from tests.deploy.pages import metrics_listed
 TARGET_LABELS = frozenset({"job", "instance", "namespace", "pod", "container", "endpoint"})
 
 # Of the client library, and used by the dashboard.
-_OF_THE_LIBRARY = ("process_cpu_seconds_total", "process_resident_memory_bytes")
+_OF_THE_LIBRARY = ("process_cpu_seconds_total",)
 
 # Of CloudNativePG's default queries, its poolers and backups, of RabbitMQ and the kubelet: only those used.
 _OF_ENGINES: Mapping[str, frozenset[str]] = {
