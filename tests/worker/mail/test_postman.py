@@ -11,11 +11,12 @@ from structlog.testing import capture_logs
 
 from service.identifiers import first_id_at
 from service.outbox.events import RequestEmailFailed, RequestEmailSent
+from tests.harness import stored
 from tests.harness.in_process import running
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
 from tests.worker.commands.steps import intend
-from tests.worker.conftest import open_postman, settings_with, store
+from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import all_are, announced, attempts, is_claimed, record_emails, states
 
 
@@ -77,7 +78,9 @@ async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_
 
 
 async def test_delay_of_a_requests_first_email_is_measured_from_the_create(postman, database):
-    request = await store(database, id=first_id_at(datetime.now(UTC) - timedelta(minutes=10)))
+    ten_minutes_ago = first_id_at(datetime.now(UTC) - timedelta(minutes=10))
+    request = msgspec.structs.replace(stored.new_request(), id=ten_minutes_ago)
+    assert await stored.insert(database, request)
     for number in (1, 2):
         await intend(database, request, number)
 
