@@ -1,7 +1,7 @@
 """The uuid of a calculation request: `req_` and a UUIDv7 as 22 base62 characters, so it sorts by time."""
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from uuid import UUID
 
 import uuid_utils.compat
@@ -20,6 +20,11 @@ def new_request_id() -> UUID:
 def first_id_at(time: datetime) -> UUID:
     """Return the lowest id that a request of this time can have (RFC 9562, section 5.7)."""
     return UUID(int=max(0, int(time.timestamp() * 1000)) << 80)
+
+
+def time_of(request_id: UUID) -> datetime:
+    """Return when a UUIDv7 was made, to the millisecond."""
+    return datetime.fromtimestamp((request_id.int >> 80) / 1000, UTC)
 
 
 def uuid_of(request_id: UUID) -> str:

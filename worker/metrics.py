@@ -48,7 +48,7 @@ emails_oldest_age = Gauge(
 )
 email_delivery_seconds = Histogram(
     "email_delivery_seconds",
-    "From recording an e-mail in the ledger to its acceptance by the mail server.",
+    "From creating a request to the mail server's acceptance of its e-mail.",
     buckets=_DELIVERY_SECONDS,
 )
 
@@ -68,5 +68,5 @@ for _gauge in (*FROM_POSTGRES, reconciled_at):
 # Create the series now, because Prometheus sees no increase in a series that starts at 1.
 for _type in (*EVENT_TYPES, "other"):
     events_published.labels(_type)
-for _outcome in ("sent", "postponed", "failed", "given_back", "internal_error"):
+for _outcome in ("sent", "postponed", "failed", "recipient_refused", "given_back", "internal_error"):
     emails.labels(_outcome)

@@ -17,6 +17,7 @@ from service.postgres.pool import Connection, Pool
 from service.server.background import in_background
 from service.telemetry import logs
 from worker import metrics
+from worker.mail.outcomes import RECIPIENT_REFUSED
 
 INTERVAL_SECONDS = 300.0
 _EXAMPLES = 10
@@ -108,13 +109,23 @@ _REQUESTS_WITHOUT_EMAIL = """
                         WHERE undelivered_event.request_id = request.id)
 """
 
-_OVERDUE_EMAILS = """
-    SELECT DISTINCT request_id
+# The objective of e-mails counts these, so an e-mail that only its recipient's mailbox refuses is left out.
+_OVERDUE_EMAILS = f"""
+    SELECT id AS request_id
+      FROM calculation_request AS request
+     WHERE id >= $1
+       AND created_at < now() - interval '5 min'
+       AND NOT EXISTS (SELECT
+                         FROM email
+                        WHERE email.request_id = request.id)
+    UNION
+    SELECT request_id
       FROM email
      WHERE request_id >= $1
        AND state = 'pending'
-       AND created_at < now() - interval '1 h'
-"""
+       AND created_at < now() - interval '5 min'
+       AND coalesce(server_reply, '') !~ '{RECIPIENT_REFUSED}'
+"""  # noqa: S608 - constants only
 
 _OVERDUE_EVENTS = """
     SELECT DISTINCT request_id
@@ -150,7 +161,7 @@ _CHECKS = {
         "stored over five minutes ago and published, but not in the ledger of e-mails",
         _REQUESTS_WITHOUT_EMAIL,
     ),
-    "email_overdue": ("has an e-mail that has been pending for over an hour", _OVERDUE_EMAILS),
+    "email_overdue": ("has waited for its e-mail for over five minutes", _OVERDUE_EMAILS),
     "event_overdue": ("has an event that has been unpublished for over five minutes", _OVERDUE_EVENTS),
     "sequence_wrong": ("has more or fewer events than its rows account for", _WRONG_SEQUENCES),
 }

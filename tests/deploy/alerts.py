@@ -16,10 +16,17 @@ from deploy.local.machine.folders import CHECKOUT
 _COMPONENTS = CHECKOUT / "deploy" / "k8s" / "components"
 _FILES = [_COMPONENTS / name / "alerts.yaml" for name in ("monitoring", "engine-monitoring")]
 GROUPS = [group for file in _FILES for group in msgspec.yaml.decode(file.read_bytes())["spec"]["groups"]]
-ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
+RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
+ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
+RECORDINGS = {rule["record"]: rule for rule in RULES if "record" in rule}
 
 _USUAL = {"namespace": "here", "pod": "1", "queue": "notifications"}
-_JOBS = {"cnpg_": "-postgres", "barman_": "-postgres", "rabbitmq_": "-rabbitmq"}
+_JOBS = {
+    "cnpg_pgbouncer_": "-postgres-pooler",
+    "cnpg_": "-postgres",
+    "barman_": "-postgres",
+    "rabbitmq_": "-rabbitmq",
+}
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +44,7 @@ def see(cases: Mapping[str, Sequence[Case]], folder: Path) -> None:
     """Evaluate the cases of each alert. Fails with what is different. Skips the test without promtool."""
     files = []
     for alert, its_own in cases.items():
-        rules = {"groups": [{"name": alert, "rules": [ALERTS[alert]]}]}
+        rules = {"groups": [{"name": alert, "rules": [*recordings_of(alert), ALERTS[alert]]}]}
         content = {
             "rule_files": [str(written(folder / f"{alert}-rules.json", rules))],
             "evaluation_interval": its_own[0].every,
@@ -64,10 +71,24 @@ def _unit_test(alert: str, case: Case) -> dict[str, Any]:
     }
 
 
+def recordings_of(alert: str) -> list[dict[str, Any]]:
+    """Return the recordings that an alert asks for, directly or through other recordings."""
+    wanted = ALERTS[alert]["expr"]
+    for name in reversed(RECORDINGS):  # each asks only for earlier ones
+        if name in wanted:
+            wanted += RECORDINGS[name]["expr"]
+    return [rule for name, rule in RECORDINGS.items() if name in wanted]
+
+
+def queries_of(alert: str) -> list[str]:
+    """Return the query of an alert, and those of its recordings."""
+    return [rule["expr"] for rule in (ALERTS[alert], *recordings_of(alert))]
+
+
 def labels_of(alert: str, labels: Mapping[str, str]) -> dict[str, str]:
     """Return all labels of a firing alert: *labels*, and the usual ones by which its rule groups first."""
     rule = ALERTS[alert]
-    grouping = re.search(r"by \(([^)]*)\)", rule["expr"])
+    grouping = re.search(r"by \(([^)]*)\)", " ".join(queries_of(alert)))
     grouped_by = re.findall(r"\w+", grouping[1]) if grouping else []
     usual = {name: value for name, value in _USUAL.items() if name in grouped_by}
     return {"alertname": alert, "alertstate": "firing", **rule["labels"], **usual, **labels}

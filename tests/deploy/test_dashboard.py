@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
-from tests.deploy.alerts import check_rules
-from tests.deploy.exported_metrics import TARGET_LABELS, exported_metrics, not_exported
+from tests.deploy.alerts import RECORDINGS, RULES, check_rules
+from tests.deploy.exported_metrics import TARGET_LABELS, exported_metrics, not_exported, our_metrics
 
 FILE = CHECKOUT / "deploy" / "k8s" / "components" / "monitoring" / "dashboard.json"
-PANELS: list[dict[str, Any]] = [
-    panel for panel in msgspec.json.decode(FILE.read_bytes())["panels"] if panel["type"] != "row"
-]
+TOP: list[dict[str, Any]] = msgspec.json.decode(FILE.read_bytes())["panels"]
+ROWS = [panel for panel in TOP if panel["type"] == "row"]
+PANELS = [panel for each in TOP for panel in (each, *each.get("panels", ())) if panel["type"] != "row"]
 QUERIES: list[str] = [target["expr"] for panel in PANELS for target in panel["targets"]]
 OF_ENGINES = ('job=~"(.*/)?calculation-requests-', 'persistentvolumeclaim=~"')
 
@@ -35,9 +35,10 @@ def test_queries_are_well_formed(tmp_path):
 @pytest.mark.parametrize("query", QUERIES)
 def test_query_asks_for_what_is_exported_and_looks_at_one_installation(query):
     assert not_exported(filled_in(query)) == set()
-    for selector in re.findall(r"\{[^}]*\}", query):
+    for name, selector in re.findall(r"([\w:]+)(\{[^}]*\})", query):
         assert 'namespace=~"$namespace"' in selector
-        assert 'job=~"$job"' in selector or any(other in selector for other in OF_ENGINES)
+        others = (name in RECORDINGS, *(other in selector for other in OF_ENGINES))
+        assert 'job=~"$job"' in selector or any(others)
 
 
 def test_legends_name_labels_that_their_query_keeps():
@@ -46,11 +47,22 @@ def test_legends_name_labels_that_their_query_keeps():
         assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= kept, target
 
 
-def test_every_metric_is_shown():
-    shown = set(re.findall(r"\w+", " ".join(QUERIES)))
-    measured = {re.sub("_(bucket|sum|count)$", "", name) for name in exported_metrics()}
+def test_only_the_objectives_are_open_and_every_other_panel_is_in_a_closed_row():
+    (first, *others) = ROWS
 
-    assert {name for name in measured if not shown & {name, f"{name}_bucket"}} == set()
+    assert (first["title"], first["collapsed"]) == ("Objectives", False)
+    assert all(row["collapsed"] and row["panels"] for row in others)
+    opened = [query["expr"] for panel in TOP if panel["type"] != "row" for query in panel["targets"]]
+    assert {name for name in RECORDINGS if name in " ".join(opened)} == RECORDINGS.keys()
+
+
+def test_every_metric_of_ours_is_shown_and_every_metric_of_an_engine_is_used():
+    shown = set(re.findall(r"\w+", " ".join(QUERIES)))
+    asked = set(re.findall(r"\w+", " ".join(rule["expr"] for rule in RULES)))
+    ours = {re.sub("_(bucket|sum|count)$", "", name) for name in our_metrics()}
+
+    assert {name for name in ours if not shown & {name, f"{name}_bucket"}} == set()
+    assert exported_metrics().keys() - our_metrics().keys() - shown - asked == set()
 
 
 def test_what_is_not_exported_is_found():

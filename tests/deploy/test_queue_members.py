@@ -33,6 +33,7 @@ async def test_alert_counts_the_nodes_that_hold_each_of_our_queues(place, tmp_pa
         async with open_channel(broker.url) as channel:
             await declare_topology(channel)
         of_a_node = await eventually(lambda: exported_by(port))
+    assert {f'rabbitmq_detailed_queue_messages{{vhost="/",queue="{name}"}}' for name in NAMES} <= {*of_a_node}
 
     cases = []
     for nodes, fires in ((2, [{"queue": name} for name in NAMES]), (3, [])):

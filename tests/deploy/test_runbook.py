@@ -46,6 +46,12 @@ def test_every_section_on_an_alert_says_what_it_means_and_what_to_do():
         assert re.findall(r"^- ([\w ]+):", section, re.MULTILINE) == PARTS
 
 
+def test_page_gives_a_reason_for_each_alert_that_wakes_a_person_and_for_no_other():
+    critical = [name for name, rule in ALERTS.items() if rule["labels"]["severity"] == "critical"]
+
+    assert re.findall(r"^\| \[(\w+)\]\(#\w+\) \| \w", TEXT, re.MULTILINE) == critical
+
+
 def test_tests_that_are_named_exist():
     named = set(re.findall(r"`(test_\w+)`", TEXT))
     written = {

@@ -10,6 +10,8 @@ import msgspec
 from service.calculation_requests.model import REQUEST_COLUMNS, CalculationRequest
 from service.every_firm import announcing
 from service.every_firm.announcing import EmailEnd
+from service.every_firm.email_changes import first_email_key
+from service.identifiers import time_of
 from service.outbox.events import Reason
 from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
@@ -27,6 +29,12 @@ class Email(msgspec.Struct, frozen=True):
     created_at: datetime
     attempts: int
     traceparent: str | None
+
+    @property
+    def caused_at(self) -> datetime:
+        """When the request was created or, for a later e-mail of the request, when that e-mail was added."""
+        is_first = self.email_key == first_email_key(self.request.id)
+        return time_of(self.request.id) if is_first else self.created_at
 
     def ended(self, reply: str, reason: Reason | None = None, smtp_code: int = 0) -> EmailEnd:
         """Return how this e-mail ended: it was sent or, with a *reason*, it failed."""

@@ -8,6 +8,10 @@ from worker.mail.ledger import Email, Postponement
 from worker.mail.smtp import Reply
 from worker.settings import WorkerSettings
 
+# Refusals of one recipient, not of our e-mails: an enhanced status code on the address (x.1) or the mailbox
+# (x.2, RFC 3463), or none and a basic code on the mailbox (RFC 5321, section 4.2.3). Postgres uses this, too.
+RECIPIENT_REFUSED = r"^[45]\d\d [45]\.[12]\.|^(?:450|55[0-3]) (?![45]\.\d)"
+
 _LONGEST_REPLY = 1000
 _LINE_BREAK = r"=?\s+"  # inside a link that is folded or quoted-printable
 _SECRET_FIELD = re.compile(r"secret(?:=|%3D)(?:3D)?(?:[\w-]|=?\s*\n)*", re.IGNORECASE)

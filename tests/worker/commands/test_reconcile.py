@@ -32,10 +32,10 @@ async def found(*words: str) -> dict[str, int]:
     return {each.name: each.count for each in occurred}
 
 
-async def make_old(database: Connection) -> None:
-    """Make everything an hour and a minute older."""
+async def make_old(database: Connection, by: str = "61 min") -> None:
+    """Make everything older."""
     for table in ("calculation_request", "outbox", "outbox_held", "email"):
-        await database.execute(f"UPDATE {table} SET created_at = created_at - interval '61 min'")  # noqa: S608
+        await database.execute(f"UPDATE {table} SET created_at = created_at - interval '{by}'")  # noqa: S608
 
 
 async def test_finished_request_with_two_emails_adds_up(database, postman, settled):
@@ -55,8 +55,8 @@ async def test_requests_without_an_email_are_found_once_their_events_are_publish
     await database.execute("DELETE FROM outbox")
     later = requests[-1].created_at + timedelta(hours=1)
 
-    assert while_pending == {"event_overdue": 15}
-    assert await found() == {"request_without_email": 15}
+    assert while_pending == {"event_overdue": 15, "email_overdue": 15}
+    assert await found() == {"request_without_email": 15, "email_overdue": 15}
     assert await found("--since", later.isoformat()) == {}
     examples = (await command("reconcile")).data.discrepancies[0].uuids
     assert examples == [request.uuid for request in requests[:10]]
@@ -82,16 +82,38 @@ async def test_repair_announces_again_every_old_request_without_an_email_and_no_
     )
 
 
-async def test_email_is_overdue_after_an_hour(database, stored_request):
+async def test_email_is_overdue_after_five_minutes(database, stored_request):
     unpublished = await found()
     for number in (1, 2):
         await intend(database, stored_request, number)
     await database.execute("DELETE FROM outbox")
+    await make_old(database, "4 min")
     young = await found()
-    await make_old(database)
+    await make_old(database, "2 min")
 
     assert unpublished == young == {}
     assert await found() == {"email_overdue": 1}
+
+
+@pytest.mark.parametrize(
+    ("reply", "overdue"),
+    [
+        ("452 4.2.2 The mailbox is full", 0),
+        ("450 mailbox unavailable", 0),
+        ("450 4.7.1 Greylisted", 1),
+        ("451 4.3.0 queue file write error", 1),
+        ("no connection: ConnectionRefusedError", 1),
+    ],
+)
+async def test_email_that_waits_for_its_recipients_mailbox_is_not_overdue(
+    database, stored_request, *, reply, overdue
+):
+    await intend(database, stored_request)
+    await database.execute("DELETE FROM outbox")
+    await database.execute("UPDATE email SET attempts = 1, server_reply = $1", reply)
+    await make_old(database)
+
+    assert await found() == ({"email_overdue": overdue} if overdue else {})
 
 
 async def test_held_events_are_found_when_they_are_old(database, retrying):
@@ -100,7 +122,7 @@ async def test_held_events_are_found_when_they_are_old(database, retrying):
     await make_old(database)
 
     assert young == {}
-    assert await found() == {"event_overdue": 1}
+    assert await found() == {"event_overdue": 1, "email_overdue": 1}
 
 
 @pytest.mark.parametrize(

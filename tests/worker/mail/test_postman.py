@@ -2,16 +2,20 @@
 
 import asyncio
 import time
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from service.identifiers import first_id_at
 from service.outbox.events import RequestEmailFailed, RequestEmailSent
+from tests.harness import stored
 from tests.harness.in_process import running
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
+from tests.worker.commands.steps import intend
 from tests.worker.conftest import open_postman, settings_with
 from tests.worker.mail.conftest import all_are, announced, attempts, is_claimed, record_emails, states
 
@@ -29,23 +33,35 @@ async def test_email_that_is_sent_again_is_equal(worker_settings, postman, mail_
 
 
 @pytest.mark.parametrize(
-    ("reply", "outcome", "event"),
+    ("reply", "counted_as", "outcome", "event"),
     [
-        ("250 OK queued as 4711", {"outcome": "sent", "reason": None, "smtp_code": 0}, RequestEmailSent),
         (
-            "550 No such user ada@customer.example.com",
-            {"outcome": "failed", "reason": "refused", "smtp_code": 550},
-            partial(RequestEmailFailed, reason="refused", smtp_code=550),
+            "250 OK queued as 4711",
+            "sent",
+            {"outcome": "sent", "reason": None, "smtp_code": 0},
+            RequestEmailSent,
+        ),
+        *(
+            (
+                reply,
+                counted_as,
+                {"outcome": "failed", "reason": "refused", "smtp_code": 550},
+                partial(RequestEmailFailed, reason="refused", smtp_code=550),
+            )
+            for reply, counted_as in [
+                ("550 No such user ada@customer.example.com", "recipient_refused"),
+                ("550 5.7.1 Taken for spam", "failed"),
+            ]
         ),
     ],
 )
 async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_the_mail_server(
-    postman, mail_server, database, intended, *, reply, outcome, event
+    postman, mail_server, database, intended, *, reply, counted_as, outcome, event
 ):
     mail_server.data_reply = reply
     state = outcome["outcome"]
 
-    with capture_logs() as logs, rises("emails_total", outcome=state):
+    with capture_logs() as logs, rises("emails_total", outcome=counted_as):
         async with running(postman.run):
             await eventually(lambda: all_are(database, state))
         assert await postman.start_due() == 0
@@ -59,6 +75,21 @@ async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_
     assert await database.fetchval("SELECT sequence FROM calculation_request") == 2
     handled = {"event": "email_handled", "log_level": "info", "attempts": 1, **outcome}
     assert [log for log in logs if log["event"] == "email_handled"] == [handled]
+
+
+async def test_delay_of_a_requests_first_email_is_measured_from_the_create(postman, database):
+    ten_minutes_ago = first_id_at(datetime.now(UTC) - timedelta(minutes=10))
+    request = msgspec.structs.replace(stored.new_request(), id=ten_minutes_ago)
+    assert await stored.insert(database, request)
+    for number in (1, 2):
+        await intend(database, request, number)
+
+    with (
+        rises("email_delivery_seconds_bucket", le="300.0"),
+        rises("email_delivery_seconds_bucket", le="1800.0", by=2),
+    ):
+        async with running(postman.run):
+            await eventually(lambda: all_are(database, "sent"))
 
 
 @pytest.mark.parametrize("reply", [b"250 OK \xe9", b"250 OK \x00 done"], ids=["Latin-1", "NUL"])
