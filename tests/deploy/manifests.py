@@ -39,6 +39,15 @@ def render(folder: Path) -> tuple[Manifest, ...]:
     return tuple(msgspec.yaml.decode(text) for text in ended.stdout.split("\n---\n"))
 
 
+def rendered_upon_production(*parts: str, folder: Path) -> dict[str, Manifest]:
+    """Return the objects of an overlay that adds *parts* to production, by kind and name."""
+    own = shutil.copytree(K8S, folder / "k8s") / "overlays" / "own"
+    own.mkdir()
+    head = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [../production]\n"
+    (own / "kustomization.yaml").write_text(head + "".join(parts))
+    return {f"{one['kind']} {one['metadata']['name']}": one for one in render(own)}
+
+
 def of_kind(overlay: str, *kinds: str) -> dict[str, Manifest]:
     """Return the objects of *kinds* by name."""
     return {found["metadata"]["name"]: found for found in rendered(overlay) if found["kind"] in kinds}

@@ -1,6 +1,7 @@
 """What the pages hold: their sections, the code in them, and their tables."""
 
 import re
+import textwrap
 from pathlib import Path
 
 from deploy.local.machine.folders import CHECKOUT
@@ -9,6 +10,7 @@ README = CHECKOUT / "README.md"
 API = CHECKOUT / "service" / "README.md"
 WORKER = CHECKOUT / "worker" / "README.md"
 INSTALLATION = CHECKOUT / "deploy" / "README.md"
+OPERATING = CHECKOUT / "deploy" / "operate.md"
 RUNBOOK = CHECKOUT / "deploy" / "runbook.md"
 REFERENCE = CHECKOUT / "deploy" / "reference.md"
 
@@ -39,9 +41,9 @@ def section(page: Path, name: str) -> str:
 
 def code_blocks(page: Path, name: str, language: str) -> list[str]:
     """Return the code in *language* in one section of a page."""
-    blocks = re.findall(rf"^```{language}\n(.*?)^```$", section(page, name), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(rf"^ *```{language}\n(.*?)^ *```$", section(page, name), re.MULTILINE | re.DOTALL)
     assert blocks, f"there is no {language} in {name}"
-    return blocks
+    return [textwrap.dedent(block) for block in blocks]
 
 
 def rows(page: Path, name: str, heading: str) -> list[list[str]]:

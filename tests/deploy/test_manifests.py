@@ -252,6 +252,7 @@ def test_rabbitmq_listens_only_with_tls_and_keda_and_prometheus_verify_its_certi
     given = the_one("production", "TriggerAuthentication", "rabbitmq")["spec"]
     triggers = [one["spec"]["triggers"][0] for one in of_kind("production", "ScaledObject").values()]
     hosts = [URL(one["metadata"]["host"]) for one in triggers if one["type"] == "rabbitmq"]
+    authority = {"name": broker["tls"]["secretName"], "key": "ca.crt"}
     scraped = the_one("production", "PodMonitor", "calculation-requests-rabbitmq")["spec"]
 
     assert broker["tls"]["disableNonTLSListeners"] is True
@@ -260,10 +261,10 @@ def test_rabbitmq_listens_only_with_tls_and_keda_and_prometheus_verify_its_certi
     (switch,) = given["configMapTargetRef"]
     assert switch["parameter"] == "tls"
     assert the_one("production", "ConfigMap", switch["name"])["data"][switch["key"]] == "enable"
-    assert {"parameter": "ca", "name": broker["tls"]["secretName"], "key": "ca.crt"} in given["secretTargetRef"]
+    assert {"parameter": "ca", **authority} in given["secretTargetRef"]
     for endpoint in scraped["podMetricsEndpoints"]:
         assert (endpoint["scheme"], endpoint["port"]) == ("https", "prometheus-tls")
-        assert endpoint["tlsConfig"]["ca"] == {"secret": {"name": broker["tls"]["secretName"], "key": "ca.crt"}}
+        assert endpoint["tlsConfig"]["ca"] == {"secret": authority}
         assert endpoint["tlsConfig"]["serverName"] in names
 
 
