@@ -126,7 +126,7 @@ async def test_what_came_after_the_moment_is_lost_or_repeated_as_the_page_says(
     await postgres.restore(moment)
     async with all_but_emails(open_api, worker) as client:
         assert [await status(client, each) for each in (finished, queued, lost)] == [200, 200, 404]
-        assert await status(client, lost, lost["secret"]) == 404
+        assert await status(client, lost, lost["secret"]) == 401
         again = (await client.post("/v1/request", json=body, headers=key)).json()["data"]
         for record in (uncalculated, queued):
             await publish_calculation(channel, record["uuid"], "a new calculation")
