@@ -14,7 +14,15 @@ import pytest
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.processes import run_command
-from tests.deploy.manifests import K8S, WITH_ENGINES, Manifest, render, rendered
+from tests.deploy.manifests import (
+    K8S,
+    WITH_ENGINES,
+    Manifest,
+    render,
+    rendered,
+    rendered_upon_production,
+)
+from tests.deploy.test_restore import A_RESTORE, A_ROLE
 
 _HERE = Path(__file__).with_name("operator_schemas")
 _PUBLISHED = (
@@ -59,6 +67,15 @@ def published() -> list[Manifest]:
 def test_published_schemas_refuse_nothing(schemas):
     assert len(published()) >= 35
     assert refusals(schemas, published()) == []
+
+
+def test_published_schemas_refuse_neither_a_restore_nor_a_role(schemas, tmp_path):
+    changed = [
+        rendered_upon_production(part, folder=tmp_path / name)["Cluster postgres"]
+        for name, part in (("restore", A_RESTORE), ("role", A_ROLE))
+    ]
+
+    assert refusals(schemas, changed) == []
 
 
 def test_published_schemas_would_refuse_a_wrong_type_and_a_misspelt_field(schemas):

@@ -41,6 +41,14 @@ def render(folder: Path) -> tuple[Manifest, ...]:
     return tuple(msgspec.yaml.decode(text) for text in ended.stdout.split("\n---\n"))
 
 
+def rendered_upon_production(*parts: str, folder: Path) -> dict[str, Manifest]:
+    """Return the objects of an overlay outside that adds *parts* to production, by kind and name."""
+    folder.mkdir(exist_ok=True)
+    production = {"resources": [f"{OURS}/overlays/production"]}
+    objects = overlay_outside(folder, production, *map(msgspec.yaml.decode, parts))
+    return {f"{one['kind']} {one['metadata']['name']}": one for one in objects}
+
+
 def of_kind(overlay: str, *kinds: str) -> dict[str, Manifest]:
     """Return the objects of *kinds* by name."""
     return {found["metadata"]["name"]: found for found in rendered(overlay) if found["kind"] in kinds}

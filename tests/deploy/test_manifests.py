@@ -182,6 +182,7 @@ def test_secrets_that_production_needs_are_made_by_operators_or_documented():
     of_users = {
         f"{name}-user-credentials": {"username", "password"} for name in of_kind("production", "User")
     }
+    of_rabbitmq = the_one("production", "RabbitmqCluster", "rabbitmq")["spec"]["tls"]["secretName"]
     documented = {
         "calculation-requests": {"REQUEST_SECRET_KEYS", "SMTP_URL"},
         "postgres-backups": {"ACCESS_KEY_ID", "SECRET_ACCESS_KEY"},
@@ -190,7 +191,7 @@ def test_secrets_that_production_needs_are_made_by_operators_or_documented():
     used = secrets_used("production")
     of_postgres = used.pop("postgres-app")
 
-    assert used == {**documented, **of_users}
+    assert used == {**documented, **of_users, of_rabbitmq: {"ca.crt"}}
     assert of_postgres <= {"username", "password", "uri", "fqdn-uri"}
     assert "postgres" in of_kind("production", "Cluster")
     for name, keys in documented.items():
@@ -204,7 +205,7 @@ def secrets_used(overlay: str) -> dict[str, set[str]]:
     while left:
         part = left.pop()
         if isinstance(part, dict):
-            left += part.values()
+            left += [value for name, value in part.items() if name != "configMapTargetRef"]
             if {"name", "key"} <= part.keys():
                 used.setdefault(part["name"], set()).add(part["key"])
         elif isinstance(part, list):
@@ -239,6 +240,28 @@ def test_worker_uses_tls_to_rabbitmq_and_trusts_the_authority_that_signed(proces
     assert url.query == {"cafile": f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}"}
     assert volume["secret"]["secretName"] == certificate["secretName"] == broker["spec"]["tls"]["secretName"]
     assert [one["secretName"] for one in signing] == [authority]
+
+
+def test_rabbitmq_listens_only_with_tls_and_keda_and_prometheus_verify_its_certificate():
+    broker = the_one("production", "RabbitmqCluster", "rabbitmq")["spec"]
+    names = the_one("production", "Certificate", "rabbitmq")["spec"]["dnsNames"]
+    given = the_one("production", "TriggerAuthentication", "rabbitmq")["spec"]
+    triggers = [one["spec"]["triggers"][0] for one in of_kind("production", "ScaledObject").values()]
+    hosts = [URL(one["metadata"]["host"]) for one in triggers if one["type"] == "rabbitmq"]
+    authority = {"name": broker["tls"]["secretName"], "key": "ca.crt"}
+    scraped = the_one("production", "PodMonitor", "calculation-requests-rabbitmq")["spec"]
+
+    assert broker["tls"]["disableNonTLSListeners"] is True
+    assert "tcp" not in broker["rabbitmq"]["additionalConfig"]
+    assert {(host.scheme, host.host in names, host.port) for host in hosts} == {("https", True, 15671)}
+    (switch,) = given["configMapTargetRef"]
+    assert switch["parameter"] == "tls"
+    assert the_one("production", "ConfigMap", switch["name"])["data"][switch["key"]] == "enable"
+    assert {"parameter": "ca", **authority} in given["secretTargetRef"]
+    for endpoint in scraped["podMetricsEndpoints"]:
+        assert (endpoint["scheme"], endpoint["port"]) == ("https", "prometheus-tls")
+        assert endpoint["tlsConfig"]["ca"] == {"secret": authority}
+        assert endpoint["tlsConfig"]["serverName"] in names
 
 
 def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode_and_the_schema_goes_around_it():

@@ -45,7 +45,7 @@ KEDA = Peer("keda", {"app": "keda-operator"})
 STRANGER = Peer("elsewhere", {"app": "curl"})
 NEIGHBOUR = Peer(HERE, {"app": "curl"})
 OUTSIDE = Peer("", {}, "203.0.113.7")
-NAMES = {"http": 8000, "health": 8001, "metrics": 9187, "prometheus": 15692}
+NAMES = {"http": 8000, "health": 8001, "metrics": 9187, "prometheus-tls": 15691}
 
 OURS = (*PROCESSES, OPERATOR)
 # With servers of your own, outside of the cluster.
@@ -82,14 +82,14 @@ ALLOWED = {
     "Postgres → Postgres": (POSTGRES, POSTGRES, 5432),
     "RabbitMQ → RabbitMQ": (RABBITMQ, RABBITMQ, 25672),
     "KEDA → Postgres": (KEDA, POSTGRES, 5432),
-    "KEDA → RabbitMQ's management": (KEDA, RABBITMQ, 15672),
+    "KEDA → RabbitMQ's management": (KEDA, RABBITMQ, 15671),
     "ingress → API": (INGRESS, ours("api"), 8000),
     "API → the issuer's keys": (ours("api"), OUTSIDE, 443),
     "notifications → mail server": (ours("notifications"), OUTSIDE, 587),
     **{f"Prometheus → {name}": (PROMETHEUS, ours(name), 8001) for name in WORKERS},
     "Prometheus → API": (PROMETHEUS, ours("api"), 8000),
     "Prometheus → Postgres": (PROMETHEUS, POSTGRES, 9187),
-    "Prometheus → RabbitMQ": (PROMETHEUS, RABBITMQ, 15692),
+    "Prometheus → RabbitMQ": (PROMETHEUS, RABBITMQ, 15691),
 }
 DENIED = {
     "another team → RabbitMQ in the clear": (TEAM, RABBITMQ, 5672),

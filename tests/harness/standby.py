@@ -11,7 +11,7 @@ from yarl import URL
 
 from deploy.local.machine.folders import Place
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.processes import run_command, running
+from deploy.local.machine.processes import Program, run_command, running
 from deploy.local.servers.postgres_process import postgres_process, postgres_programs
 from deploy.local.servers.server import check_postgres
 from tests.harness import databases, scratch
@@ -81,26 +81,32 @@ async def replicated() -> AsyncIterator[Replicated]:
 
 async def _start_standby(stack: ExitStack, primary: KillableServer, network: TcpProxy) -> int:
     """Copy the primary's data, and start a standby that streams over *network*. Returns its port."""
-    program, port = primary.process.program, free_port()
+    program, port = await copy_data(primary, network.url, "standby", "-R"), free_port()
+    command = list(program.command)
+    command[command.index("-p") + 1] = str(port)
+    stack.enter_context(running(replace(program, command=command)))
+    return port
+
+
+async def copy_data(primary: KillableServer, url: str, name: str, *options: str) -> Program:
+    """Copy the data of a running server with pg_basebackup, over *url*. Returns the program of the copy."""
+    program = primary.process.program
     command = list(program.command)
     data = Path(command[command.index("-D") + 1])
-    copy = data.with_name("standby")
+    copy = data.with_name(name)
     _make_folder_like(data, copy)
     server = command.index(postgres_programs() / "postgres")
-    options = ("-D", copy, "-d", network.url, "-R", "-X", "stream", "-c", "fast", "--no-sync")
+    usual = ("-D", copy, "-d", url, "-X", "stream", "-c", "fast", "--no-sync")
     await asyncio.to_thread(
         run_command,
         "pg_basebackup",
-        [*command[:server], postgres_programs() / "pg_basebackup", *options],
+        [*command[:server], postgres_programs() / "pg_basebackup", *usual, *options],
         environment=program.environment,
         folder=program.folder,
         seconds=_COPY_SECONDS,
     )
     command[command.index("-D") + 1] = copy
-    command[command.index("-p") + 1] = str(port)
-    log = program.log.with_name("standby.log")
-    stack.enter_context(running(replace(program, name="standby", command=command, log=log)))
-    return port
+    return replace(program, name=name, command=command, log=program.log.with_name(f"{name}.log"))
 
 
 def _make_folder_like(data: Path, copy: Path) -> None:

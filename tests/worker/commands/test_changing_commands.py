@@ -12,6 +12,7 @@ from aio_pika.abc import AbstractChannel
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
+from tests.deploy.pages import OPERATING, section
 from tests.harness.databases import count_waiting_statements
 from tests.harness.examples import CONVEYANCER
 from tests.harness.queues import count
@@ -119,6 +120,12 @@ def having(option: str) -> set[str]:
 
 def test_every_command_that_is_on_record_is_here():
     assert {each.action.removesuffix(" --repair") for each in CHANGING} == having("by")
+
+
+def test_page_says_of_every_command_whether_to_repeat_it_after_a_restore():
+    step = section(OPERATING, "Backup and restore").partition("\n6. ")[2].partition("\n7. ")[0]
+
+    assert {command for command in having("by") if command not in step} == set()
 
 
 async def test_change_is_on_record_and_a_repeat_changes_nothing(words, changing, database, channel):

@@ -1,0 +1,203 @@
+"""Postgres goes back to an earlier moment: what is repeated, lost, and to be done again."""
+
+from contextlib import asynccontextmanager
+from functools import partial
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from service.authentication import api_keys
+from tests.end_to_end.callers import another_request, create
+from tests.end_to_end.events import publish_calculation
+from tests.harness import command_line, databases
+from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER, STRUCTURE
+from tests.harness.in_process import api_client, worker_probes
+from tests.harness.processes import environment_of
+from tests.harness.queues import holds
+from tests.harness.restorable import restorable
+from tests.harness.waiting import eventually
+from worker.rabbitmq.topology import CALCULATION_RESULTS
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+async def postgres():
+    """A Postgres that can go back, private."""
+    async with restorable() as server:
+        yield server
+
+
+@pytest.fixture
+def worker(worker_settings, postgres):
+    """Settings of a worker on that Postgres."""
+    return replace(worker_settings, database_url=postgres.url)
+
+
+@pytest.fixture
+def open_api(service_settings, issuer, postgres):
+    """Serve an API on that Postgres; yields a client of it."""
+    settings = replace(service_settings, database_url=postgres.url)
+    return lambda tenant=CONVEYANCER: api_client(settings, issuer.token(tenant))
+
+
+@pytest.fixture
+def operate(worker):
+    """Run an operator's command, and return its exit status and what it printed."""
+
+    async def run(*words: str) -> tuple[int, str]:
+        ended = await command_line.run(*words, environment=environment_of(worker))
+        assert not ended.errors or ended.errors.startswith("replaying"), ended.errors
+        return ended.status, ended.output
+
+    return run
+
+
+@pytest.fixture
+def stored(postgres):
+    """Wait until a statement about the rows is true."""
+
+    async def is_true(condition: str, *values: object) -> bool:
+        async with databases.connected(postgres.url) as connection:
+            return bool(await connection.fetchval(f"SELECT {condition}", *values))
+
+    return lambda condition, *values: eventually(partial(is_true, condition, *values))
+
+
+@asynccontextmanager
+async def all_but_emails(open_api, worker):
+    """Run the processes that the page starts first; yields a client of the API."""
+    async with worker_probes(worker, "relay", "calculations"), open_api() as client:
+        yield client
+
+
+def to(record, mail_server):
+    """Return the Message-IDs of the e-mails to the customer of a request, in order."""
+    mails = [each.message for each in mail_server.accepted if record["customer_email"] in each.recipients]
+    return [mail["Message-ID"] for mail in mails]
+
+
+async def status(client, record, secret=None):
+    """Return the status of retrieving a request, with another secret than its own if one is given."""
+    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+    return (await client.get(f"/v1/request/{record['uuid']}", headers=headers)).status_code
+
+
+async def make_old(postgres):
+    """Make every request ten minutes older."""
+    async with databases.connected(postgres.url) as connection:
+        await connection.execute("UPDATE calculation_request SET created_at = created_at - interval '10 min'")
+
+
+SENT = "count(*) = $1 FROM email WHERE state = 'sent'"
+PUBLISHED = "NOT EXISTS (SELECT FROM undelivered_event)"
+CALCULATED = f"count(*) = $1 FROM calculation_request WHERE calculation_id IS NOT NULL AND {PUBLISHED}"
+
+
+async def test_what_came_after_the_moment_is_lost_or_repeated_as_the_page_says(
+    *, postgres, worker, open_api, operate, stored, channel, subscriber, mail_server
+):
+    async with all_but_emails(open_api, worker) as client:
+        async with worker_probes(worker, "notifications"):
+            finished, uncalculated = await create(client), await create(client)
+            await publish_calculation(channel, finished["uuid"], "calculation")
+            await stored(SENT, 2)
+            await stored(CALCULATED, 1)
+            mail_server.rcpt_reply = "451 later"
+            unsent = await create(client)
+            await stored("EXISTS (SELECT FROM email WHERE attempts > 0 AND state = 'pending')")
+        queued = await create(client)
+        await stored(PUBLISHED)
+        moment = await postgres.now()
+
+        mail_server.rcpt_reply = "250 OK"
+        body, key = another_request(), {"Idempotency-Key": "case-18"}
+        lost = (await client.post("/v1/request", json=body, headers=key)).json()["data"]
+        async with worker_probes(worker, "notifications"):
+            await stored(SENT, 5)
+        for record in (uncalculated, queued):
+            await publish_calculation(channel, record["uuid"], "calculation")
+        await stored(CALCULATED, 3)
+    await publish_calculation(channel, lost["uuid"], "calculation")  # is read only after the restore
+    before = {event["id"]: event for event in subscriber.received}
+    assert all(len(to(record, mail_server)) == 1 for record in (finished, uncalculated, unsent, queued, lost))
+
+    await postgres.restore(moment)
+    async with all_but_emails(open_api, worker) as client:
+        assert [await status(client, each) for each in (finished, queued, lost)] == [200, 200, 404]
+        assert await status(client, lost, lost["secret"]) == 401
+        again = (await client.post("/v1/request", json=body, headers=key)).json()["data"]
+        for record in (uncalculated, queued):
+            await publish_calculation(channel, record["uuid"], "calculation-2")
+        await stored(CALCULATED, 3)
+        await eventually(lambda: holds(channel, CALCULATION_RESULTS.dead_letters, 1))
+        assert lost["uuid"] in (await operate("worker", "dead-letters", "list", CALCULATION_RESULTS.name))[1]
+        async with worker_probes(worker, "notifications"):
+            await stored(SENT, 4)  # `queued` is forgotten
+            await make_old(postgres)
+            found = await operate("worker", "reconcile", "--since", "1h")
+            repaired = await operate("worker", "reconcile", "--since", "1h", "--repair", "--by", "Ada")
+            await stored(SENT, 5)
+            sound = await operate("worker", "reconcile", "--since", "1h")
+
+    assert again["uuid"] != lost["uuid"]
+    assert [each["uuid"] in found[1] for each in (queued, uncalculated, unsent)] == [True, False, False]
+    assert (found[0], repaired[0], sound[0]) == (1, 1, 0)
+    for record, times in ((finished, 1), (uncalculated, 1), (unsent, 2), (queued, 2), (lost, 2)):
+        sent = to(record, mail_server)
+        assert len(sent) == times
+        assert len(set(sent)) == (2 if record is lost else 1)  # The second is about another request.
+    after = subscriber.about(uncalculated["uuid"])[-1]
+    assert after["data"]["calculation_id"] == "calculation-2"
+    assert before[after["id"]]["data"]["calculation_id"] == "calculation"
+    types = [event["type"] for event in subscriber.about(queued["uuid"]) if event["data"]["sequence"] == 2]
+    assert types == ["request.email_sent", "request.calculated"]
+
+
+async def test_what_operators_did_after_the_moment_is_undone_and_can_be_done_again(
+    *, postgres, worker, open_api, operate, stored, mail_server
+):
+    mail_server.rcpt_reply = "451 later"
+    async with databases.connected(postgres.url) as connection:
+        api_key = await api_keys.create(connection, "crm")
+    async with all_but_emails(open_api, worker) as client:
+        erased, exposed, unwanted = [await create(client) for _ in range(3)]
+        async with worker_probes(worker, "notifications"):
+            await stored("count(*) = 3 FROM email")
+        moment = await postgres.now()
+        done = [
+            ("service", "conveyancer", "disable", FREE_CONVEYANCER),
+            ("service", "conveyancer", "add", "new-firm", "--name", "New"),
+            ("service", "api-key", "revoke", api_key.split("_")[1]),
+            ("service", "request", "erase", erased["uuid"]),
+            ("service", "request", "new-secret", exposed["uuid"]),
+            ("worker", "emails", "cancel", "--uuid", unwanted["uuid"]),
+        ]
+
+        async def answers(client: httpx.AsyncClient) -> list[int]:
+            async with open_api(FREE_CONVEYANCER) as disabled, open_api("new-firm") as new:
+                others = [(await each.get("/v1/request")).status_code for each in (disabled, new)]
+            key = {"Authorization": f"Bearer {api_key}"}
+            opened = (await client.get(STRUCTURE, headers=key)).status_code
+            link = await status(client, exposed, exposed["secret"])
+            return [*others, opened, await status(client, erased), link]
+
+        untouched = await answers(client)
+        for words in done:
+            assert (await operate(*words))[0] == 0
+        changed = await answers(client)
+
+    await postgres.restore(moment)
+    async with all_but_emails(open_api, worker) as client:
+        undone = await answers(client)
+        for words in done:
+            assert (await operate(*words))[0] == 0
+        done_again = await answers(client)
+        mail_server.rcpt_reply = "250 OK"
+        async with worker_probes(worker, "notifications"):
+            await stored(SENT, 1)
+
+    assert untouched == undone == [200, 403, 200, 200, 200]
+    assert changed == done_again == [403, 200, 401, 410, 401]
+    assert [len(to(record, mail_server)) for record in (erased, exposed, unwanted)] == [0, 1, 0]
