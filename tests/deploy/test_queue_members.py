@@ -33,7 +33,6 @@ async def test_alert_counts_the_nodes_that_hold_each_of_our_queues(place, tmp_pa
         async with open_channel(broker.url) as channel:
             await declare_topology(channel)
         of_a_node = await eventually(lambda: exported_by(port))
-    assert {f'rabbitmq_detailed_queue_messages{{vhost="/",queue="{name}"}}' for name in NAMES} <= {*of_a_node}
 
     cases = []
     for nodes, fires in ((2, [{"queue": name} for name in NAMES]), (3, [])):
@@ -44,9 +43,10 @@ async def test_alert_counts_the_nodes_that_hold_each_of_our_queues(place, tmp_pa
 
 
 async def exported_by(port: int) -> list[str]:
-    """Return the series of our queues, read as the page says, once there are some of each queue."""
+    """Return the series of our queues, read as the page says, once the messages of each queue are counted."""
     (path,) = set(re.findall(r"`(/metrics/detailed\?[^`]+)`", INSTALLATION.read_text()))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         text = (await client.get(path)).text
     series = [line.rpartition(" ")[0] for line in text.splitlines() if line.startswith("rabbitmq_detailed_")]
-    return series if all(any(f'queue="{name}"' in one for one in series) for name in NAMES) else []
+    counted = {f'rabbitmq_detailed_queue_messages{{vhost="/",queue="{name}"}}' for name in NAMES}
+    return series if counted <= {*series} else []
