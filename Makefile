@@ -12,7 +12,7 @@ DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_own_overlay.py 
                 test_compose.py check_operator_schemas.py check_image.py) tests/service/contracts/test_asyncapi.py
 
 .DEFAULT_GOAL = help
-.PHONY: help run test test-long test-matrix fuzz faults bench check deploy-check asyncapi format lock clean
+.PHONY: help run test test-long test-matrix fuzz faults bench check deploy-check sbom asyncapi format lock clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -47,11 +47,16 @@ check:    .venv/installed  ## lint, format, types, import contracts
 	$(IN_VENV) mypy
 	.venv/bin/python .venv/bin/lint-imports
 
-deploy-check: .venv/deploy-installed  ## lint and validate image, Compose, Kubernetes and AsyncAPI
+deploy-check: .venv/deploy-installed  ## lint and validate image, Compose, Kubernetes, AsyncAPI and workflows
 	@deploy/local/kubectl-install
 	.venv/bin/hadolint deploy/Dockerfile
+	.venv/bin/zizmor --offline --no-progress --quiet .github
 	@deploy/node/install
 	$(IN_VENV) pytest -o addopts= -q -rs -o python_files='test_*.py check_*.py' $(DEPLOY_CHECKS) $(ARGS)
+
+sbom:     .venv/deploy-installed  ## write .local/sbom.cdx.json: the packages of the image, as CycloneDX
+	.venv/bin/python -W ignore -m cyclonedx_py requirements deploy/locks/product.lock --pyproject pyproject.toml \
+		--output-reproducible --validate --output-file .local/sbom.cdx.json
 
 asyncapi: .venv/installed  ## write deploy/asyncapi.json
 	$(IN_VENV) service asyncapi > deploy/asyncapi.json

@@ -378,3 +378,13 @@ def test_argo_cd_applies_the_engines_before_the_processes(overlay):
 
     assert {one["metadata"]["annotations"][SYNC_WAVE] for one in engines} == {"-2"}
     assert all(SYNC_WAVE not in str(workloads(overlay)[name]["metadata"]) for name in PROCESSES)
+
+
+def test_engines_have_exact_versions():
+    engines = [each["spec"] for each in of_kind("production", "Cluster", "RabbitmqCluster").values()]
+    images = [each.get("imageName") or each["image"] for each in engines]
+    images += [container_of(workloads("dev")[name])["image"] for name in ("postgres", "rabbitmq")]
+
+    assert len(images) == 4
+    assert all(re.search(r":\d+\.\d+", image) for image in images)
+    assert all(re.search(r":4\.\d+\.\d+-", image) for image in images if "rabbitmq" in image)
