@@ -50,7 +50,7 @@ check:    .venv/installed  ## lint, format, types, import contracts
 deploy-check: .venv/deploy-installed  ## lint and validate image, Compose, Kubernetes, AsyncAPI and workflows
 	@deploy/local/kubectl-install
 	.venv/bin/hadolint deploy/Dockerfile
-	.venv/bin/zizmor --offline --no-progress --quiet .github
+	.venv/bin/zizmor --offline --no-progress --quiet --min-severity=medium .github
 	@deploy/node/install
 	$(IN_VENV) pytest -o addopts= -q -rs -o python_files='test_*.py check_*.py' $(DEPLOY_CHECKS) $(ARGS)
 
