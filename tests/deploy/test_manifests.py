@@ -255,7 +255,7 @@ def test_every_connection_to_postgres_is_verified(process):
             assert secret == {
                 "secretName": "postgres-ca",
                 "items": OWN_AUTHORITY,
-            }  # as CloudNativePG names it
+            }  # CloudNativePG's name
             assert url.host in {*names, "postgres-rw"}  # CloudNativePG's certificate names the latter anyway
     assert set(names) == set(pooler)
 
