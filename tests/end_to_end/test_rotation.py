@@ -2,7 +2,10 @@
 
 import asyncio
 from collections import Counter
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 import asyncpg
 import httpx
@@ -10,6 +13,8 @@ import pytest
 from yarl import URL
 
 from deploy.local.machine.folders import CHECKOUT
+from service.postgres.pool import Connection
+from service.settings import ServiceSettings
 from tests.deploy.pages import code_blocks
 from tests.end_to_end.callers import another_request, client_of
 from tests.end_to_end.events import ALL_ARE_DONE
@@ -21,31 +26,49 @@ from tests.harness.processes import api_process, started, worker_process
 from tests.harness.servers import run_as_operator
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
+from worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.long
 
 _PAGE = CHECKOUT / "deploy" / "operate.md"
 _CALLERS = 4
+_ALL_IS_DONE = ALL_ARE_DONE.replace("calculation_id IS NULL OR sequence < 3", "sequence < 2")
 _AFTER = 20  # calls that must be answered after the last step
+
+
+class Running(NamedTuple):
+    """A client of the running API, and how the API and the worker are stopped."""
+
+    client: httpx.AsyncClient
+    stack: AsyncExitStack
 
 
 class Installation:
     """An API and a worker that are replaced as in a rollout, and callers that never stop."""
 
-    def __init__(self, settings, worker_settings, folder, token):
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        worker_settings: WorkerSettings,
+        database: Connection,
+        folder: Path,
+        token: str,
+    ) -> None:
         self._settings, self._worker_settings, self._folder = settings, worker_settings, folder
+        self._database = database
         self._token = token
         self.secret: dict[str, str] = {}  # variables of the Kubernetes Secret
-        self.database_url = str  # makes the DATABASE_URL of a process from the one in its settings
+        # Makes the DATABASE_URL of a process from the one in its settings.
+        self.database_url: Callable[[str], str] = str
         self.api_key = ""
         self.statuses: Counter[int | str] = Counter()
-        self._processes = None  # the API, the worker and a client of the API
+        self._running: Running | None = None
         self._in_flight: Counter[httpx.AsyncClient] = Counter()
         self._request_secrets: list[tuple[str, str]] = []
 
     @asynccontextmanager
-    async def serving(self):
-        """Serve callers and customers until the block is left."""
+    async def serving(self) -> AsyncIterator[None]:
+        """Serve callers and customers until the block is left, and finish all work."""
         await self.replace_pods()
         try:
             async with asyncio.TaskGroup() as group:
@@ -55,33 +78,38 @@ class Installation:
                 await eventually(lambda: self.statuses.total() >= answered + _AFTER)
                 for caller in callers:
                     caller.cancel()
+            await eventually(lambda: self._database.fetchval(_ALL_IS_DONE))
         finally:
-            await self._stop(self._processes)
+            await self._end(self._now)
 
-    async def replace_pods(self):
+    async def replace_pods(self) -> None:
         """Start new processes with the secret as it is now, then stop the old ones, as a rollout does."""
-        old = self._processes
-        urls = [self.database_url(each.database_url) for each in (self._settings, self._worker_settings)]
-        api = api_process(self._settings, self._folder, **{"DATABASE_URL": urls[0], **self.secret})
-        worker = worker_process(
-            self._worker_settings, self._folder, **{"DATABASE_URL": urls[1], **self.secret}
+        old = self._running
+        of_api, of_worker = (
+            {"DATABASE_URL": self.database_url(each.database_url), **self.secret}
+            for each in (self._settings, self._worker_settings)
         )
-        context = started(api, worker)
-        await context.__aenter__()
-        self._processes = (context, client_of(api, self._token))
+        api = api_process(self._settings, self._folder, **of_api)
+        worker = worker_process(self._worker_settings, self._folder, **of_worker)
+        stack = AsyncExitStack()
+        await stack.enter_async_context(started(api, worker))
+        self._running = Running(await stack.enter_async_context(client_of(api, self._token)), stack)
         if old:
-            # As the preStop hook does, which waits until no more calls arrive.
-            await eventually(lambda: not self._in_flight[old[1]])
-            await self._stop(old)
+            await self._end(old)
 
-    async def _stop(self, processes):
-        context, client = processes
-        await client.aclose()
-        await context.__aexit__(None, None, None)
+    @property
+    def _now(self) -> "Running":
+        assert self._running is not None
+        return self._running
 
-    async def _call(self):
+    async def _end(self, old: "Running") -> None:
+        """Stop processes once no call arrives any more, as the preStop hook does."""
+        await eventually(lambda: not self._in_flight[old.client])
+        await old.stack.aclose()
+
+    async def _call(self) -> None:
         while True:
-            client = self._processes[1]
+            client = self._now.client
             self._in_flight[client] += 1
             try:
                 created = await self._answer(client.post("/v1/request", json=another_request()))
@@ -94,9 +122,9 @@ class Installation:
                     await self._answer(client.get(STRUCTURE, headers=bearer(self.api_key)))
             finally:
                 self._in_flight[client] -= 1
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
 
-    async def _answer(self, call):
+    async def _answer(self, call: Awaitable[httpx.Response]) -> httpx.Response | None:
         try:
             response = await call
         except httpx.TransportError as error:
@@ -106,12 +134,12 @@ class Installation:
         return response if response.status_code == 200 else None
 
 
-def bearer(token):
+def bearer(token: str) -> dict[str, str]:
     """Return the header with which a token is sent."""
     return {"Authorization": f"Bearer {token}"}
 
 
-def with_login(url, user, password):
+def with_login(url: str, user: str, password: str) -> str:
     """Return the URL of a server with another login."""
     return str(URL(url).with_user(user).with_password(password))
 
@@ -123,18 +151,12 @@ def amqp_url(own_broker):
 
 
 @pytest.fixture
-def installation(service_settings, worker_settings, tmp_path, issuer):
+def installation(service_settings, worker_settings, database, tmp_path, issuer):
     """The processes, not yet started."""
-    return Installation(service_settings, worker_settings, tmp_path, issuer.token())
+    return Installation(service_settings, worker_settings, database, tmp_path, issuer.token())
 
 
-async def finish(database):
-    """Wait until the worker has done its work."""
-    done = ALL_ARE_DONE.replace("calculation_id IS NULL OR sequence < 3", "sequence < 2")
-    await eventually(lambda: database.fetchval(done))
-
-
-def on_the_page(language, **words):
+def on_the_page(language: str, words: Mapping[str, str]) -> list[str]:
     """Return the commands on the page that make the new login, and those that remove the old one."""
     blocks = code_blocks(_PAGE, "Rotation", language)
     for word, value in words.items():
@@ -142,12 +164,12 @@ def on_the_page(language, **words):
     return blocks
 
 
-async def test_postgres_passwords(installation, administrator, service_settings, worker_settings, database):
+async def test_postgres_passwords(installation, administrator, service_settings, worker_settings):
     urls = (service_settings.database_url, worker_settings.database_url)
     groups = {URL(url).user for url in urls}
     create, drop = (
         [each.replace("calculation_requests_api", group) for group in groups]
-        for each in on_the_page("sql", **{"…": "made-up"})
+        for each in on_the_page("sql", {"…": "made-up"})
     )
     for statement in create:
         await administrator.execute(statement.replace("_2", "_1"))
@@ -159,7 +181,6 @@ async def test_postgres_passwords(installation, administrator, service_settings,
         await installation.replace_pods()
         for statement in drop:
             await administrator.execute(statement)
-        await finish(database)
 
     assert installation.statuses.keys() == {200}
     for group in groups:
@@ -168,9 +189,9 @@ async def test_postgres_passwords(installation, administrator, service_settings,
         await administrator.execute(f"DROP ROLE {group}_2")
 
 
-async def test_rabbitmq_password(installation, own_broker, amqp_url, database):
+async def test_rabbitmq_password(installation, own_broker, amqp_url):
     words = {"PASSWORD": "made-up", "CONFIGURE": ".*", "WRITE": ".*", "READ": ".*"}
-    create, drop = on_the_page("sh", **words)
+    create, drop = on_the_page("sh", words)
     await asyncio.to_thread(run_as_operator, create.replace("-2", "-1"), own_broker)
     installation.secret["AMQP_URL"] = with_login(amqp_url, "relay-1", "made-up")
     async with installation.serving():
@@ -178,13 +199,12 @@ async def test_rabbitmq_password(installation, own_broker, amqp_url, database):
         installation.secret["AMQP_URL"] = with_login(amqp_url, "relay-2", "made-up")
         await installation.replace_pods()
         await asyncio.to_thread(run_as_operator, drop, own_broker)
-        await finish(database)
 
     assert installation.statuses.keys() == {200}
     await asyncio.to_thread(run_as_operator, "rabbitmqctl delete_user relay-2", own_broker)
 
 
-async def test_mail_password(installation, authority, database):
+async def test_mail_password(installation, authority):
     first, second = Login("first", "made-up"), Login("second", "made-up")
     async with MailServer("smtp+starttls", authority.server_context(), first) as server:
         installation.secret |= {"SMTP_URL": server.url, "SSL_CERT_FILE": str(authority.file)}
@@ -194,7 +214,6 @@ async def test_mail_password(installation, authority, database):
             installation.secret["SMTP_URL"] = server.url_for(second)
             await installation.replace_pods()
             server.logins_accepted.remove(first)
-            await finish(database)
 
     assert installation.statuses.keys() == {200}
 
@@ -205,7 +224,6 @@ async def test_request_secret_keys(installation, service_settings, database):
         for keys in (f"{old},{new}", f"{new},{old}"):
             installation.secret["REQUEST_SECRET_KEYS"] = keys
             await installation.replace_pods()
-        await finish(database)
 
     assert installation.statuses.keys() == {200}
     used = await database.fetch("SELECT DISTINCT secret_key_id FROM calculation_request")
@@ -213,7 +231,7 @@ async def test_request_secret_keys(installation, service_settings, database):
 
 
 async def test_api_keys(installation, environment):
-    async def create():
+    async def create() -> str:
         return (await run("service", "api-key", "create", "page", environment=environment)).output.strip()
 
     installation.api_key = old = await create()
@@ -226,7 +244,7 @@ async def test_api_keys(installation, environment):
     assert installation.statuses.keys() == {200}
 
 
-async def test_authority(installation, service_settings, authority, database, tmp_path):
+async def test_authority(installation, service_settings, authority, tmp_path):
     """Of Postgres. The other servers' authorities are in the same file."""
     (tmp_path / "new").mkdir()
     new = Authority(tmp_path / "new")
@@ -244,6 +262,5 @@ async def test_authority(installation, service_settings, authority, database, tm
             postgres.context = new.server_context()
             bundle.write_bytes(new.file.read_bytes())
             await installation.replace_pods()
-            await finish(database)
 
     assert installation.statuses.keys() == {200}
