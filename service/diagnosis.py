@@ -156,7 +156,7 @@ _VERIFY_POSTGRES = "put `sslmode=verify-full` into DATABASE_URL and LISTEN_DATAB
 def _verifies(url: str) -> bool:
     """Whether asyncpg checks the server's certificate and name, unless the server is on this machine.
 
-    `sslmode=require` checks neither.
+    `sslmode=require` checks the certificate only if there is a file of authorities, and never the name.
     """
     return parse_qs(urlsplit(url).query).get("sslmode") == ["verify-full"] or is_on_this_machine(url)
 
