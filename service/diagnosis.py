@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Literal, TypeAlias
+from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 import click
@@ -130,17 +131,16 @@ def reason(error: BaseException, reasons: Reasons) -> str:
 Part = Callable[[Connection], AsyncIterator[Finding]]
 
 
-def postgres_check(settings: Settings, *parts: Part) -> Check:
+def postgres_check(settings: Settings, *parts: Part, listen_url: str | None = None) -> Check:
     """Return the check of Postgres. *parts* are further checks of the tables, such as the worker's."""
+    is_verified = all(_verifies(url) for url in (settings.database_url, listen_url) if url)
 
     async def run() -> AsyncIterator[Finding]:
         connection = await asyncpg.connect(settings.database_url, statement_cache_size=0)
         try:
-            encrypted = await connection.fetchval("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
             await schema.check(connection)
             await _try_to_write(connection)
-            says = f"takes writes, has the schema, {'encrypted' if encrypted else 'not encrypted'}"
-            yield Finding("ok", "postgres", says)
+            yield encryption("postgres", "takes writes, has the schema", _VERIFY_POSTGRES, ok=is_verified)
             for part in (_secret_keys(settings.request_secret_keys), *parts):
                 async for finding in part(connection):
                     yield finding
@@ -148,6 +148,31 @@ def postgres_check(settings: Settings, *parts: Part) -> Check:
             connection.terminate()
 
     return Check("postgres", ["DATABASE_URL"], run, "is DATABASE_URL right, and Postgres well?")
+
+
+_VERIFY_POSTGRES = "put `sslmode=verify-full` into DATABASE_URL and LISTEN_DATABASE_URL"
+
+
+def _verifies(url: str) -> bool:
+    """Whether asyncpg checks the server's certificate and name, unless the server is on this machine.
+
+    `sslmode=require` checks the certificate only if there is a file of authorities, and never the name.
+    """
+    return parse_qs(urlsplit(url).query).get("sslmode") == ["verify-full"] or is_on_this_machine(url)
+
+
+def is_on_this_machine(url: str) -> bool:
+    """Whether a server's URL names the loopback interface or a Unix socket, where TLS protects nothing."""
+    parts = urlsplit(url)
+    host = parse_qs(parts.query).get("host", [parts.hostname or ""])[0]
+    return host in {"", "localhost", "127.0.0.1", "::1"} or host.startswith("/")
+
+
+def encryption(check: str, says: str, do: str, *, ok: bool) -> Finding:
+    """Return a finding that warns, unless *ok*, that others may read or change what is sent."""
+    if ok:
+        return Finding("ok", check, says)
+    return Finding("warning", check, f"{says}, but the connection is not encrypted, or not verified", do)
 
 
 async def _try_to_write(connection: Connection) -> None:

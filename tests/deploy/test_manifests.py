@@ -32,6 +32,7 @@ from worker.settings import WorkerSettings
 
 SYNC_WAVE = "argocd.argoproj.io/sync-wave"
 OF_KUBERNETES = ("rbac.authorization.k8s.io/", "networking.k8s.io/")
+OF_LIBRARIES = {"PGSSLROOTCERT", "SSL_CERT_FILE"}
 OF_THE_SECRET = {"DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS"}
 SETTINGS = {
     field.encode_name: field
@@ -157,7 +158,7 @@ def test_variables_are_settings_or_parts_of_one_that_follows(overlay):
             assert used <= defined
             parts |= used
             defined.add(entry["name"])
-        assert defined <= SETTINGS.keys() | parts
+        assert defined <= SETTINGS.keys() | OF_LIBRARIES | parts
 
 
 @each_overlay
@@ -192,7 +193,7 @@ def test_secrets_that_production_needs_are_made_by_operators_or_documented():
     of_postgres = used.pop("postgres-app")
 
     assert used == {**documented, **of_users, of_rabbitmq: {"ca.crt"}}
-    assert of_postgres <= {"username", "password", "uri", "fqdn-uri"}
+    assert of_postgres <= {"username", "password", "fqdn-uri"}
     assert "postgres" in of_kind("production", "Cluster")
     for name, keys in documented.items():
         assert all(f"`{word}`" in PAGE for word in {name, *keys})
@@ -225,10 +226,51 @@ def test_hosts_in_production_are_services_that_the_operators_make():
     assert "LISTEN_DATABASE_URL" in environment_of("production", "relay")
 
 
+OWN_AUTHORITY = [{"key": "ca.crt", "path": "ca.crt"}]  # of a Secret that may also contain a key
+
+
+def source_of(path: str | None, container: Manifest, pod: Manifest) -> Manifest:
+    """Return the volume in which a container finds the file at *path*."""
+    folder, _, file = str(path).rpartition("/")
+    assert file == "ca.crt"
+    (name,) = {mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == folder}
+    (volume,) = (each for each in pod["volumes"] if each["name"] == name)
+    return volume
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_every_connection_to_postgres_is_verified(process):
+    pod = pod_of(workloads("production")[process])
+    cluster, pooler = (of_kind("production", kind) for kind in ("Cluster", "Pooler"))
+    names = cluster["postgres"]["spec"]["certificates"]["serverAltDNSNames"]
+    for container in (*pod["containers"], *pod.get("initContainers", [])):
+        urls = [URL(each.get("value") or "") for each in container["env"] if "DATABASE_URL" in each["name"]]
+        assert urls
+        for url in urls:
+            assert url.query["sslmode"] == "verify-full"
+            secret = source_of(url.query["sslrootcert"], container, pod)["secret"]
+            assert secret == {
+                "secretName": "postgres-ca",
+                "items": OWN_AUTHORITY,
+            }  # CloudNativePG's name
+            assert url.host in {*names, "postgres-rw"}  # CloudNativePG's certificate names the latter anyway
+    assert set(names) == set(pooler)
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_processes_of_your_own_servers_trust_the_authorities_in_a_config_map_that_the_page_names(process):
+    pod = pod_of(workloads("external")[process])
+    for container in (*pod["containers"], *pod.get("initContainers", [])):
+        given = {each["name"]: each.get("value") for each in container["env"]}
+        read = OF_LIBRARIES if container["name"] != "schema" else {"PGSSLROOTCERT"}
+        for variable in read:
+            assert source_of(given[variable], container, pod)["configMap"] == {"name": "trust"}
+    assert "create configmap trust --from-file=ca.crt" in PAGE
+
+
 @pytest.mark.parametrize("process", WORKERS)
 def test_worker_uses_tls_to_rabbitmq_and_trusts_the_authority_that_signed(process):
     deployment = workloads("production")[process]
-    (mount,), (volume,) = container_of(deployment)["volumeMounts"], pod_of(deployment)["volumes"]
     certificate = the_one("production", "Certificate", "rabbitmq")["spec"]
     authority = the_one("production", "Issuer", certificate["issuerRef"]["name"])["spec"]["ca"]["secretName"]
     signing = [one["spec"] for one in of_kind("production", "Certificate").values() if "isCA" in one["spec"]]
@@ -237,8 +279,9 @@ def test_worker_uses_tls_to_rabbitmq_and_trusts_the_authority_that_signed(proces
 
     assert url.scheme == "amqps"
     assert url.host in certificate["dnsNames"]
-    assert url.query == {"cafile": f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}"}
-    assert volume["secret"]["secretName"] == certificate["secretName"] == broker["spec"]["tls"]["secretName"]
+    secret = source_of(url.query["cafile"], container_of(deployment), pod_of(deployment))["secret"]
+    assert secret == {"secretName": certificate["secretName"], "items": OWN_AUTHORITY}
+    assert broker["spec"]["tls"]["secretName"] == certificate["secretName"]
     assert [one["secretName"] for one in signing] == [authority]
 
 
@@ -266,11 +309,11 @@ def test_rabbitmq_listens_only_with_tls_and_keda_and_prometheus_verify_its_certi
 
 def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode_and_the_schema_goes_around_it():
     pooler = the_one("production", "Pooler", "postgres-pooler")["spec"]["pgbouncer"]
-    (database,) = schema_container_of("production")["env"]
+    *_, database = schema_container_of("production")["env"]
 
     assert pooler["poolMode"] == "transaction"
     assert configuration("production")["DATABASE_STATEMENT_CACHE_SIZE"] == "0"
-    assert database["valueFrom"]["secretKeyRef"] == {"name": "postgres-app", "key": "uri"}
+    assert (database["name"], URL(database["value"]).host) == ("DATABASE_URL", "postgres-rw")
 
 
 def connections_of(overlay: str, process: str) -> float:

@@ -1,53 +1,162 @@
-"""The whole chain over TLS; a Postgres or a broker with a wrong certificate gets no login."""
+"""Postgres, RabbitMQ, mail server and issuer must prove who they are, at the addresses on the pages."""
 
+import re
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import asyncpg
 import httpx
+import msgspec
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 from yarl import URL
 
+from deploy.local.machine.ports import free_port
+from service.commands.doctor import examine_service
+from tests.deploy.manifests import K8S
+from tests.deploy.pages import INSTALLATION, section
 from tests.end_to_end.callers import client_of, create
 from tests.end_to_end.events import complete
-from tests.harness.certificates import FAULTS, Authority, faulty_context
+from tests.harness.certificates import FAULTS, context_with, faulty_certificate, faulty_context
 from tests.harness.examples import A_REQUEST
+from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.in_process import api_client
 from tests.harness.mail_server import Login, MailServer
-from tests.harness.processes import api_process, started, worker_process
+from tests.harness.processes import api_process, environment_of, started, worker_process
+from tests.harness.servers import run_as_operator
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from worker.rabbitmq.connection import BrokerUnavailable, open_channel
+from worker.commands.doctor import examine_worker
 
 _LOGIN = Login("worker", "hunter2")
+# The addresses on the page and in the overlay, by scheme.
+_ADDRESSES = {
+    URL(address).scheme: URL(address)
+    for address in (
+        *re.findall("`([a-z+]+://user:password@.+?)`", section(INSTALLATION, "Installation")),
+        *re.findall("_JWKS_URL=(.+)", (K8S / "overlays" / "external" / "configuration.env").read_text()),
+    )
+}
+# What OpenSSL says of each certificate, and what doctor says of the servers that have it.
+_SAYS = {
+    "right": None,
+    "expired": "certificate has expired",
+    "of another host": "IP address mismatch, certificate is not valid for '127.0.0.1'.",
+    "of another authority": "unable to get local issuer certificate",
+}
+_CHECKS = {"postgresql": "postgres", "amqps": "rabbitmq", "smtp+starttls": "mail server"}
+_CHECKS |= {"smtps": "mail server", "https": "signing keys"}
 
 
-def verifying(database_url: str, authority: Authority) -> str:
-    """Return the URL with which a process accepts only the certificate of *authority* for the host."""
-    return str(URL(database_url).update_query(sslmode="verify-full", sslrootcert=str(authority.file)))
+def trusting(authority):
+    """Return the variables that components/trust sets, with the file of *authority*."""
+    patch = msgspec.yaml.decode((K8S / "components" / "trust" / "every-process.yaml").read_bytes())
+    (container,) = patch["spec"]["template"]["spec"]["containers"]
+    return {variable["name"]: str(authority.file) for variable in container["env"]}
 
 
-def trusting(amqp_url: str, authority: Authority) -> str:
-    """Return the URL with which a worker trusts *authority*, as in the manifests."""
-    return str(URL(amqp_url).update_query(cafile=str(authority.file)))
+def at(scheme, real, port=None):
+    """Return the address of a *real* server in the form that the page has for this scheme."""
+    page, server = _ADDRESSES[scheme], URL(real)
+    own = page.with_user(server.user).with_password(server.password).with_host("127.0.0.1")
+    return str(own.with_port(port or server.port).with_path(server.path).with_query(page.query))
+
+
+@pytest.fixture
+def amqp_url(own_broker):
+    """The URL of a RabbitMQ that can open further ports."""
+    return own_broker.url
+
+
+async def encrypted_postgres(stack, administrator, url, certificate):
+    """Let Postgres show *certificate*, or a proxy in front of a Postgres that is built without TLS."""
+    pem = certificate.read_text().replace("\n", "'), ('")
+    program = f"umask 077; grep . >{certificate.name}"  # in the data folder
+    settings = {"ssl": "on", "ssl_cert_file": certificate.name, "ssl_key_file": certificate.name}
+    try:
+        await administrator.execute(f"COPY (VALUES ('{pem}')) TO PROGRAM '{program}'")
+        for name, value in settings.items():
+            await administrator.execute(f"ALTER SYSTEM SET {name} = '{value}'")
+            stack.push_async_callback(administrator.execute, f"ALTER SYSTEM RESET {name}")
+    except (asyncpg.InvalidParameterValueError, asyncpg.InsufficientPrivilegeError):
+        proxy = TcpProxy(url, context=context_with(certificate))
+        return (await stack.enter_async_context(proxy)).url
+    await administrator.execute("SELECT pg_reload_conf()")
+    shown = "SELECT current_setting('ssl_cert_file') = $1"
+    await eventually(lambda: administrator.fetchval(shown, certificate.name))
+    return url
+
+
+@pytest.fixture
+async def serving(administrator, own_broker, issuer, database_url):
+    """Let every server show a certificate. Returns their addresses by scheme, and the mail servers."""
+
+    async def serve(certificate: Path) -> tuple[dict[str, str], list[MailServer]]:
+        context, listener = context_with(certificate), free_port()
+        options = f'[{{certfile, "{certificate}"}}, {{keyfile, "{certificate}"}}]'
+        listen = f'rabbit_networking:start_ssl_listener({{"127.0.0.1", {listener}}}, {options}, 2).'
+        run_as_operator(f"rabbitmqctl eval '{listen}'", own_broker)
+        postgres = await encrypted_postgres(stack, administrator, database_url, certificate)
+        mail = [MailServer(scheme, context, _LOGIN) for scheme in ("smtp+starttls", "smtps")]
+        for server in mail:
+            await stack.enter_async_context(server)
+        jwks = http_answer("200 OK", issuer.jwks.read_bytes())
+        keys = await stack.enter_async_context(answering(jwks, context))
+        addresses = {
+            "postgresql": at("postgresql", postgres),
+            "amqps": at("amqps", own_broker.url, listener),
+            **{URL(server.url).scheme: at(URL(server.url).scheme, server.url) for server in mail},
+            "https": str(_ADDRESSES["https"].with_host("127.0.0.1").with_port(keys)),
+        }
+        return addresses, mail
+
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(administrator.execute, "SELECT pg_reload_conf()")
+        yield serve
+
+
+@pytest.mark.parametrize("kind", _SAYS)
+async def test_doctor_accepts_servers_only_with_a_valid_certificate_for_their_host_from_our_authority(
+    *, kind, serving, service_settings, worker_settings, authority, tmp_path, monkeypatch
+):
+    """A table: each server with each certificate."""
+    right = kind == "right"
+    addresses, _ = await serving(
+        authority.certificate() if right else faulty_certificate(kind, authority, tmp_path)
+    )
+    for variable, value in trusting(authority).items():
+        monkeypatch.setenv(variable, value)
+    environment = environment_of(worker_settings) | environment_of(service_settings)
+    environment |= {"DATABASE_URL": addresses["postgresql"], "AMQP_URL": addresses["amqps"]}
+    environment |= {"AUTH_JWKS_URL": addresses["https"]}
+
+    found = {each.check: each for each in await examine_service(environment)}
+    said = {"https": found["signing keys"]}
+    for scheme in ("smtp+starttls", "smtps"):
+        findings = await examine_worker(environment | {"SMTP_URL": addresses[scheme]})
+        found = {each.check: each for each in findings}
+        said |= {scheme: found["mail server"], "postgresql": found["postgres"], "amqps": found["rabbitmq"]}
+
+    assert said.keys() == addresses.keys()
+    if right:
+        assert {each.state for each in said.values()} == {"ok"}
+    else:
+        fault = ("wrong", f"its certificate is not accepted: {_SAYS[kind]}")
+        assert {(each.state, each.says) for each in said.values()} == {fault}
 
 
 async def test_request_gets_its_email_and_its_calculation_over_tls(
-    *, service_settings, worker_settings, authority, issuer, channel, subscriber, tmp_path
+    *, serving, service_settings, worker_settings, authority, issuer, channel, subscriber, tmp_path
 ):
     """The whole chain, once; no connection goes without TLS."""
-    context = authority.server_context()
-    async with (
-        TcpProxy(service_settings.database_url, context=context) as postgres,
-        TcpProxy(worker_settings.amqp_url, context=context) as broker,
-        MailServer("smtp+starttls", context, _LOGIN) as mail_server,
-    ):
-        database = {"DATABASE_URL": verifying(postgres.url, authority)}
-        others = {"AMQP_URL": trusting(broker.url, authority), "SMTP_URL": mail_server.url}
-        api = api_process(service_settings, tmp_path, **database)
-        authorities = {"SSL_CERT_FILE": str(authority.file)}
-        worker = worker_process(worker_settings, tmp_path, **database, **others, **authorities)
-        async with started(api, worker), client_of(api, issuer.token()) as caller:
-            await complete((await create(caller))["uuid"], channel, subscriber)
-
+    addresses, (mail_server, _) = await serving(authority.certificate())
+    common = {"DATABASE_URL": addresses["postgresql"], **trusting(authority)}
+    others = {"AMQP_URL": addresses["amqps"], "SMTP_URL": addresses["smtp+starttls"]}
+    api = api_process(service_settings, tmp_path, **common, AUTH_JWKS_URL=addresses["https"])
+    worker = worker_process(worker_settings, tmp_path, **common, **others)
+    async with started(api, worker), client_of(api, issuer.token()) as caller:
+        await complete((await create(caller))["uuid"], channel, subscriber)
     assert len(mail_server.accepted) == mail_server.logins == 1
     assert "listener_paused" not in worker.output, "the listener has a connection of its own"
 
@@ -58,11 +167,13 @@ async def is_stored(client: httpx.AsyncClient) -> bool:
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_postgres_with_a_bad_certificate_gets_no_login_and_callers_get_503_until_it_is_renewed(
-    fault, service_settings, authority, issuer, tmp_path
+    *, fault, service_settings, authority, issuer, tmp_path, monkeypatch
 ):
+    for variable, value in trusting(authority).items():
+        monkeypatch.setenv(variable, value)
     context = faulty_context(fault, authority, tmp_path)
     async with TcpProxy(service_settings.database_url, context=context) as postgres:
-        settings = replace(service_settings, database_url=verifying(postgres.url, authority))
+        settings = replace(service_settings, database_url=at("postgresql", postgres.url))
         with capture_logs() as logs:
             async with api_client(settings, issuer.token()) as client:
                 answer = await client.post("/v1/request", json=A_REQUEST)
@@ -74,16 +185,3 @@ async def test_postgres_with_a_bad_certificate_gets_no_login_and_callers_get_503
     assert (answer.status_code, ready.status_code) == (503, 503)
     assert logins == 0
     assert "SSLCertVerificationError" in str(logs)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-async def test_broker_with_a_bad_certificate_gets_no_login(fault, worker_settings, authority, tmp_path):
-    context = faulty_context(fault, authority, tmp_path)
-    async with TcpProxy(worker_settings.amqp_url, context=context) as broker:
-        settings = replace(worker_settings, amqp_url=trusting(broker.url, authority))
-        with pytest.raises(BrokerUnavailable) as refused:
-            async with open_channel(settings, name="test"):
-                pass
-
-    assert broker.connections == 0
-    assert "CERTIFICATE_VERIFY_FAILED" in repr(refused.value.__cause__)

@@ -39,16 +39,19 @@ class Authority:
 
     def server_context(self, *, days: float = 365, address: str = "127.0.0.1") -> ssl.SSLContext:
         """Return a context with a certificate that expires in *days*; a negative number: it has expired."""
+        return context_with(self.certificate(days=days, address=address))
+
+    def certificate(self, *, days: float = 365, address: str = "127.0.0.1") -> Path:
+        """Return a file with such a certificate, and its key, which only the owner may read."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address(address))])
         about = self._about("Server", key, days=days).add_extension(names, critical=False)
         certificate = about.sign(self._key, SHA256())
-        file = self._folder / "server.pem"
+        file = self._folder / f"server-{certificate.serial_number}.pem"
+        file.touch(mode=0o600)
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         file.write_bytes(private + certificate.public_bytes(Encoding.PEM))
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(file)
-        return context
+        return file
 
     def _about(self, subject: str, key: EllipticCurvePrivateKey, *, days: float) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
@@ -72,18 +75,30 @@ def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
+def context_with(certificate: Path) -> ssl.SSLContext:
+    """Return the context of a server with this certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    return context
+
+
 FAULTS = ("expired", "of another host", "of another authority")
 
 
-def faulty_context(fault: str, authority: Authority, folder: Path) -> ssl.SSLContext:
-    """Return a context with a certificate that clients who trust *authority* must refuse for this fault."""
+def faulty_certificate(fault: str, authority: Authority, folder: Path) -> Path:
+    """Return a certificate that clients who trust *authority* must refuse for this fault."""
     match fault:
         case "expired":
-            return authority.server_context(days=-1)
+            return authority.certificate(days=-1)
         case "of another host":
-            return authority.server_context(address="127.0.0.2")
+            return authority.certificate(address="127.0.0.2")
         case "of another authority":
             (folder / "another").mkdir()
-            return Authority(folder / "another").server_context()
+            return Authority(folder / "another").certificate()
         case _:
             raise ValueError(fault)
+
+
+def faulty_context(fault: str, authority: Authority, folder: Path) -> ssl.SSLContext:
+    """Return the context of a server with such a certificate."""
+    return context_with(faulty_certificate(fault, authority, folder))

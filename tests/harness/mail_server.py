@@ -61,6 +61,7 @@ class MailServer:
         self._scheme = scheme
         self._context = context
         self._login = login
+        self.logins_accepted = {login} - {None}
         self.logins = 0  # that succeeded
         self.accepted: list[Accepted] = []
         self.rcpt_reply = "250 OK"
@@ -117,8 +118,9 @@ class MailServer:
         self, _server: SMTP, _session: Any, _envelope: Envelope, _mechanism: str, data: Any
     ) -> AuthResult:
         given = Login(data.login.decode(), data.password.decode())
-        self.logins += given == self._login
-        return AuthResult(success=given == self._login, handled=False)
+        is_accepted = given in self.logins_accepted
+        self.logins += is_accepted
+        return AuthResult(success=is_accepted, handled=False)
 
     async def handle_MAIL(  # noqa: N802 - aiosmtpd's name
         self, _server: SMTP, session: Any, envelope: Envelope, address: str, options: list[str]

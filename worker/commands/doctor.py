@@ -47,6 +47,8 @@ _OF_RABBITMQ: Reasons = {
     ProbableAuthenticationError: "user or password refused",
     InvalidFrameError: "it closes the connection: does the virtual host exist, and may this user access it?",
 }
+_VERIFY_RABBITMQ = "begin AMQP_URL with amqps://, without no_verify_ssl"
+_VERIFY_SMTP = "begin SMTP_URL with smtp+starttls:// or smtps://"
 _CHECK_SMTP_SETTINGS = "are SMTP_URL and MAIL_FROM right?"
 _OF_SMTP: Reasons = {
     SMTPAuthenticationError: "user or password refused ({0.code})",
@@ -75,7 +77,9 @@ async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
     }
     broker, mail = partial(_rabbitmq, settings), partial(_mail_server, settings)
     checks = (
-        diagnosis.postgres_check(settings, _events, _emails, _requests),
+        diagnosis.postgres_check(
+            settings, _events, _emails, _requests, listen_url=settings.listen_database_url
+        ),
         diagnosis.app_check(settings),
         Check("rabbitmq", ["AMQP_URL"], broker, "is AMQP_URL right, and RabbitMQ well?", _OF_RABBITMQ),
         Check("mail server", ["SMTP_URL", "MAIL_FROM"], mail, _CHECK_SMTP_SETTINGS, _OF_SMTP),
@@ -134,8 +138,9 @@ async def _rabbitmq(settings: WorkerSettings) -> AsyncIterator[Finding]:
     """Check the queues and the alarm. Declare the topology, as a worker does every minute."""
     url = URL(settings.amqp_url)
     async with open_connection(url, name="doctor", seconds=_CONNECT_SECONDS) as connection:
-        encrypted = "encrypted" if url.scheme == "amqps" else "not encrypted"
-        yield Finding("ok", "rabbitmq", f"accepts the login, {encrypted}")
+        is_verified = url.scheme == "amqps" and url.query.get("no_verify_ssl", "0") == "0"
+        ok = is_verified or diagnosis.is_on_this_machine(settings.amqp_url)
+        yield diagnosis.encryption("rabbitmq", "accepts the login", _VERIFY_RABBITMQ, ok=ok)
         found = [await _queue(connection, queue, is_read=True) for queue in topology.QUEUES]
         found += [await _queue(connection, queue, is_read=False) for queue in topology.QUEUES]
         for finding in found:
@@ -191,8 +196,8 @@ async def _mail_server(settings: WorkerSettings) -> AsyncIterator[Finding]:
     finally:
         connection.close()
     if certificate is None:
-        do = "outside this machine, begin SMTP_URL with smtp+starttls:// or smtps://"
-        yield Finding("warning", "mail server", "accepts MAIL_FROM, but without encryption", do)
+        ok = diagnosis.is_on_this_machine(settings.smtp_url)
+        yield diagnosis.encryption("mail server", "accepts MAIL_FROM", _VERIFY_SMTP, ok=ok)
         return
     days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / _SECONDS_OF_A_DAY
     says = f"accepts MAIL_FROM, encrypted; its certificate expires in {days:.0f} days"

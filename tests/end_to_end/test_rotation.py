@@ -1,0 +1,266 @@
+"""Each secret is replaced as deploy/operate.md says, while callers call and customers open their links."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import asyncpg
+import httpx
+import pytest
+from yarl import URL
+
+from deploy.local.machine.folders import CHECKOUT
+from service.postgres.pool import Connection
+from service.settings import ServiceSettings
+from tests.deploy.pages import code_blocks
+from tests.end_to_end.callers import another_request, client_of
+from tests.end_to_end.events import ALL_ARE_DONE
+from tests.harness.certificates import Authority
+from tests.harness.command_line import run
+from tests.harness.examples import STRUCTURE
+from tests.harness.mail_server import Login, MailServer
+from tests.harness.processes import api_process, started, worker_process
+from tests.harness.servers import run_as_operator
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
+from worker.settings import WorkerSettings
+
+pytestmark = pytest.mark.long
+
+_PAGE = CHECKOUT / "deploy" / "operate.md"
+_CALLERS = 4
+_ALL_IS_DONE = ALL_ARE_DONE.replace("calculation_id IS NULL OR sequence < 3", "sequence < 2")
+_AFTER = 20  # calls that must be answered after the last step
+
+
+class Running(NamedTuple):
+    """A client of the running API, and how the API and the worker are stopped."""
+
+    client: httpx.AsyncClient
+    stack: AsyncExitStack
+
+
+class Installation:
+    """An API and a worker that are replaced as in a rollout, and callers that never stop."""
+
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        worker_settings: WorkerSettings,
+        database: Connection,
+        folder: Path,
+        token: str,
+    ) -> None:
+        self._settings, self._worker_settings, self._folder = settings, worker_settings, folder
+        self._database = database
+        self._token = token
+        self.secret: dict[str, str] = {}  # variables of the Kubernetes Secret
+        # Makes the DATABASE_URL of a process from the one in its settings.
+        self.database_url: Callable[[str], str] = str
+        self.api_key = ""
+        self.statuses: Counter[int | str] = Counter()
+        self._running: Running | None = None
+        self._in_flight: Counter[httpx.AsyncClient] = Counter()
+        self._request_secrets: list[tuple[str, str]] = []
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Serve callers and customers until the block is left, and finish all work."""
+        await self.replace_pods()
+        try:
+            async with asyncio.TaskGroup() as group:
+                callers = [group.create_task(self._call()) for _ in range(_CALLERS)]
+                yield
+                answered = self.statuses.total()
+                await eventually(lambda: self.statuses.total() >= answered + _AFTER)
+                for caller in callers:
+                    caller.cancel()
+            await eventually(lambda: self._database.fetchval(_ALL_IS_DONE))
+        finally:
+            await self._end(self._now)
+
+    async def replace_pods(self) -> None:
+        """Start new processes with the secret as it is now, then stop the old ones, as a rollout does."""
+        old = self._running
+        of_api, of_worker = (
+            {"DATABASE_URL": self.database_url(each.database_url), **self.secret}
+            for each in (self._settings, self._worker_settings)
+        )
+        api = api_process(self._settings, self._folder, **of_api)
+        worker = worker_process(self._worker_settings, self._folder, **of_worker)
+        stack = AsyncExitStack()
+        await stack.enter_async_context(started(api, worker))
+        self._running = Running(await stack.enter_async_context(client_of(api, self._token)), stack)
+        if old:
+            await self._end(old)
+
+    @property
+    def _now(self) -> "Running":
+        assert self._running is not None
+        return self._running
+
+    async def _end(self, old: "Running") -> None:
+        """Stop processes once no call arrives any more, as the preStop hook does."""
+        await eventually(lambda: not self._in_flight[old.client])
+        await old.stack.aclose()
+
+    async def _call(self) -> None:
+        while True:
+            client = self._now.client
+            self._in_flight[client] += 1
+            try:
+                created = await self._answer(client.post("/v1/request", json=another_request()))
+                if created:
+                    request = created.json()["data"]
+                    self._request_secrets.append((request["uuid"], request["secret"]))
+                for uuid, secret in (self._request_secrets[0], self._request_secrets[-1]):
+                    await self._answer(client.get(f"/v1/request/{uuid}", headers=bearer(secret)))
+                if self.api_key:
+                    await self._answer(client.get(STRUCTURE, headers=bearer(self.api_key)))
+            finally:
+                self._in_flight[client] -= 1
+            await asyncio.sleep(0.05)
+
+    async def _answer(self, call: Awaitable[httpx.Response]) -> httpx.Response | None:
+        try:
+            response = await call
+        except httpx.TransportError as error:
+            self.statuses[repr(error)] += 1
+            return None
+        self.statuses[response.status_code] += 1
+        return response if response.status_code == 200 else None
+
+
+def bearer(token: str) -> dict[str, str]:
+    """Return the header with which a token is sent."""
+    return {"Authorization": f"Bearer {token}"}
+
+
+def with_login(url: str, user: str, password: str) -> str:
+    """Return the URL of a server with another login."""
+    return str(URL(url).with_user(user).with_password(password))
+
+
+@pytest.fixture
+def amqp_url(own_broker):
+    """The URL of a RabbitMQ whose users can be changed."""
+    return own_broker.url
+
+
+@pytest.fixture
+def installation(service_settings, worker_settings, database, tmp_path, issuer):
+    """The processes, not yet started."""
+    return Installation(service_settings, worker_settings, database, tmp_path, issuer.token())
+
+
+def on_the_page(language: str, words: Mapping[str, str]) -> list[str]:
+    """Return the commands on the page that make the new login, and those that remove the old one."""
+    blocks = code_blocks(_PAGE, "Rotation", language)
+    for word, value in words.items():
+        blocks = [block.replace(word, value) for block in blocks]
+    return blocks
+
+
+async def test_postgres_passwords(installation, administrator, service_settings, worker_settings):
+    urls = (service_settings.database_url, worker_settings.database_url)
+    groups = {URL(url).user for url in urls}
+    create, drop = (
+        [each.replace("calculation_requests_api", group) for group in groups]
+        for each in on_the_page("sql", {"…": "made-up"})
+    )
+    for statement in create:
+        await administrator.execute(statement.replace("_2", "_1"))
+    installation.database_url = lambda url: with_login(url, f"{URL(url).user}_1", "made-up")
+    async with installation.serving():
+        for statement in create:
+            await administrator.execute(statement)
+        installation.database_url = lambda url: with_login(url, f"{URL(url).user}_2", "made-up")
+        await installation.replace_pods()
+        for statement in drop:
+            await administrator.execute(statement)
+
+    assert installation.statuses.keys() == {200}
+    for group in groups:
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await asyncpg.connect(with_login(urls[0], f"{group}_1", "made-up"))
+        await administrator.execute(f"DROP ROLE {group}_2")
+
+
+async def test_rabbitmq_password(installation, own_broker, amqp_url):
+    words = {"PASSWORD": "made-up", "CONFIGURE": ".*", "WRITE": ".*", "READ": ".*"}
+    create, drop = on_the_page("sh", words)
+    await asyncio.to_thread(run_as_operator, create.replace("-2", "-1"), own_broker)
+    installation.secret["AMQP_URL"] = with_login(amqp_url, "relay-1", "made-up")
+    async with installation.serving():
+        await asyncio.to_thread(run_as_operator, create, own_broker)
+        installation.secret["AMQP_URL"] = with_login(amqp_url, "relay-2", "made-up")
+        await installation.replace_pods()
+        await asyncio.to_thread(run_as_operator, drop, own_broker)
+
+    assert installation.statuses.keys() == {200}
+    await asyncio.to_thread(run_as_operator, "rabbitmqctl delete_user relay-2", own_broker)
+
+
+async def test_mail_password(installation, authority):
+    first, second = Login("first", "made-up"), Login("second", "made-up")
+    async with MailServer("smtp+starttls", authority.server_context(), first) as server:
+        installation.secret |= {"SMTP_URL": server.url, "SSL_CERT_FILE": str(authority.file)}
+        async with installation.serving():
+            await eventually(lambda: server.accepted)
+            server.logins_accepted.add(second)
+            installation.secret["SMTP_URL"] = server.url_for(second)
+            await installation.replace_pods()
+            server.logins_accepted.remove(first)
+
+    assert installation.statuses.keys() == {200}
+
+
+async def test_request_secret_keys(installation, service_settings, database):
+    old, new = service_settings.request_secret_keys, f"new:{'C' * 43}"
+    async with installation.serving():
+        for keys in (f"{old},{new}", f"{new},{old}"):
+            installation.secret["REQUEST_SECRET_KEYS"] = keys
+            await installation.replace_pods()
+
+    assert installation.statuses.keys() == {200}
+    used = await database.fetch("SELECT DISTINCT secret_key_id FROM calculation_request")
+    assert {row["secret_key_id"] for row in used} == {"current", "new"}
+
+
+async def test_api_keys(installation, environment):
+    async def create() -> str:
+        return (await run("service", "api-key", "create", "page", environment=environment)).output.strip()
+
+    installation.api_key = old = await create()
+    async with installation.serving():
+        installation.api_key = await create()
+        await asyncio.sleep(0.5)  # The client has changed over.
+        revoked = await run("service", "api-key", "revoke", old.split("_")[1], environment=environment)
+
+    assert revoked.status == 0
+    assert installation.statuses.keys() == {200}
+
+
+async def test_authority(installation, service_settings, authority, tmp_path):
+    """Of Postgres. The other servers' authorities are in the same file."""
+    (tmp_path / "new").mkdir()
+    new = Authority(tmp_path / "new")
+    bundle = tmp_path / "ca.crt"
+    bundle.write_bytes(authority.file.read_bytes())
+    async with TcpProxy(service_settings.database_url, context=authority.server_context()) as postgres:
+        port = URL(postgres.url).port
+        installation.database_url = lambda url: str(
+            URL(url).with_port(port).update_query(sslmode="verify-full")
+        )
+        installation.secret["PGSSLROOTCERT"] = str(bundle)
+        async with installation.serving():
+            bundle.write_bytes(authority.file.read_bytes() + new.file.read_bytes())
+            await installation.replace_pods()
+            postgres.context = new.server_context()
+            bundle.write_bytes(new.file.read_bytes())
+            await installation.replace_pods()
+
+    assert installation.statuses.keys() == {200}
