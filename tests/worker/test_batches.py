@@ -97,16 +97,17 @@ async def test_item_whose_row_is_locked_delays_no_other_and_is_done_later(batche
     await locked
 
 
-async def test_item_whose_caller_has_left_is_not_done(batches, work):
+async def test_item_whose_caller_has_left_is_not_done_and_keeps_no_other_waiting(batches, work):
     work.going_on.clear()
-    first = asyncio.create_task(batches.done(1))
+    leaving, first = [asyncio.create_task(batches.done(number)) for number in (4, 1)]
     await eventually(lambda: work.batches)
     left = asyncio.create_task(batches.done(2))
     await asyncio.sleep(0)
+    leaving.cancel()
     left.cancel()
     await asyncio.sleep(0)
     work.going_on.set()
-    await first
+    await asyncio.wait_for(first, 30)
     await batches.done(3)
 
-    assert work.batches == [[1], [3]]
+    assert work.batches == [[4, 1], [3]]

@@ -180,6 +180,16 @@ async def test_cancelled_follower_stores_nothing(group_commit, pool, database):
     assert await stored(database) == [1]
 
 
+async def test_caller_does_not_join_a_leader_that_was_cancelled_while_it_waited(group_commit, pool):
+    async with connections.Acquired(pool, seconds=SECONDS):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(group_commit.execute(1, "a"), 0.01)
+        other = asyncio.create_task(group_commit.execute(2, "a"))
+        await asyncio.sleep(0)
+
+    assert await asyncio.wait_for(other, SECONDS)
+
+
 async def test_leader_cancelled_during_the_statement_fails_its_followers_and_keeps_nothing(
     group_commit, pool, database, statements
 ):

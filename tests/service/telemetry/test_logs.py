@@ -88,6 +88,10 @@ async def test_lines_of_one_turn_of_the_event_loop_are_written_at_its_end(monkey
         log.info("second")
         at_once = file.read_text()
         await asyncio.sleep(0)
+        later = file.read_text()
+        log.info("third")
+        await asyncio.sleep(0)
 
         assert at_once == ""
-        assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == ["first", "second"]
+        assert [json.loads(line)["event"] for line in later.splitlines()] == ["first", "second"]
+        assert "third" in file.read_text()

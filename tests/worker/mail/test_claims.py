@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+from structlog.testing import capture_logs
 
 from deploy.local.machine.folders import Place
 from deploy.local.servers.postgres_process import postgres_process
@@ -18,7 +19,7 @@ from tests.harness.in_process import running
 from tests.harness.processes import started, worker_process
 from tests.harness.waiting import eventually
 from tests.worker.conftest import open_postman, settings_with, store
-from tests.worker.mail.conftest import all_are, attempts, record_emails
+from tests.worker.mail.conftest import all_are, attempts, is_claimed, record_emails
 from worker.mail import ledger
 
 UP_FOR_A_DAY = "UPDATE postgres_up SET since = now() - interval '1 day'"
@@ -111,6 +112,23 @@ async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer
 
     assert len(mail_server.accepted) == 3
     assert await attempts(database) == 3
+
+
+@pytest.mark.usefixtures("intended")
+async def test_claim_taken_over_is_neither_renewed_nor_released(worker_settings, mail_link, database):
+    settings = settings_with(worker_settings, smtp_url=mail_link.url, email_claim_seconds=1.0)
+    by_another = "UPDATE email SET claimed_by = gen_random_uuid(), next_attempt_at = 'infinity'"
+    mail_link.hold_before(b"RCPT")
+
+    with capture_logs() as logs:
+        async with open_postman(settings) as postman, running(postman.run):
+            await eventually(mail_link.marker_reached.is_set)
+            await database.execute(by_another)
+            await asyncio.sleep(1.5)
+            mail_link.resume()
+            await eventually(lambda: "email_claim_lost" in str(logs))
+
+    assert await is_claimed(database)
 
 
 async def test_process_suspended_for_longer_than_its_claim_does_not_send_what_another_has_sent(

@@ -198,6 +198,15 @@ async def test_connection_that_was_idle_for_as_long_as_a_reply_may_take_is_repla
     assert (rude_server.connections, len(rude_server.contents)) == (2, 3)
 
 
+async def test_connection_is_not_idle_while_the_reply_to_the_next_email_takes_long(mail_server):
+    async with TcpProxy(mail_server.url) as link:
+        with mailer_for(link.url, smtp_timeout_seconds=1.0) as mailer:
+            await send(mailer)
+            link.hold_before(b"Message-ID:")
+            asyncio.get_running_loop().call_later(1.5, link.resume)
+            assert (await send(mailer)).label == "sent"
+
+
 @pytest.mark.parametrize("name", [None, "mail.service.example.com"])
 async def test_mail_server_is_greeted_with_the_name_given_or_else_a_domain_or_an_address(rude_server, name):
     written: list[bytes] = []

@@ -71,8 +71,11 @@ async def test_relay_that_connects_during_an_alarm_keeps_its_connection_to_the_e
     assert broker.connections == 1
 
 
-async def test_relay_stops_during_an_alarm(relay, broker):
+async def test_relay_stops_during_an_alarm_and_is_not_blocked_on_its_next_connection(relay, broker):
     broker.raise_alarm()
 
     async with asyncio.timeout(30), running(relay.run):
         await eventually(lambda: is_blocked(relay))
+    broker.clear_alarm()
+    async with running(relay.run):
+        await eventually(lambda: passes(relay.check))

@@ -2,12 +2,15 @@
 
 import asyncio
 from functools import partial
+from typing import Any
 
 from service.outbox import lanes
+from service.outbox.lanes import RelayWaker
 from tests.harness.databases import is_gone
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
+from worker.process import Worker
 from worker.relay import listener
 from worker.relay.listener import Listener
 from worker.relay.work import LaneMarks
@@ -41,6 +44,15 @@ async def test_killed_connection_is_replaced_at_once_and_the_outbox_read_again(w
         await eventually(lambda: is_woken(database, woken))
 
     assert marks.low_water == [0] * lanes.LANES
+
+
+async def test_worker_reads_its_outbox_again_when_its_listener_connects(worker_settings, pool):
+    worker = Worker(worker_settings, pool, frozenset({"relay"}), RelayWaker(pool, seconds=5.0))
+    check: Any = worker.checks["relay"]
+    check.__self__.marks.low_water = [7] * lanes.LANES
+
+    async with running(worker.parts["listener"]):
+        await eventually(lambda: check.__self__.marks.low_water == [0] * lanes.LANES)
 
 
 async def other_listeners(database, killed: int) -> list[int]:

@@ -3,7 +3,7 @@
 import pytest
 
 from service.outbox.lanes import LANES
-from worker.relay.work import LaneMarks, Work
+from worker.relay.work import LaneMarks, Work, find_work
 
 
 def look(first_id: int | None, *, xmin: int, next_xid: int, last_id: int = 9) -> Work:
@@ -40,3 +40,7 @@ def test_mark_is_where_no_earlier_event_can_appear(looks, mark):
         marks.note(each)
 
     assert marks.low_water == [mark] * LANES
+
+
+async def test_no_id_counts_as_given_out_in_a_new_database(database):
+    assert (await find_work(database, [0] * LANES)).last_id == 0

@@ -58,11 +58,13 @@ async def test_relay_looks_again_a_few_times_after_it_has_moved_something_and_th
 
     async with running(relay.run):
         await eventually(lambda: looks() == 1)
+        tasks = len(asyncio.all_tasks())
         await fill_lane(database, 1)
         woken.set()
         await eventually(lambda: looks() == 1 + _LOOKS_OF_A_WAKEUP)
         woken.set()
         await eventually(lambda: looks() == 2 + _LOOKS_OF_A_WAKEUP)
+        await eventually(lambda: len(asyncio.all_tasks()) <= tasks + 2, seconds=5.0)  # of the last wait
 
 
 async def test_delivered_event_leaves_one_dead_tuple(database, worker_settings, publisher):
