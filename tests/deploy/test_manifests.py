@@ -234,7 +234,7 @@ def source_of(path: str | None, container: Manifest, pod: Manifest) -> Manifest:
     folder, _, file = str(path).rpartition("/")
     assert file == "ca.crt"
     (name,) = {mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == folder}
-    (volume,) = (each for each in pod["volumes"] if each["name"] == name)
+    volume: Manifest = next(each for each in pod["volumes"] if each["name"] == name)
     return volume
 
 
