@@ -237,7 +237,8 @@ async def test_api_keys(installation, environment):
     installation.api_key = old = await create()
     async with installation.serving():
         installation.api_key = await create()
-        await asyncio.sleep(0.5)  # The client has changed over.
+        changed = installation.statuses.total()
+        await eventually(lambda: installation.statuses.total() >= changed + 10 * _CALLERS)
         revoked = await run("service", "api-key", "revoke", old.split("_")[1], environment=environment)
 
     assert revoked.status == 0
