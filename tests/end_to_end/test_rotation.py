@@ -166,7 +166,7 @@ def on_the_page(language: str, words: Mapping[str, str]) -> list[str]:
 
 async def test_postgres_passwords(installation, administrator, service_settings, worker_settings):
     urls = (service_settings.database_url, worker_settings.database_url)
-    groups = {URL(url).user for url in urls}
+    groups = {str(URL(url).user) for url in urls}
     create, drop = (
         [each.replace("calculation_requests_api", group) for group in groups]
         for each in on_the_page("sql", {"…": "made-up"})

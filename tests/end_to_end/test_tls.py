@@ -14,11 +14,12 @@ from yarl import URL
 
 from deploy.local.machine.ports import free_port
 from service.commands.doctor import examine_service
+from service.postgres.pool import Connection
 from tests.deploy.manifests import K8S
 from tests.deploy.pages import INSTALLATION, section
 from tests.end_to_end.callers import client_of, create
 from tests.end_to_end.events import complete
-from tests.harness.certificates import FAULTS, context_with, faulty_certificate, faulty_context
+from tests.harness.certificates import FAULTS, Authority, context_with, faulty_certificate, faulty_context
 from tests.harness.examples import A_REQUEST
 from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.in_process import api_client
@@ -49,14 +50,14 @@ _CHECKS = {"postgresql": "postgres", "amqps": "rabbitmq", "smtp+starttls": "mail
 _CHECKS |= {"smtps": "mail server", "https": "signing keys"}
 
 
-def trusting(authority):
+def trusting(authority: Authority) -> dict[str, str]:
     """Return the variables that components/trust sets, with the file of *authority*."""
     patch = msgspec.yaml.decode((K8S / "components" / "trust" / "every-process.yaml").read_bytes())
     (container,) = patch["spec"]["template"]["spec"]["containers"]
     return {variable["name"]: str(authority.file) for variable in container["env"]}
 
 
-def at(scheme, real, port=None):
+def at(scheme: str, real: str, port: int | None = None) -> str:
     """Return the address of a *real* server in the form that the page has for this scheme."""
     page, server = _ADDRESSES[scheme], URL(real)
     own = page.with_user(server.user).with_password(server.password).with_host("127.0.0.1")
@@ -69,7 +70,7 @@ def amqp_url(own_broker):
     return own_broker.url
 
 
-async def encrypted_postgres(stack, administrator, url, certificate):
+async def encrypted_postgres(stack: AsyncExitStack, administrator: Connection, url: str, certificate) -> str:
     """Let Postgres show *certificate*, or a proxy in front of a Postgres that is built without TLS."""
     pem = certificate.read_text().replace("\n", "'), ('")
     program = f"umask 077; grep . >{certificate.name}"  # in the data folder
