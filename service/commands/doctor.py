@@ -34,8 +34,8 @@ async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
     parsers = {"REQUEST_SECRET_KEYS": partial(SecretKeyRing.parse, settings.request_secret_keys)}
     do = "what does AUTH_JWKS_URL answer?"
     checks = (
-        diagnosis.postgres_check(settings),
-        diagnosis.app_check(settings),
+        diagnosis.postgres_check(settings.database_url, settings.request_secret_keys),
+        diagnosis.app_check(settings.app_url),
         Check("signing keys", ["AUTH_JWKS_URL"], partial(_signing_keys, settings), do, _REASONS),
     )
     return await diagnosis.diagnose(problems, parsers, checks)

@@ -23,7 +23,7 @@ from worker.rabbitmq.connection import BrokerUnavailable, open_channel
 from worker.relay import loop
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings
 
 REQUESTS = [UUID(int=number * lanes.LANES) for number in range(1, 5)]  # all in lane 0
 WINDOW = 8
@@ -64,7 +64,7 @@ class RelayModel(RuleBasedStateMachine):
     async def _start(self) -> None:
         """Start a broker and a relay on an empty outbox."""
         self.broker = await self.resources.enter_async_context(ScriptedBroker())
-        self.settings = WorkerSettings(
+        self.settings = EmailSettings(
             database_url=self.database_url,
             database_timeout_seconds=60.0,
             app_url="https://app.example.com",

@@ -5,7 +5,7 @@ import pytest
 from service.settings import InvalidSetting, load
 from tests.harness.examples import SECRET_KEYS
 from worker.mail.message import Sender
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings
 
 ENVIRONMENT = {
     "DATABASE_URL": "postgresql://127.0.0.1/calculations",
@@ -18,7 +18,7 @@ ENVIRONMENT = {
 
 
 def test_required_settings_are_sufficient():
-    settings = load(WorkerSettings, ENVIRONMENT)
+    settings = load(EmailSettings, ENVIRONMENT)
 
     assert settings.amqp_url == "amqp://127.0.0.1/"
     assert settings.relay_poll_seconds == 1.0
@@ -41,7 +41,7 @@ def test_required_settings_are_sufficient():
 )
 def test_invalid_setting_is_named_and_not_shown(name, value):
     with pytest.raises(InvalidSetting) as invalid:
-        load(WorkerSettings, {**ENVIRONMENT, name: value})
+        load(EmailSettings, {**ENVIRONMENT, name: value})
 
     assert str(invalid.value).startswith(f"{name}: ")
     assert "hunter2" not in str(invalid.value)
@@ -74,7 +74,7 @@ def test_sender_may_have_a_name_and_an_international_domain(text, sender):
     ],
 )
 def test_urls_of_every_form_are_accepted(name, value):
-    assert getattr(load(WorkerSettings, {**ENVIRONMENT, name: value}), name.lower()) == value
+    assert getattr(load(EmailSettings, {**ENVIRONMENT, name: value}), name.lower()) == value
 
 
 @pytest.mark.parametrize(
