@@ -79,6 +79,17 @@ async def test_role_that_is_created_later_gets_its_rights_from_the_next_apply(da
         await connection.fetch("SELECT FROM outbox_held")
 
 
+async def test_user_of_another_name_may_be_a_member_of_a_role(database_url, database):
+    await database.execute("CREATE ROLE another_name IN ROLE calculation_requests_worker")
+    try:
+        async with databases.connected(database_url) as connection:
+            await connection.execute("SET SESSION AUTHORIZATION another_name")
+            await schema.check(connection)
+            await connection.execute("DELETE FROM outbox")
+    finally:
+        await database.execute("DROP ROLE another_name")
+
+
 async def test_user_that_is_not_the_owner_cannot_apply_the_schema(database_url, database):
     await database.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {databases.user_of('worker')}")
     api = databases.as_role(database_url, "api")
