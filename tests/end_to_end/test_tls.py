@@ -8,6 +8,7 @@ from yarl import URL
 
 from tests.end_to_end.callers import client_of, create
 from tests.end_to_end.events import complete
+from tests.harness import databases
 from tests.harness.certificates import FAULTS, Authority, faulty_context
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client
@@ -44,7 +45,8 @@ async def test_request_gets_its_email_and_its_calculation_over_tls(
         others = {"AMQP_URL": trusting(broker.url, authority), "SMTP_URL": mail_server.url}
         api = api_process(service_settings, tmp_path, **database)
         authorities = {"SSL_CERT_FILE": str(authority.file)}
-        worker = worker_process(worker_settings, tmp_path, **database, **others, **authorities)
+        others["DATABASE_URL"] = databases.as_role(database["DATABASE_URL"], "worker")
+        worker = worker_process(worker_settings, tmp_path, **others, **authorities)
         async with started(api, worker), client_of(api, issuer.token()) as caller:
             await complete((await create(caller))["uuid"], channel, subscriber)
 

@@ -17,6 +17,7 @@ from service.outbox import events, lanes
 from service.postgres import connections, outages
 from service.postgres.outages import OUTAGE_ERRORS
 from service.postgres.pool import open_pool
+from tests.harness import databases
 from tests.harness.scripted_broker import NO_SCRIPT, Script, ScriptedBroker
 from tests.harness.waiting import eventually
 from worker.rabbitmq.connection import BrokerUnavailable, open_channel
@@ -65,7 +66,7 @@ class RelayModel(RuleBasedStateMachine):
         """Start a broker and a relay on an empty outbox."""
         self.broker = await self.resources.enter_async_context(ScriptedBroker())
         self.settings = EmailSettings(
-            database_url=self.database_url,
+            database_url=databases.as_role(self.database_url, "worker"),
             database_timeout_seconds=60.0,
             app_url="https://app.example.com",
             request_secret_keys="unused",
