@@ -3,9 +3,10 @@
 import pytest
 
 from service.settings import InvalidSetting, load
+from tests.harness.command_line import call
 from tests.harness.examples import SECRET_KEYS
 from worker.mail.message import Sender
-from worker.settings import EmailSettings
+from worker.settings import EmailSettings, WorkerSettings
 
 ENVIRONMENT = {
     "DATABASE_URL": "postgresql://127.0.0.1/calculations",
@@ -23,6 +24,16 @@ def test_required_settings_are_sufficient():
     assert settings.amqp_url == "amqp://127.0.0.1/"
     assert settings.relay_poll_seconds == 1.0
     assert settings.finish_seconds == settings.shutdown_seconds / 2 == 10.0
+
+
+@pytest.mark.parametrize("name", ["APP_URL", "REQUEST_SECRET_KEYS", "SMTP_URL", "MAIL_FROM"])
+def test_only_the_role_that_sends_emails_needs_what_e_mails_need(name):
+    given = {each: value for each, value in ENVIRONMENT.items() if each != name}
+
+    load(WorkerSettings, given)
+    ended = call("worker", "notifications", environment=given)
+
+    assert (ended.status, ended.errors) == (1, f"missing environment variable `{name}`\n")
 
 
 @pytest.mark.parametrize(
