@@ -133,8 +133,8 @@ def test_no_pod_ends_before_its_successor_is_ready_and_evictions_take_one_at_a_t
 @each_overlay
 @pytest.mark.parametrize("process", PROCESSES)
 def test_every_setting_without_a_default_is_set_and_none_is_invalid(overlay, process):
-    of_process = {"api": ServiceSettings, "notifications": EmailSettings}
-    settings: type[Settings] = of_process.get(process, WorkerSettings)
+    of_process: dict[str, type[Settings]] = {"api": ServiceSettings, "notifications": EmailSettings}
+    settings = of_process.get(process, WorkerSettings)
     given = environment_of(overlay, process)
     # Values from a Secret are unknown here, and those from other variables are not expanded.
     made_up = dict.fromkeys(("DATABASE_URL", "LISTEN_DATABASE_URL"), "postgresql://host/name")

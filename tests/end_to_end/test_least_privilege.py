@@ -1,10 +1,14 @@
 """Every process with its own users of Postgres and RabbitMQ, and with no secret but those that it uses."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aio_pika import Message
+from aio_pika.abc import AbstractChannel
 from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
@@ -21,7 +25,11 @@ from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 
-NOT_FOR_ALL = dict.fromkeys(("APP_URL", "MAIL_FROM", "REQUEST_SECRET_KEYS", "SMTP_URL"), "")
+
+def not_for(role: str) -> dict[str, str]:
+    """Return the settings that a role does not get, unset."""
+    is_sender = role == "notifications"
+    return dict.fromkeys(() if is_sender else ("APP_URL", "MAIL_FROM", "REQUEST_SECRET_KEYS", "SMTP_URL"), "")
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +55,7 @@ async def test_chain_works_with_a_user_and_the_secrets_of_each_process(
 ):
     api = api_process(service_settings, tmp_path)
     workers = [
-        worker_process(
-            *(worker_settings, tmp_path, role),
-            AMQP_URL=broker_urls[role],
-            **({} if role == "notifications" else NOT_FOR_ALL),
-        )
+        worker_process(worker_settings, tmp_path, role, AMQP_URL=broker_urls[role], **not_for(role))
         for role in WORKERS
     ]
     operator = bare_environment(
@@ -76,7 +80,7 @@ async def test_chain_works_with_a_user_and_the_secrets_of_each_process(
     assert len(mail_server.accepted) == 1
 
 
-async def is_one(channel, queue):
+async def is_one(channel: AbstractChannel, queue: str) -> bool:
     return await count(channel, queue) == 1
 
 
@@ -86,25 +90,25 @@ async def test_broker_refuses_a_user_what_its_process_does_not_do(broker_urls, u
     reads = {"notifications": NOTIFICATIONS.name, "calculations": CALCULATION_RESULTS.name}.get(user)
     for queue in topology.QUEUES:
         if queue.name != reads:
-            await is_refused(broker_urls[user], lambda ours, name=queue.name: read(ours, name))
+            await is_refused(broker_urls[user], partial(read, name=queue.name))
     await is_refused(broker_urls[user], lambda ours: ours.declare_queue("of-another-team"))
     await is_refused(broker_urls[user], lambda ours: ours.queue_delete(NOTIFICATIONS.name))
     for exchange in topology.EXCHANGES:
         if exchange != topology.DEAD_LETTERS and (user, exchange) != ("relay", topology.REQUESTS):
-            await is_refused(broker_urls[user], lambda ours, name=exchange: write(ours, name))
+            await is_refused(broker_urls[user], partial(write, name=exchange))
 
 
-async def is_refused(url, operation):
+async def is_refused(url: str, operation: Callable[[AbstractChannel], Awaitable[Any]]) -> None:
     async with open_channel(url) as ours:
         with pytest.raises(ChannelAccessRefused):
             async with asyncio.timeout(10):
                 await operation(ours)
 
 
-async def read(channel, name):
+async def read(channel: AbstractChannel, name: str) -> None:
     await (await channel.get_queue(name)).get(fail=False)
 
 
-async def write(channel, name):
+async def write(channel: AbstractChannel, name: str) -> None:
     exchange = await channel.get_exchange(name)
     await exchange.publish(Message(b""), "nothing", mandatory=False)
