@@ -20,7 +20,7 @@ from service.postgres import schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated
-from service.settings import InvalidSetting, Settings
+from service.settings import InvalidSetting
 
 CHECK_SECONDS = 10.0  # for each check; the checks run concurrently
 APP_SECONDS = 5.0
@@ -40,7 +40,8 @@ _REASONS: Reasons = {
     asyncpg.TooManyConnectionsError: "no connections left",
     asyncpg.DiskFullError: "its disk is full",
     asyncpg.InsufficientPrivilegeError: "the user may not write to its tables",
-    SchemaOutdated: "its schema is too old, or there is none: run `python -m service schema apply`",
+    SchemaOutdated: "its schema is too old, or there is none, or it gives this user no rights: "
+    "run `python -m service schema apply` as its owner",
     PostgresUnavailable: "it takes no writes: it is a standby, or default_transaction_read_only is on",
     asyncpg.LockNotAvailableError: "another session has locked its tables: pg_stat_activity shows which",
 }
@@ -131,17 +132,19 @@ def reason(error: BaseException, reasons: Reasons) -> str:
 Part = Callable[[Connection], AsyncIterator[Finding]]
 
 
-def postgres_check(settings: Settings, *parts: Part, listen_url: str | None = None) -> Check:
+def postgres_check(
+    database_url: str, secret_keys: str | None, *parts: Part, listen_url: str | None = None
+) -> Check:
     """Return the check of Postgres. *parts* are further checks of the tables, such as the worker's."""
-    is_verified = all(_verifies(url) for url in (settings.database_url, listen_url) if url)
+    is_verified = all(_verifies(url) for url in (database_url, listen_url) if url)
 
     async def run() -> AsyncIterator[Finding]:
-        connection = await asyncpg.connect(settings.database_url, statement_cache_size=0)
+        connection = await asyncpg.connect(database_url, statement_cache_size=0)
         try:
             await schema.check(connection)
             await _try_to_write(connection)
             yield encryption("postgres", "takes writes, has the schema", _VERIFY_POSTGRES, ok=is_verified)
-            for part in (_secret_keys(settings.request_secret_keys), *parts):
+            for part in (_secret_keys(secret_keys), *parts):
                 async for finding in part(connection):
                     yield finding
         finally:
@@ -180,11 +183,11 @@ async def _try_to_write(connection: Connection) -> None:
     writing = connection.transaction()
     await writing.start()
     await connection.execute("SET LOCAL lock_timeout = '1s'")
-    await connection.execute("LOCK TABLE calculation_request, outbox, email IN ROW EXCLUSIVE MODE")
+    await connection.execute("LOCK TABLE calculation_request IN ROW EXCLUSIVE MODE")
     await connection.execute(
         """
-        INSERT INTO operator_action (request_id, action, operator, note)
-        SELECT gen_random_uuid(), 'doctor', 'doctor', repeat('x', 1500)
+        INSERT INTO outbox (lane, request_id, type, sequence, payload)
+        SELECT 0, gen_random_uuid(), 'doctor', 1, convert_to(repeat('x', 1500), 'UTF8')
           FROM generate_series(1, 50)
         """
     )
@@ -199,10 +202,7 @@ def _secret_keys(text: str | None) -> Part:
         except InvalidSetting:
             return  # The check of the settings reports this.
         used = {row["id"] for row in await connection.fetch(_USED_KEYS)}
-        looking = connection.transaction()
-        await looking.start()
-        others = await request_secrets.remember_keys(connection, ring)
-        await looking.rollback()
+        others = await request_secrets.find_other_keys(connection, ring)
         do = "put the right key back: without it the links that customers have are not valid"
         for key_id in others:
             yield Finding("wrong", "secret keys", f"another key than before has the id {key_id}", do)
@@ -223,13 +223,13 @@ _USED_KEYS = """
 """
 
 
-def app_check(settings: Settings) -> Check:
+def app_check(app_url: str) -> Check:
     """Return the check of the customers' application, to which the links in e-mails lead."""
     do = "customers cannot use their links: is APP_URL right, and the application well?"
 
     async def run() -> AsyncIterator[Finding]:
         try:
-            status = await asyncio.to_thread(_status_of, settings.app_url)
+            status = await asyncio.to_thread(_status_of, app_url)
         except OSError as error:
             says = reason(error, {})
             # A worker's network policy may block the connection.

@@ -21,6 +21,8 @@ _POSTGRES_ADDRESS = rf"([^\s/?#]*@)?({_HOST}(,{_HOST})*)?([/?]\S*)?\Z"
 
 PostgresUrl = Annotated[str, msgspec.Meta(pattern=rf"\Apostgres(ql)?://{_POSTGRES_ADDRESS}")]
 
+AppUrl = Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://[^\s?#]+\Z")]
+
 # Callers see this URL, and its origin goes into a header. So it must have a plain host, and no password.
 PublicUrl = Annotated[str, msgspec.Meta(pattern=rf"\Ahttps://[A-Za-z0-9.-]+({_PORT})?(/\S*)?\Z")]
 # Errors in WWW-Authenticate show these two, so they must have no quote and no backslash.
@@ -44,8 +46,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
     """The settings of both processes. Durations are in seconds."""
 
     database_url: PostgresUrl
-    app_url: Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://[^\s?#]+\Z")]
-    request_secret_keys: NonBlank
     database_pool_size: Annotated[int, msgspec.Meta(ge=1, le=100)] = 10
     database_timeout_seconds: Seconds = 1.0
     database_statement_cache_size: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 100
@@ -58,6 +58,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
 class ServiceSettings(Settings, frozen=True, kw_only=True):
     """The settings of the API. It gets no broker address, because it publishes only through the outbox."""
 
+    app_url: AppUrl
+    request_secret_keys: NonBlank
     port: Port = 8000
     # Longer than proxies keep connections, because a proxy that uses a connection as we close it answers 502.
     keep_alive_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 75
@@ -84,6 +86,12 @@ class DatabaseSettings(msgspec.Struct, frozen=True, rename="upper"):
     """The settings of a command that uses only Postgres."""
 
     database_url: PostgresUrl
+
+
+class SecretKeySettings(msgspec.Struct, frozen=True, rename="upper"):
+    """The settings of a command that makes a new secret."""
+
+    request_secret_keys: NonBlank
 
 
 AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)

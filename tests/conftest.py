@@ -31,7 +31,7 @@ from tests.harness.processes import environment_of
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from worker.rabbitmq import topology
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings
 
 hypothesis.settings.register_profile("repeatable", derandomize=True)
 # A shell in the background lets its children ignore Ctrl-C, which tests send to theirs.
@@ -159,21 +159,23 @@ def statements() -> StatementLog:
 
 @pytest.fixture
 async def link(database_url: str, statements: StatementLog) -> AsyncIterator[TcpProxy]:
-    """A way to the test's database that the test can cut, and on which statements are recorded."""
-    async with TcpProxy(database_url, statements.watch) as forwarder:
+    """The API's way to the test's database, which the test can cut, and on which statements are recorded."""
+    async with TcpProxy(databases.as_role(database_url, "api"), statements.watch) as forwarder:
         yield forwarder
 
 
 @pytest.fixture
 def service_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
     """Settings of an API on the test's database."""
-    return api_settings(database_url, issuer)
+    return api_settings(databases.as_role(database_url, "api"), issuer)
 
 
 @pytest.fixture
 def environment(service_settings: ServiceSettings) -> dict[str, str]:
-    """The environment of the API, and of its operators' commands."""
-    return environment_of(service_settings)
+    """The environment of operators' commands, with the settings of the API."""
+    return environment_of(
+        service_settings, DATABASE_URL=databases.as_role(service_settings.database_url, "operator")
+    )
 
 
 @pytest.fixture
@@ -220,10 +222,10 @@ def worker_settings(
     amqp_url: str,
     channel: AbstractChannel,  # noqa: ARG001 - its fixture prepares the broker
     mail_server: MailServer,
-) -> WorkerSettings:
+) -> EmailSettings:
     """Settings of a worker on the test's database, broker and mail server."""
-    return WorkerSettings(
-        database_url=database_url,
+    return EmailSettings(
+        database_url=databases.as_role(database_url, "worker"),
         app_url="https://app.example.com",
         request_secret_keys=SECRET_KEYS,
         amqp_url=amqp_url,
@@ -236,7 +238,7 @@ def worker_settings(
 
 
 @pytest.fixture
-async def pool(worker_settings: WorkerSettings) -> AsyncIterator[Pool]:
+async def pool(worker_settings: EmailSettings) -> AsyncIterator[Pool]:
     """The pool of a worker."""
     async with open_pool(worker_settings) as opened:
         yield opened

@@ -17,7 +17,7 @@ from worker import process
 from worker.commands import dead_letters, doctor, emails, outbox, reconcile, trace
 from worker.process import ROLES
 from worker.rabbitmq.connection import BrokerUnavailable
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings, WorkerSettings
 
 _log = structlog.get_logger()
 
@@ -28,7 +28,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _work(roles: Collection[str]) -> int:
-    settings = load(WorkerSettings)
+    settings = load(EmailSettings if "notifications" in roles else WorkerSettings)
     logs.configure(settings)
     try:
         with (

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import cast
 
 import structlog
 
@@ -25,7 +26,7 @@ from worker.relay import outbox_tables
 from worker.relay.listener import Listener
 from worker.relay.loop import Relay
 from worker.retention import Retention
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings, WorkerSettings
 from worker.waiting import Pauses
 
 ROLES = ("relay", "notifications", "calculations")
@@ -60,8 +61,9 @@ class Worker:
             due = asyncio.Event()
             notification_consumer = notifications.consumer(settings, pool, due)
             self.parts["notifications"] = notification_consumer.run
-            self.parts["emails"] = Postman(settings, pool, due, relay_waker).run
-            self.parts["secret_keys"] = lambda _: _remember_secret_keys(settings, pool)
+            email_settings = cast("EmailSettings", settings)  # `__main__` loads them for this role.
+            self.parts["emails"] = Postman(email_settings, pool, due, relay_waker).run
+            self.parts["secret_keys"] = lambda _: _remember_secret_keys(email_settings, pool)
             self.checks["notifications"] = notification_consumer.check
             readings.append(ledger.read_gauges)
         if "calculations" in roles:
@@ -88,7 +90,7 @@ async def run(
     _log.info("worker_stopped")
 
 
-async def _remember_secret_keys(settings: WorkerSettings, pool: Pool) -> None:
+async def _remember_secret_keys(settings: EmailSettings, pool: Pool) -> None:
     """Store a fingerprint of each key whose id is new, for `doctor`.
 
     Log each id that now names another key, because links made with the earlier key are no longer valid.

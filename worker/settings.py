@@ -4,19 +4,17 @@ from typing import Annotated
 
 import msgspec
 
-from service.settings import ADDRESS, NonBlank, Port, PostgresUrl, Seconds, Settings
+from service.settings import ADDRESS, AppUrl, NonBlank, Port, PostgresUrl, Seconds, Settings
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 AmqpUrl = Annotated[str, msgspec.Meta(pattern=rf"\Aamqps?://{ADDRESS}")]
 
 
 class WorkerSettings(Settings, frozen=True, kw_only=True):
-    """The worker's settings. Durations are in seconds."""
+    """The settings of the roles relay and calculations. Durations are in seconds."""
 
     listen_database_url: PostgresUrl | None = None  # for LISTEN, if DATABASE_URL leads to a pooler
     amqp_url: AmqpUrl
-    smtp_url: Annotated[str, msgspec.Meta(pattern=rf"\A(smtp|smtp\+starttls|smtps)://{ADDRESS}")]
-    mail_from: NonBlank
     health_port: Port = 8001
     broker_timeout_seconds: Seconds = 10.0
 
@@ -27,6 +25,24 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
 
     consumer_prefetch: Count = 256
 
+    @property
+    def work_timeout_seconds(self) -> float:
+        """The deadline of one unit of work. It is longer than in the API, because no caller waits."""
+        return 5 * self.database_timeout_seconds
+
+    @property
+    def finish_seconds(self) -> float:
+        """Half of the shutdown time, for in-flight messages. The other half is for closing connections."""
+        return self.shutdown_seconds / 2
+
+
+class EmailSettings(WorkerSettings, frozen=True, kw_only=True):
+    """The settings of the role notifications, and of a worker with all roles. No other role sends e-mails."""
+
+    app_url: AppUrl
+    request_secret_keys: NonBlank
+    smtp_url: Annotated[str, msgspec.Meta(pattern=rf"\A(smtp|smtp\+starttls|smtps)://{ADDRESS}")]
+    mail_from: NonBlank
     email_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
     email_rate: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0  # per second; 0 is no limit
     email_claim_seconds: Annotated[float, msgspec.Meta(ge=1, le=600)] = 30.0
@@ -36,16 +52,6 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     smtp_helo_name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9.:\[\]-]+\Z")] | None = None
 
     @property
-    def work_timeout_seconds(self) -> float:
-        """The deadline of one unit of work. It is longer than in the API, because no caller waits."""
-        return 5 * self.database_timeout_seconds
-
-    @property
     def longest_email_pause_seconds(self) -> float:
         """The longest pause between two attempts at an e-mail: half an hour by default."""
         return 60 * self.email_retry_seconds
-
-    @property
-    def finish_seconds(self) -> float:
-        """Half of the shutdown time, for in-flight messages. The other half is for closing connections."""
-        return self.shutdown_seconds / 2

@@ -210,24 +210,37 @@ async def read_page(connection: Connection, listing: Listing, *, conveyancer_id:
 HORIZON_SECONDS = 30
 CHANGED_AT = "date_trunc('second', statement_timestamp())"  # the updated_at of every change
 
+_CHANGES = 0x0C4A << 32  # The keys of the advisory locks of changes: this, plus the time in seconds.
+
+
+async def begin_change(connection: Connection) -> None:
+    """Mark the caller's transaction, whose later statements set updated_at to CHANGED_AT. See _HORIZON."""
+    await connection.execute(
+        "SELECT pg_advisory_xact_lock_shared($1 + floor(extract(epoch FROM clock_timestamp()))::bigint)",
+        _CHANGES,
+    )
+
+
 # The list of changes ends at the time that this statement returns. Every change before that time is visible
-# to the later statement that reads the page. A transaction that changes a request first locks its row, which
-# gives the transaction an xid. Then it sets updated_at to CHANGED_AT. HORIZON_SECONDS are for a clock that is
-# set back meanwhile, for example by a failover. When this statement runs,
+# to the later statement that reads the page. A transaction that changes a request first marks itself with an
+# advisory lock whose key is the time. Then it sets updated_at to CHANGED_AT. HORIZON_SECONDS are for a clock
+# that is set back meanwhile, for example by a failover. When this statement runs,
 #
-# - the transaction has an xid. Its start is found here, and updated_at is not before its start.
-# - Or the transaction has no xid yet. Then updated_at will be after this statement.
+# - the transaction holds its lock. The time is found here, and updated_at is not before it.
+# - Or the transaction has no lock yet. Then updated_at will be after this statement.
 # - Or the transaction has ended. Then the page shows its change, because the snapshot for the page is taken
-#   later. If one statement did both, a transaction could end between its snapshot and the look at open ones.
+#   later. If one statement did both, a transaction could end between its snapshot and the look at the locks.
 #
-# A role without pg_read_all_stats sees xact_start only of its own sessions, and prepared transactions are not
-# in pg_stat_activity. The service changes requests with one role, and prepares no transaction.
-_HORIZON = """
-    SELECT date_trunc('second', least(min(xact_start), statement_timestamp()) - make_interval(secs => $1))
-      FROM pg_stat_activity
-     WHERE datname = current_database()
-       AND backend_xid IS NOT NULL
-"""
+# Every role sees all locks. In pg_stat_activity the API would see only its own transactions.
+_HORIZON = f"""
+    SELECT date_trunc('second', least(min(to_timestamp(objid::bigint)), statement_timestamp())
+                                - make_interval(secs => $1))
+      FROM pg_locks
+     WHERE locktype = 'advisory'
+       AND classid = {_CHANGES >> 32}
+       AND objsubid = 1
+       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""  # noqa: S608 - constants only
 
 # The statements name all columns of their index, in WHERE and in ORDER BY. With `conveyancer_id = $1` the
 # planner would drop this column from the order, and might read the primary key backwards. Postgres 18 then

@@ -43,6 +43,11 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
             )
         return cls(current_id=pairs[0][0], keys=keys)
 
+    @property
+    def fingerprints(self) -> dict[str, bytes]:
+        """A fingerprint of each key by id, which reveals nothing else."""
+        return {key_id: hmac.digest(key, b"fingerprint", "sha256") for key_id, key in self.keys.items()}
+
     def secret(self, request_id: UUID, *, salt: bytes, key_id: str) -> str:
         """Derive the secret of a request, 43 URL-safe characters. Raises SecretKeyMissing."""
         if key_id not in self.keys:
@@ -54,7 +59,7 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
 
 async def remember_keys(connection: Connection, ring: SecretKeyRing) -> list[str]:
     """Store the fingerprint of each key whose id is new. Return the ids that had another key before."""
-    keys = {key_id: hmac.digest(key, b"fingerprint", "sha256") for key_id, key in ring.keys.items()}
+    keys = ring.fingerprints
     await connection.execute(
         """
         INSERT INTO secret_key (id, fingerprint)
@@ -65,6 +70,12 @@ async def remember_keys(connection: Connection, ring: SecretKeyRing) -> list[str
         list(keys),
         list(keys.values()),
     )
+    return await find_other_keys(connection, ring)
+
+
+async def find_other_keys(connection: Connection, ring: SecretKeyRing) -> list[str]:
+    """Return the ids that had another key before."""
+    keys = ring.fingerprints
     rows = await connection.fetch("SELECT id, fingerprint FROM secret_key ORDER BY id")
     return [row["id"] for row in rows if keys.get(row["id"], row["fingerprint"]) != row["fingerprint"]]
 

@@ -3,7 +3,9 @@
 import click
 
 from service.authentication import api_keys
-from service.command_line import Answer, answering, line, postgres
+from service.command_line import Answer, answering, line, on_record, postgres
+from service.every_firm import operator_actions
+from service.every_firm.operator_actions import Operator
 from service.postgres import connections
 
 api_key = click.Group("api-key", help="The keys that give access to the questionnaire.")
@@ -13,13 +15,18 @@ api_key = click.Group("api-key", help="The keys that give access to the question
 @click.argument("client", type=line)
 @click.option("--conveyancer", metavar="ID", type=line, help="Refuse the key while this firm is disabled.")
 @answering
-async def create(client: str, conveyancer: str | None) -> Answer:
+@on_record
+async def create(client: str, conveyancer: str | None, by: Operator) -> Answer:
     """Create an API key for a client and print it. It cannot be shown again.
 
     CLIENT is a name for the program that will send the key.
     """
     async with postgres() as connection, connections.bounded_transaction(connection):
         key = await api_keys.create(connection, client, conveyancer)
+        subject = f"{api_keys.prefix_of(key)} of {client}"
+        await operator_actions.record(
+            connection, "api-key create", [(None, subject)], by, conveyancer_id=conveyancer
+        )
     return Answer({"key": key}, key)
 
 
@@ -34,10 +41,12 @@ async def list_keys() -> Answer:
 @api_key.command()
 @click.argument("prefix", type=line)
 @answering
-async def revoke(prefix: str) -> Answer:
+@on_record
+async def revoke(prefix: str, by: Operator) -> Answer:
     """Revoke the API key with this prefix: the second part of cr_<prefix>_<secret>."""
     async with postgres() as connection, connections.bounded_transaction(connection):
         if not await api_keys.revoke(connection, prefix):
             message = "No valid API key has this prefix: see `python -m service api-key list`."
             raise click.ClickException(message)
+        await operator_actions.record(connection, "api-key revoke", [(None, prefix)], by)
     return Answer({"prefix": prefix}, f"{prefix} revoked")

@@ -44,8 +44,8 @@ async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
     settings, problems = examine(ServiceSettings, environment)
     parsers = {"REQUEST_SECRET_KEYS": partial(SecretKeyRing.parse, settings.request_secret_keys)}
     checks = (
-        diagnosis.postgres_check(settings),
-        diagnosis.app_check(settings),
+        diagnosis.postgres_check(settings.database_url, settings.request_secret_keys),
+        diagnosis.app_check(settings.app_url),
         Check("signing keys", ["AUTH_JWKS_URL"], partial(_signing_keys, settings), _DO, _REASONS),
     )
     return await diagnosis.diagnose(problems, parsers, checks)

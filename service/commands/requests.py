@@ -17,7 +17,7 @@ from service.every_firm.operator_actions import Operator
 from service.identifiers import uuid_of
 from service.outbox import lanes
 from service.postgres import connections
-from service.settings import Settings, load
+from service.settings import SecretKeySettings, load
 
 _MOST_FOUND = 50
 
@@ -102,11 +102,12 @@ async def _answer(
     Pending e-mails are cancelled, because a worker may have claimed them with the old link. A new e-mail is
     sent if *sends_email*.
     """
-    keys = SecretKeyRing.parse(load(Settings).request_secret_keys)
+    keys = SecretKeyRing.parse(load(SecretKeySettings).request_secret_keys)
     email = None
     async with postgres() as connection, connections.bounded_transaction(connection):
         if not await announcing.lock(connection, [request_id]):
             await reading.raise_not_found(connection, request_id)
+        await reading.begin_change(connection)
         salt = secrets.token_bytes(16)
         is_new = await connection.fetchval(_CHANGE, request_id, address, salt, keys.current_id)
         if is_new:

@@ -1,12 +1,15 @@
-"""The record of what operators changed: who, when and why."""
+"""The record of what operators changed: who, when and why. Each change has a row, and a line in the log."""
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Collection
 from datetime import datetime
 from uuid import UUID
 
 import msgspec
 
+from service.identifiers import uuid_of
 from service.postgres.pool import Connection
+from service.telemetry import logs
 
 
 class Operator(msgspec.Struct, frozen=True):
@@ -29,7 +32,7 @@ class OperatorAction(msgspec.Struct, frozen=True):
 async def record(
     connection: Connection,
     action: str,
-    changed: Iterable[tuple[UUID | None, str | None]],
+    changed: Collection[tuple[UUID | None, str | None]],
     by: Operator,
     *,
     conveyancer_id: str | None = None,
@@ -37,6 +40,9 @@ async def record(
     """Record changes, each given as a request's id and what was changed, such as an e-mail key.
 
     The id is None if a conveyancer or very many requests were changed. Uses the caller's transaction, if any.
+
+    The lines go to standard error before the transaction commits. So a failure may leave a line without a
+    change, but never a change without a line. After a restore, the lines say what must be done again.
     """
     rows = [
         (request_id, conveyancer_id, action, subject, by.name, by.note) for request_id, subject in changed
@@ -48,6 +54,18 @@ async def record(
         """,
         rows,
     )
+    for request_id, subject in changed:
+        sys.stderr.write(
+            logs.line(
+                "operator_acted",
+                action=action,
+                uuid=request_id and uuid_of(request_id),
+                conveyancer_id=conveyancer_id,
+                subject=subject,
+                operator=by.name,
+                note=by.note,
+            )
+        )
 
 
 async def read(connection: Connection, request_id: UUID) -> list[OperatorAction]:

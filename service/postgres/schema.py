@@ -21,7 +21,9 @@ from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
 
-_SCHEMA = Path(__file__).parents[2] / "schema.sql"  # beside the package, in a checkout and in the image
+# Beside the package, in a checkout and in the image.
+_SCHEMA = Path(__file__).parents[2] / "schema.sql"
+_ROLES = Path(__file__).parents[2] / "roles.sql"
 
 _LOCK = 0x5D17_0001  # key of the advisory lock held while applying the schema; an arbitrary number
 _ATTEMPTS = 600  # while a table is locked, or another process applies the schema
@@ -55,15 +57,16 @@ VERSION = 1 + len(_VERSIONS)  # the version this release needs, which schema.sql
 async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> int:
     """Upgrade a database, which may be in use, to the newest version. Returns its version afterwards.
 
-    An empty database gets schema.sql. Then missing versions are applied, each once. A database at the newest
-    version, or a newer one, is neither locked nor changed. The connection must be direct, because a
-    transaction pooler would lose the lock.
+    An empty database gets schema.sql. Then missing versions are applied, each once. Finally roles.sql grants
+    rights to the roles that exist. A database at the newest version, or a newer one, is neither locked nor
+    changed, unless a role lacks its rights. The connection must be direct, because a transaction pooler would
+    lose the lock.
 
     Raises SchemaNotApplied.
     """
     for _ in range(_ATTEMPTS):
         version = await read_version(connection)
-        if version > len(versions):
+        if version > len(versions) and not await connection.fetchval(_LACKS_RIGHTS):
             return version
         # pg_advisory_lock would hold a snapshot while it waits, which would block CREATE INDEX CONCURRENTLY.
         if await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
@@ -81,6 +84,15 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
     )
 
 
+# The rights of a role are granted together, so one of them stands for all.
+_LACKS_RIGHTS = """
+    SELECT EXISTS (SELECT
+                     FROM pg_roles
+                    WHERE rolname ~ '^calculation_requests_(api|worker|operator|scaling)$'
+                      AND NOT has_table_privilege(oid, 'schema_version', 'SELECT'))
+"""
+
+
 async def read_version(connection: Connection) -> int:
     """Return the version of the database schema, or 0 without a schema of this service."""
     try:
@@ -92,7 +104,13 @@ async def read_version(connection: Connection) -> int:
 
 async def check(connection: Connection) -> None:
     """Raise SchemaOutdated if the schema is too old or missing, PostgresUnavailable on a read-only server."""
-    if await read_version(connection) < VERSION:
+    try:
+        version = await read_version(connection)
+    except asyncpg.InsufficientPrivilegeError:
+        raise SchemaOutdated(
+            "Postgres gives this user no rights: its owner must run `schema apply`."
+        ) from None
+    if version < VERSION:
         raise SchemaOutdated
     if await connection.fetchval("SHOW transaction_read_only") == "on":
         raise PostgresUnavailable.counted()
@@ -109,7 +127,7 @@ def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
 
 
 async def _apply(connection: Connection, versions: Sequence[str]) -> None:
-    """Apply the missing versions. Raises SchemaNotApplied if the database has only other tables.
+    """Apply missing versions and roles.sql. Raises SchemaNotApplied if the database has only other tables.
 
     A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction. In
     that case, each statement is a transaction, and must be safe to repeat after an interruption. Because an
@@ -130,3 +148,4 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
             lock_wait = _CONCURRENT_LOCK_WAIT if "CONCURRENTLY" in part else _LOCK_WAIT
             await connection.execute(f"SET lock_timeout = '{lock_wait}'")
             await connection.execute(part)
+    await connection.execute(_ROLES.read_text())

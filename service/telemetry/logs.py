@@ -96,6 +96,11 @@ def _in_json(_logger: object, _method: str, event: EventDict) -> str:
         return json.dumps(msgspec.to_builtins(event, enc_hook=repr))
 
 
+def line(event: str, **facts: object) -> str:
+    """Return a log line for a command, which logs nothing else, because its standard output is its answer."""
+    return f"{_in_json(None, 'info', {'event': event, 'level': 'info', **facts})}\n"
+
+
 def describe(error: BaseException) -> dict[str, Any]:
     """Return what may be logged of an exception: class and place, but text only if it quotes no values."""
     frames = traceback.extract_tb(error.__traceback__)

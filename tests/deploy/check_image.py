@@ -19,6 +19,7 @@ from service.settings import Settings
 from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.manifests import grace_seconds
 from tests.end_to_end.events import publish_calculation
+from tests.harness import databases
 from tests.harness.examples import A_REQUEST
 from tests.harness.processes import Process, environment_of
 from tests.harness.waiting import eventually
@@ -62,7 +63,7 @@ def test_image_holds_the_program_and_nothing_to_install_or_compile_with_and_its_
     assert "PIP_" not in docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
     assert docker("inspect", "--format", "{{.Config.User}}", image) == "10001:10001"
     files = docker("run", "--rm", "--entrypoint", "ls", image, "-A", "/app")
-    assert set(files.split()) == {"schema.sql", "service", "worker"}
+    assert set(files.split()) == {"schema.sql", "roles.sql", "service", "worker"}
 
 
 async def test_one_request_goes_through_the_whole_chain_in_restricted_containers(
@@ -74,7 +75,7 @@ async def test_one_request_goes_through_the_whole_chain_in_restricted_containers
         smtp_port = stack.enter_context(mail_catcher(tmp_path / "mail"))
         api = of_container(service_settings, **ports)
         worker = of_container(worker_settings, **ports, SMTP_URL=f"smtp://127.0.0.1:{smtp_port}")
-        database = ("--env", f"DATABASE_URL={service_settings.database_url}")
+        database = ("--env", f"DATABASE_URL={databases.as_role(service_settings.database_url, 'owner')}")
         docker("run", "--rm", *_RESTRICTED, *database, image, "service", "schema", "apply")
         containers = []
         for command, environment in ((("service", "serve"), api), (("worker",), worker)):

@@ -21,6 +21,15 @@ WITH_ENGINES = ("production", "small")
 OVERLAYS = ("dev", "external", *WITH_ENGINES)
 PROCESSES = ("api", "relay", "notifications", "calculations")
 WORKERS = PROCESSES[1:]
+# The secrets of each process. LISTEN_DATABASE_URL is optional. `operator` is the template of operators' Jobs.
+SECRETS = {
+    "api": {"DATABASE_URL", "REQUEST_SECRET_KEYS"},
+    "relay": {"DATABASE_URL", "LISTEN_DATABASE_URL", "AMQP_URL"},
+    "notifications": {"DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS"},
+    "calculations": {"DATABASE_URL", "AMQP_URL"},
+    "operator": {"DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS"},
+}
+OF_ALL = {name for secrets in SECRETS.values() for name in secrets}
 
 
 @functools.cache
@@ -75,9 +84,11 @@ def the_one(overlay: str, kind: str, name: str) -> Manifest:
 
 
 def pod_of(workload: Manifest) -> Manifest:
-    """Return the pod's specification of a Deployment or StatefulSet."""
-    specification: Manifest = workload["spec"]["template"]["spec"]
-    return specification
+    """Return the pod's specification of a Deployment, StatefulSet or CronJob."""
+    specification: Manifest = workload["spec"]
+    job = specification.get("jobTemplate", {"spec": specification})
+    pod: Manifest = job["spec"]["template"]["spec"]
+    return pod
 
 
 def container_of(workload: Manifest) -> Manifest:
@@ -94,8 +105,8 @@ def schema_container_of(overlay: str) -> Manifest:
 
 
 def workloads(overlay: str) -> dict[str, Manifest]:
-    """Return every workload by name, except those that operators create."""
-    return of_kind(overlay, "Deployment", "StatefulSet")
+    """Return every workload by name, except those that Kubernetes' operators create."""
+    return of_kind(overlay, "Deployment", "StatefulSet", "CronJob")
 
 
 def replicas(overlay: str) -> dict[str, tuple[int, int]]:

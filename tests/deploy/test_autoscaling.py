@@ -1,8 +1,14 @@
 """The autoscalers' queries work, and return what they scale on."""
 
+from collections.abc import AsyncIterator
+
+import pytest
+
 from service.outbox import lanes
+from service.postgres.pool import Connection
 from tests.deploy.manifests import WITH_ENGINES, Manifest, of_kind, replicas
 from tests.deploy.pages import INSTALLATION, rows
+from tests.harness import databases
 from worker.rabbitmq import topology
 
 
@@ -20,8 +26,15 @@ def question(name: str) -> str:
     return str(dict(triggers("postgresql"))[name]["query"])
 
 
-async def test_relays_are_counted_by_the_age_of_the_oldest_event(database):
-    assert await database.fetchval(question("relay")) == 0
+@pytest.fixture
+async def autoscaler(database_url: str) -> AsyncIterator[Connection]:
+    """The connection of KEDA."""
+    async with databases.connected(databases.as_role(database_url, "scaling")) as connection:
+        yield connection
+
+
+async def test_relays_are_counted_by_the_age_of_the_oldest_event(database, autoscaler):
+    assert await autoscaler.fetchval(question("relay")) == 0
 
     await database.execute(
         """
@@ -32,19 +45,19 @@ async def test_relays_are_counted_by_the_age_of_the_oldest_event(database):
         lanes.LANES - 1,
     )
 
-    assert 40 <= await database.fetchval(question("relay")) < 60
+    assert 40 <= await autoscaler.fetchval(question("relay")) < 60
 
 
-async def test_question_about_the_age_looks_into_the_index_only_once_for_each_lane(database):
-    await database.execute("SET enable_seqscan = off")
+async def test_question_about_the_age_looks_into_the_index_only_once_for_each_lane(autoscaler):
+    await autoscaler.execute("SET enable_seqscan = off")
 
-    plan = await database.fetch(f"EXPLAIN {question('relay')}")
+    plan = await autoscaler.fetch(f"EXPLAIN {question('relay')}")
 
     assert "Index Cond: (lane = lanes.lane)" in str(plan)
 
 
-async def test_senders_are_counted_by_the_emails_that_are_due(database):
-    assert await database.fetchval(question("notifications")) == 0
+async def test_senders_are_counted_by_the_emails_that_are_due(database, autoscaler):
+    assert await autoscaler.fetchval(question("notifications")) == 0
 
     await database.execute(
         """
@@ -55,7 +68,7 @@ async def test_senders_are_counted_by_the_emails_that_are_due(database):
         """
     )
 
-    assert await database.fetchval(question("notifications")) == 1
+    assert await autoscaler.fetchval(question("notifications")) == 1
 
 
 def test_senders_are_also_counted_by_the_queue_that_they_read():

@@ -11,15 +11,16 @@ import pytest
 from deploy.local.machine.folders import CHECKOUT
 from service.settings import ServiceSettings
 from tests.deploy.manifests import (
+    OF_ALL,
     PROCESSES,
-    WORKERS,
+    SECRETS,
     container_of,
     grace_seconds,
     pod_of,
     schema_container_of,
     workloads,
 )
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings, WorkerSettings
 
 FILE = CHECKOUT / "deploy" / "compose.yaml"
 
@@ -57,11 +58,12 @@ def test_processes_run_as_on_kubernetes_and_as_the_user_of_the_image(services):
     assert {services[name]["stop_grace_period"] for name in PROCESSES} == {f"{grace_seconds():.0f}s"}
 
 
-def test_settings_are_complete_and_the_api_gets_no_broker(services):
-    msgspec.convert(services["api"]["environment"], ServiceSettings, strict=False)
-    for name in WORKERS:
-        msgspec.convert(services[name]["environment"], WorkerSettings, strict=False)
-    assert not services["api"]["environment"].keys() & {"AMQP_URL", "SMTP_URL"}
+def test_settings_are_complete_and_each_process_gets_only_the_secrets_that_it_uses(services):
+    of_process = {"api": ServiceSettings, "notifications": EmailSettings}
+    for name in PROCESSES:
+        given = services[name]["environment"]
+        msgspec.convert(given, of_process.get(name, WorkerSettings), strict=False)
+        assert given.keys() & OF_ALL == SECRETS[name] - {"LISTEN_DATABASE_URL"}
 
 
 def test_nothing_listens_beyond_this_machine(services):

@@ -11,8 +11,10 @@ from service.settings import ServiceSettings, Settings
 from service.telemetry import tracing
 from tests.deploy.manifests import (
     K8S,
+    OF_ALL,
     OVERLAYS,
     PROCESSES,
+    SECRETS,
     WITH_ENGINES,
     WORKERS,
     Manifest,
@@ -28,15 +30,19 @@ from tests.deploy.manifests import (
     workloads,
 )
 from tests.deploy.pages import INSTALLATION, rows
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings, WorkerSettings
 
 SYNC_WAVE = "argocd.argoproj.io/sync-wave"
 OF_KUBERNETES = ("rbac.authorization.k8s.io/", "networking.k8s.io/")
 OF_LIBRARIES = {"PGSSLROOTCERT", "SSL_CERT_FILE"}
-OF_THE_SECRET = {"DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS"}
+OF_THE_SECRET = {
+    *(f"{role}_DATABASE_URL" for role in ("OWNER", "API", "WORKER", "OPERATOR")),
+    *(f"{role}_AMQP_URL" for role in ("RELAY", "NOTIFICATIONS", "CALCULATIONS", "OPERATOR")),
+    *("SMTP_URL", "REQUEST_SECRET_KEYS"),
+}
 SETTINGS = {
     field.encode_name: field
-    for settings in (ServiceSettings, WorkerSettings)
+    for settings in (ServiceSettings, EmailSettings)
     for field in msgspec.structs.fields(settings)
 }
 PAGE = INSTALLATION.read_text()
@@ -74,7 +80,8 @@ def test_pods_meet_the_restricted_pod_security_standard(overlay):
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        read_only = {"readOnlyRootFilesystem": True} if workload["metadata"]["name"] in PROCESSES else {}
+        is_ours = workload["metadata"]["name"] in SECRETS
+        read_only = {"readOnlyRootFilesystem": True} if is_ours else {}
         for one in (container, *pod.get("initContainers", [])):
             expected = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, **read_only}
             assert one["securityContext"] == one["securityContext"] | expected
@@ -123,7 +130,8 @@ def test_no_pod_ends_before_its_successor_is_ready_and_evictions_take_one_at_a_t
 @each_overlay
 @pytest.mark.parametrize("process", PROCESSES)
 def test_every_setting_without_a_default_is_set_and_none_is_invalid(overlay, process):
-    settings: type[Settings] = ServiceSettings if process == "api" else WorkerSettings
+    of_process: dict[str, type[Settings]] = {"api": ServiceSettings, "notifications": EmailSettings}
+    settings = of_process.get(process, WorkerSettings)
     given = environment_of(overlay, process)
     # Values from a Secret are unknown here, and those from other variables are not expanded.
     made_up = dict.fromkeys(("DATABASE_URL", "LISTEN_DATABASE_URL"), "postgresql://host/name")
@@ -150,7 +158,7 @@ def test_every_setting_stands_in_the_configuration_with_its_default_or_comes_fro
 @each_overlay
 def test_variables_are_settings_or_parts_of_one_that_follows(overlay):
     """Kubernetes does not expand `$(NAME)` if NAME is defined later."""
-    for process in PROCESSES:
+    for process in SECRETS:
         parts: set[str] = set()
         defined = set(configuration(overlay))
         for entry in container_of(workloads(overlay)[process])["env"]:
@@ -162,8 +170,28 @@ def test_variables_are_settings_or_parts_of_one_that_follows(overlay):
 
 
 @each_overlay
-def test_api_gets_no_broker_and_no_mail_server(overlay):
-    assert not environment_of(overlay, "api").keys() & {"AMQP_URL", "SMTP_URL"}
+@pytest.mark.parametrize("process", SECRETS)
+def test_process_gets_only_the_secrets_that_it_uses(overlay, process):
+    given = environment_of(overlay, process)
+
+    assert (given.keys() & OF_ALL) | {"LISTEN_DATABASE_URL"} == SECRETS[process] | {"LISTEN_DATABASE_URL"}
+
+
+@each_overlay
+def test_only_the_schema_is_applied_as_the_owner_of_the_tables(overlay):
+    owner, users = {"postgres-app", "OWNER_DATABASE_URL"}, {"api": "api", "operator": "operator"}
+
+    assert words_of_secrets(schema_container_of(overlay)) & owner
+    for process in SECRETS:
+        user = users.get(process, "worker")
+        used = words_of_secrets(container_of(workloads(overlay)[process]))
+        assert used & {f"postgres-{user}", f"{user.upper()}_DATABASE_URL"}
+        assert not used & owner
+
+
+def words_of_secrets(container: Manifest) -> set[str]:
+    """Return the names and the keys of the Secrets that a container gets."""
+    return {word for name, keys in secrets_in(container).items() for word in (name, *keys)}
 
 
 def test_no_secret_is_committed_but_the_made_up_ones_of_development():
@@ -175,7 +203,7 @@ def test_cluster_without_operators_needs_only_one_secret():
     versions = {manifest["apiVersion"] for manifest in rendered("external")}
 
     assert secrets_used("external") == {"calculation-requests": OF_THE_SECRET}
-    assert versions == {"v1", "apps/v1", "policy/v1", "networking.k8s.io/v1"}
+    assert versions == {"v1", "apps/v1", "batch/v1", "policy/v1", "networking.k8s.io/v1"}
     assert all(f"`{key}`" in PAGE for key in OF_THE_SECRET)
 
 
@@ -187,6 +215,8 @@ def test_secrets_that_production_needs_are_made_by_operators_or_documented():
     documented = {
         "calculation-requests": {"REQUEST_SECRET_KEYS", "SMTP_URL"},
         "postgres-backups": {"ACCESS_KEY_ID", "SECRET_ACCESS_KEY"},
+        **{f"postgres-{role}": {"username", "password"} for role in ("api", "worker", "operator")},
+        "postgres-scaling": {"connection"},
     }
 
     used = secrets_used("production")
@@ -199,10 +229,25 @@ def test_secrets_that_production_needs_are_made_by_operators_or_documented():
         assert all(f"`{word}`" in PAGE for word in {name, *keys})
 
 
+def test_roles_of_postgres_exist_before_the_schema_and_log_in_with_the_secrets_of_their_processes():
+    cluster = the_one("production", "Cluster", "postgres")["spec"]
+    made = {f"CREATE ROLE calculation_requests_{role}" for role in ("api", "worker", "operator", "scaling")}
+
+    assert set(cluster["bootstrap"]["initdb"]["postInitSQL"]) == made
+    assert {f"CREATE ROLE {role['name']}" for role in cluster["managed"]["roles"]} == made
+    for role in cluster["managed"]["roles"]:
+        assert role["passwordSecret"] == {"name": f"postgres-{role['name'].rpartition('_')[2]}"}
+
+
 def secrets_used(overlay: str) -> dict[str, set[str]]:
     """Return the keys of each Secret that a manifest refers to."""
+    return secrets_in([*rendered(overlay)])
+
+
+def secrets_in(manifest: Any) -> dict[str, set[str]]:
+    """Return the keys of each Secret that a part of a manifest refers to."""
     used: dict[str, set[str]] = {}
-    left: list[Any] = [*rendered(overlay)]
+    left: list[Any] = [manifest]
     while left:
         part = left.pop()
         if isinstance(part, dict):
@@ -331,7 +376,8 @@ def test_connections_fit_when_everything_is_scaled_out(overlay):
     clients = sum(count * connections_of(overlay, name) for name, count in pods.items())
     listening, schema = pods["relay"], pods["api"]  # each API applies the schema before it starts
     keda, operators, engine = len(of_kind(overlay, "ScaledObject")), 5, 15
-    servers = pooler["instances"] * int(parameters["default_pool_size"])
+    users = 2  # PgBouncer has a pool for each: the API's and the worker's.
+    servers = pooler["instances"] * users * int(parameters["default_pool_size"])
 
     # One PgBouncer may have to carry all of them.
     assert clients <= int(parameters["max_client_conn"])
@@ -411,7 +457,7 @@ def test_metrics_are_read_at_ports_that_the_processes_have():
 @each_overlay
 def test_schema_is_applied_before_every_start_of_an_api_and_by_nothing_that_ends_for_good(overlay):
     assert schema_container_of(overlay)["args"] == ["service", "schema", "apply"]
-    assert of_kind(overlay, "Job", "CronJob") == {}
+    assert of_kind(overlay, "Job") == {}
     assert all("initContainers" not in pod_of(workloads(overlay)[name]) for name in WORKERS)
 
 

@@ -52,16 +52,6 @@ def test_policy_applies_to_the_workers_queues_and_changes_none_of_their_argument
     assert not {f"x-{name}" for name in policy["definition"]} & arguments
 
 
-@pytest.mark.parametrize("may", ["configure", "write", "read"])
-def test_user_of_the_worker_may_use_its_own_queues_and_exchanges_only(may):
-    permission = of_kind("production", "Permission")["worker"]["spec"]["permissions"][may]
-    ours = [one["name"] for kind in ("Exchange", "Queue") for one in specifications(kind)]
-
-    assert all(re.search(permission, name) for name in ours)
-    assert not re.search(permission, "crm-updates")
-    assert bool(re.search(permission, "amq.default")) is (may == "write")
-
-
 def test_every_broker_of_ours_refuses_messages_that_would_fill_a_workers_memory():
     (cluster,) = specifications("RabbitmqCluster")
     limit = "-rabbit max_message_size 131072"

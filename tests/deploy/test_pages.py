@@ -16,7 +16,7 @@ from service.contracts import openapi
 from service.settings import ServiceSettings, Settings
 from tests.deploy.pages import API, README, REFERENCE, WORKER, anchors, prose, rows
 from worker.process import ROLES
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings
 
 _PAGES = [README, *sorted(CHECKOUT.glob("[!.]*/*.md")), *sorted(CHECKOUT.glob("tests/*/README.md"))]
 # Settings without a default that need not be set, with what the page has in place of one.
@@ -42,7 +42,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize(
     ("process", "settings"),
-    [("both processes", Settings), ("API", ServiceSettings), ("worker", WorkerSettings)],
+    [("both processes", Settings), ("API", ServiceSettings), ("worker", EmailSettings)],
 )
 def test_every_setting_is_listed_once_with_its_default(process, settings):
     of_both = _defaults(Settings) if settings is not Settings else {}

@@ -19,6 +19,7 @@ from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool, open_pool
 from tests.end_to_end.callers import another_request, create_many
 from tests.end_to_end.events import publish_calculation
+from tests.harness import databases
 from tests.harness.in_process import api_client, worker_probes
 from tests.harness.standby import replicated
 from tests.harness.stored import insert, new_request
@@ -132,8 +133,9 @@ async def test_failover_loses_nothing_that_was_answered_acknowledged_or_accepted
         return all(answer.is_success for answer in answers)
 
     mail_server.data_delay_seconds = 5.0  # longer than it takes to cut the standby off
-    api = replace(service_settings, database_url=servers.url, database_timeout_seconds=2.0)
-    worker = replace(worker_settings, database_url=servers.url, database_timeout_seconds=0.5)
+    urls = [databases.as_role(servers.url, role) for role in ("api", "worker")]
+    api = replace(service_settings, database_url=urls[0], database_timeout_seconds=2.0)
+    worker = replace(worker_settings, database_url=urls[1], database_timeout_seconds=0.5)
     primary = await asyncpg.connect(servers.primary_url)
     async with (
         api_client(api, issuer.token()) as client,

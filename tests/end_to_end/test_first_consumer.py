@@ -18,6 +18,7 @@ from deploy.local.machine.folders import CHECKOUT, Place
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from tests.deploy.pages import code_blocks
 from tests.end_to_end.callers import create
+from tests.harness import databases
 from tests.harness.command_line import run
 from tests.harness.processes import Process, bare_environment, started
 from tests.harness.queues import count, declare_topology, holds, open_channel
@@ -93,7 +94,10 @@ async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
             await eventually(lambda: {"request.email_sent", "request.calculated"} <= subscriber.types(second))
             assert len({event["traceparent"][3:35] for event in subscriber.about(second)}) == 1
             replay = ("worker", "outbox", "replay", "--from", "2020-01-01T00:00:00Z")
-            await run(*replay, environment=bare_environment(DATABASE_URL=database_url))
+            await run(
+                *replay,
+                environment=bare_environment(DATABASE_URL=databases.as_role(database_url, "operator")),
+            )
             await eventually(lambda: has_at_least(4, calculations.name))
             await eventually(lambda: holds(channel, topology.CALCULATION_RESULTS.name, 0))
             consumer.running.send_signal(signal.SIGINT)

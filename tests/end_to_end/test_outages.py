@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from service.authentication import api_keys
 from tests.end_to_end.callers import another_request, answers, become_alive_but_not_ready, create, create_many
 from tests.end_to_end.events import complete
+from tests.harness import databases
 from tests.harness.examples import CONVEYANCER
 from tests.harness.in_process import api_client, worker_probes
 from tests.harness.tcp_proxy import TcpProxy
@@ -68,7 +69,8 @@ async def test_both_start_without_postgres_say_so_in_time_when_it_is_away_and_re
     key = {"Authorization": f"Bearer {await api_keys.create(database, CONVEYANCER)}"}
     async with TcpProxy(service_settings.database_url) as network:
         api = replace(service_settings, database_url=network.url, database_timeout_seconds=2.0)
-        settings = replace(worker_settings, database_url=network.url, database_timeout_seconds=1.0)
+        url = databases.as_role(network.url, "worker")
+        settings = replace(worker_settings, database_url=url, database_timeout_seconds=1.0)
         await outage(network)
         async with worker_probes(settings) as worker, api_client(api, issuer.token()) as caller:
             await become_alive_but_not_ready(caller, worker)

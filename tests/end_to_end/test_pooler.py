@@ -3,7 +3,7 @@
 import asyncio
 import os
 from pathlib import Path
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
@@ -13,6 +13,7 @@ from deploy.local.machine.ports import accepts, free_port
 from deploy.local.machine.processes import Program, running, wait_for
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.events import ALL_ARE_DONE, publish_calculation
+from tests.harness import databases
 from tests.harness.examples import A_REQUEST
 from tests.harness.processes import api_process, started, worker_process
 from tests.harness.waiting import eventually
@@ -24,7 +25,7 @@ _AS_ANOTHER_USER = [] if os.geteuid() else ["--user", "nobody"]  # PgBouncer ref
 
 @pytest.fixture
 def pooler_url(database_url, tmp_path):
-    """The URL of the test's database through a PgBouncer with three connections."""
+    """The URL of the test's database through a PgBouncer with three connections for each user."""
     try:
         pgbouncer = packages.command("pgbouncer", package="pgbouncer")
     except LocalStackError as reason:
@@ -33,11 +34,19 @@ def pooler_url(database_url, tmp_path):
     database = urlsplit(database_url)
     tmp_path.chmod(0o755)
     config = tmp_path / "pgbouncer.ini"
-    server = f"host={database.hostname} port={database.port} user={database.username}"
-    password = unquote(database.password or "")
-    options = ["unix_socket_dir =", "auth_type = any", "pool_mode = transaction", "default_pool_size = 3"]
+    users = tmp_path / "users.txt"
+    users.write_text("".join(f'"{databases.user_of(role)}" "made-up"\n' for role in databases.ROLES))
+    users.chmod(0o644)
+    server = f"host={database.hostname} port={database.port}"
+    options = [
+        "unix_socket_dir =",
+        "auth_type = plain",
+        f"auth_file = {users}",
+        "pool_mode = transaction",
+        "default_pool_size = 3",
+    ]
     options += ["listen_addr = 127.0.0.1", f"listen_port = {port}"]
-    lines = ["[databases]", f"* = {server} password={password}", "[pgbouncer]", *options, ""]
+    lines = ["[databases]", f"* = {server}", "[pgbouncer]", *options, ""]
     config.write_text("\n".join(lines))
     config.chmod(0o644)
     program = Program(
@@ -50,16 +59,19 @@ def pooler_url(database_url, tmp_path):
     )
     with running(program) as process:
         wait_for(process, lambda: accepts(port), seconds=30)
-        yield urlunsplit(database._replace(netloc=f"{database.username}@127.0.0.1:{port}"))
+        yield urlunsplit(database._replace(netloc=f"127.0.0.1:{port}"))
 
 
 async def test_chain_works_through_a_transaction_pooler(
     *, service_settings, worker_settings, pooler_url, database, channel, mail_server, issuer, tmp_path
 ):
-    pooled = {"DATABASE_URL": pooler_url, "DATABASE_STATEMENT_CACHE_SIZE": "0"}
-    api = api_process(service_settings, tmp_path, **pooled, DATABASE_TIMEOUT_SECONDS="30")
-    directly = {"LISTEN_DATABASE_URL": service_settings.database_url}
-    workers = [worker_process(worker_settings, tmp_path, **pooled, **directly) for _ in range(2)]
+    pooled = {
+        role: {"DATABASE_URL": databases.as_role(pooler_url, role), "DATABASE_STATEMENT_CACHE_SIZE": "0"}
+        for role in ("api", "worker")
+    }
+    api = api_process(service_settings, tmp_path, **pooled["api"], DATABASE_TIMEOUT_SECONDS="30")
+    directly = {"LISTEN_DATABASE_URL": worker_settings.database_url}
+    workers = [worker_process(worker_settings, tmp_path, **pooled["worker"], **directly) for _ in range(2)]
     async with started(api, *workers), client_of(api, issuer.token()) as caller:
         sent = [
             caller.post("/v1/request", json=A_REQUEST, headers={"Idempotency-Key": f"key-{number % 50}"})

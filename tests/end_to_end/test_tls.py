@@ -19,6 +19,7 @@ from tests.deploy.manifests import K8S
 from tests.deploy.pages import INSTALLATION, section
 from tests.end_to_end.callers import client_of, create
 from tests.end_to_end.events import complete
+from tests.harness import databases
 from tests.harness.certificates import FAULTS, Authority, context_with, faulty_certificate, faulty_context
 from tests.harness.examples import A_REQUEST
 from tests.harness.fixed_answers import answering, http_answer
@@ -152,12 +153,15 @@ async def test_request_gets_its_email_and_its_calculation_over_tls(
 ):
     """The whole chain, once; no connection goes without TLS."""
     addresses, (mail_server, _) = await serving(authority.certificate())
-    common = {"DATABASE_URL": addresses["postgresql"], **trusting(authority)}
+    of_api, of_worker = (databases.as_role(addresses["postgresql"], role) for role in ("api", "worker"))
     others = {"AMQP_URL": addresses["amqps"], "SMTP_URL": addresses["smtp+starttls"]}
-    api = api_process(service_settings, tmp_path, **common, AUTH_JWKS_URL=addresses["https"])
-    worker = worker_process(worker_settings, tmp_path, **common, **others)
+    others |= {"DATABASE_URL": of_worker, **trusting(authority)}
+    issuing = {"AUTH_JWKS_URL": addresses["https"], **trusting(authority)}
+    api = api_process(service_settings, tmp_path, DATABASE_URL=of_api, **issuing)
+    worker = worker_process(worker_settings, tmp_path, **others)
     async with started(api, worker), client_of(api, issuer.token()) as caller:
         await complete((await create(caller))["uuid"], channel, subscriber)
+
     assert len(mail_server.accepted) == mail_server.logins == 1
     assert "listener_paused" not in worker.output, "the listener has a connection of its own"
 

@@ -208,9 +208,7 @@ def test_a_change_of_the_record_breaches_only_what_it_should(change, breaches):
 
 
 def test_errors_are_found_in_the_logs_that_our_processes_write(capsys):
-    settings = Settings(
-        database_url="postgresql://host/database", app_url="https://a", request_secret_keys=""
-    )
+    settings = Settings(database_url="postgresql://host/database")
     with restored_logging():
         logs.configure(settings)
         structlog.get_logger().error("message_failed", error="ValueError")

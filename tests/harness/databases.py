@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 import asyncpg
 from yarl import URL
@@ -11,6 +12,8 @@ from service.calculation_requests import conveyancers
 from service.postgres import schema
 from service.postgres.pool import Connection
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
+
+ROLES = ("owner", "api", "worker", "operator", "scaling")
 
 _copies = itertools.count(1)
 
@@ -31,6 +34,7 @@ async def copied(administrator: Connection, server_url: str, template: str) -> A
     """Copy *template*, yield the copy's URL, and drop it."""
     name = f"{template}_{next(_copies)}"
     await create(administrator, name, template=template)
+    await administrator.execute(f'ALTER DATABASE "{name}" OWNER TO {user_of("owner")}')
     yield url_of(server_url, name)
     await drop(administrator, name)
 
@@ -41,9 +45,30 @@ def url_of(server_url: str, name: str) -> str:
     return str(server.with_path(f"/{name}").with_query(server.query))
 
 
+def user_of(role: str) -> str:
+    """Return the Postgres user of a role."""
+    return f"calculation_requests_{role}"
+
+
+def as_role(url: str, role: str) -> str:
+    """Return the URL with which a role, such as api, connects to the database of *url*."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{user_of(role)}:made-up@{parts.netloc.rpartition('@')[2]}").geturl()
+
+
 async def prepare(connection: Connection) -> None:
-    """Apply the schema, and add a conveyancer who charges a calculation fee and one who does not."""
+    """Apply the schema as its owner. Add a conveyancer who charges a calculation fee and one who does not.
+
+    The connection is a superuser's. If the server has no roles for the service yet, they are created.
+    """
+    for role in ROLES:
+        if not await connection.fetchval("SELECT to_regrole($1)", user_of(role)):
+            await connection.execute(f"CREATE ROLE {user_of(role)} LOGIN PASSWORD 'made-up'")
+    name = await connection.fetchval("SELECT current_database()")
+    await connection.execute(f'ALTER DATABASE "{name}" OWNER TO {user_of("owner")}')
+    await connection.execute(f"SET SESSION AUTHORIZATION {user_of('owner')}")
     await schema.apply(connection)
+    await connection.execute("RESET SESSION AUTHORIZATION")
     await conveyancers.register(connection, CONVEYANCER, name="Acme", charges_calculation_fee=True)
     await conveyancers.register(connection, FREE_CONVEYANCER, name="Free", charges_calculation_fee=False)
 

@@ -23,7 +23,7 @@ async def shared_client(
     """A client of the module's API with a token of CONVEYANCER."""
     async with (
         databases.copied(administrator, postgres_server, template) as url,
-        api_client(api_settings(url, issuer), issuer.token()) as connected,
+        api_client(api_settings(databases.as_role(url, "api"), issuer), issuer.token()) as connected,
     ):
         yield connected
 

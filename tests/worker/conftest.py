@@ -20,7 +20,8 @@ from service.outbox.events import RequestCreated, RequestEmailSent
 from service.outbox.lanes import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
 from service.server.probes import NotReady
-from tests.harness import stored
+from tests.harness import databases, stored
+from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
@@ -29,7 +30,7 @@ from worker.relay import loop, outbox_tables
 from worker.relay.loop import Relay
 from worker.relay.outbox_tables import OutboxRow
 from worker.relay.publisher import Publisher
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings, WorkerSettings
 
 KEYS = stored.KEYS
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -90,7 +91,7 @@ async def stored_request(database: Connection) -> CalculationRequest:
 
 
 @pytest.fixture
-async def publisher(worker_settings: WorkerSettings) -> AsyncIterator[Publisher]:
+async def publisher(worker_settings: EmailSettings) -> AsyncIterator[Publisher]:
     async with open_publisher(worker_settings) as opened:
         yield opened
 
@@ -108,7 +109,7 @@ def with_pace(**pace: float) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def relay(
-    worker_settings: WorkerSettings,
+    worker_settings: EmailSettings,
     pool: Pool,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
@@ -126,7 +127,7 @@ def relay_once(relay: Relay, publisher: Publisher) -> Callable[[], Awaitable[int
 
 
 @pytest.fixture
-async def linked_pool(worker_settings: WorkerSettings, link: TcpProxy) -> AsyncIterator[Pool]:
+async def linked_pool(worker_settings: EmailSettings, link: TcpProxy) -> AsyncIterator[Pool]:
     """A pool with one connection, on which `statements` are recorded."""
     settings = settings_with(worker_settings, database_url=link.url, database_pool_size=1)
     async with open_pool(settings) as opened:
@@ -134,25 +135,32 @@ async def linked_pool(worker_settings: WorkerSettings, link: TcpProxy) -> AsyncI
 
 
 @pytest.fixture
-async def broker_link(worker_settings: WorkerSettings) -> AsyncIterator[TcpProxy]:
+async def link(database_url: str, statements: StatementLog) -> AsyncIterator[TcpProxy]:
+    """The worker's way to the test's database, which the test can cut."""
+    async with TcpProxy(databases.as_role(database_url, "worker"), statements.watch) as forwarder:
+        yield forwarder
+
+
+@pytest.fixture
+async def broker_link(worker_settings: EmailSettings) -> AsyncIterator[TcpProxy]:
     """A way to the broker that the test can cut."""
     async with TcpProxy(worker_settings.amqp_url) as forwarder:
         yield forwarder
 
 
-def settings_with(settings: WorkerSettings, **changes: Any) -> WorkerSettings:
+def settings_with(settings: EmailSettings, **changes: Any) -> EmailSettings:
     return msgspec.structs.replace(settings, **changes)
 
 
 @asynccontextmanager
-async def open_postman(settings: WorkerSettings) -> AsyncIterator[Postman]:
+async def open_postman(settings: EmailSettings) -> AsyncIterator[Postman]:
     """Yield a postman with a pool of its own, as another process would have."""
     async with open_pool(settings) as pool:
         yield Postman(settings, pool, asyncio.Event(), RelayWaker(pool, seconds=5.0))
 
 
 @pytest.fixture
-async def postman(worker_settings: WorkerSettings) -> AsyncIterator[Postman]:
+async def postman(worker_settings: EmailSettings) -> AsyncIterator[Postman]:
     async with open_postman(worker_settings) as opened:
         yield opened
 

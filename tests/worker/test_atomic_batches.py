@@ -20,7 +20,10 @@ from worker.mail.ledger import EmailToSend
 
 # Of each transaction, in order.
 STATEMENTS = {
-    "results": ["BEGIN", "FOR NO KEY UPDATE", "SET calculation_id", "INSERT INTO outbox", "COMMIT"],
+    "results": [
+        *("BEGIN", "FOR NO KEY UPDATE", "pg_advisory_xact_lock_shared", "SET calculation_id"),
+        *("INSERT INTO outbox", "COMMIT"),
+    ],
     "e-mails": ["BEGIN", "FOR NO KEY UPDATE", "FOR UPDATE", "UPDATE email", "INSERT INTO outbox", "COMMIT"],
 }
 

@@ -85,7 +85,10 @@ async def test_worker_waits_for_the_schema(worker_settings, database):
 
 
 async def test_fatal_failure_is_logged_and_ends_the_process(worker_settings, database, tmp_path):
-    await database.execute("DROP TABLE schema_version; CREATE VIEW schema_version AS SELECT 1 / 0 AS version")
+    await database.execute(
+        "DROP TABLE schema_version; CREATE VIEW schema_version AS SELECT 1 / 0 AS version;"
+        "GRANT SELECT ON schema_version TO PUBLIC"
+    )
     process = worker_process(worker_settings, tmp_path, "relay")
 
     async with started(process, ready=False):

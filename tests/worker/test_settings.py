@@ -3,9 +3,10 @@
 import pytest
 
 from service.settings import InvalidSetting, load
+from tests.harness.command_line import call
 from tests.harness.examples import SECRET_KEYS
 from worker.mail.message import Sender
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings, WorkerSettings
 
 ENVIRONMENT = {
     "DATABASE_URL": "postgresql://127.0.0.1/calculations",
@@ -18,11 +19,21 @@ ENVIRONMENT = {
 
 
 def test_required_settings_are_sufficient():
-    settings = load(WorkerSettings, ENVIRONMENT)
+    settings = load(EmailSettings, ENVIRONMENT)
 
     assert settings.amqp_url == "amqp://127.0.0.1/"
     assert settings.relay_poll_seconds == 1.0
     assert settings.finish_seconds == settings.shutdown_seconds / 2 == 10.0
+
+
+@pytest.mark.parametrize("name", ["APP_URL", "REQUEST_SECRET_KEYS", "SMTP_URL", "MAIL_FROM"])
+def test_only_the_role_that_sends_emails_needs_what_e_mails_need(name):
+    given = {each: value for each, value in ENVIRONMENT.items() if each != name}
+
+    load(WorkerSettings, given)
+    ended = call("worker", "notifications", environment=given)
+
+    assert (ended.status, ended.errors) == (1, f"missing environment variable `{name}`\n")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +52,7 @@ def test_required_settings_are_sufficient():
 )
 def test_invalid_setting_is_named_and_not_shown(name, value):
     with pytest.raises(InvalidSetting) as invalid:
-        load(WorkerSettings, {**ENVIRONMENT, name: value})
+        load(EmailSettings, {**ENVIRONMENT, name: value})
 
     assert str(invalid.value).startswith(f"{name}: ")
     assert "hunter2" not in str(invalid.value)
@@ -74,7 +85,7 @@ def test_sender_may_have_a_name_and_an_international_domain(text, sender):
     ],
 )
 def test_urls_of_every_form_are_accepted(name, value):
-    assert getattr(load(WorkerSettings, {**ENVIRONMENT, name: value}), name.lower()) == value
+    assert getattr(load(EmailSettings, {**ENVIRONMENT, name: value}), name.lower()) == value
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from worker.rabbitmq import topology
 from worker.rabbitmq.alarm import is_blocked
 from worker.rabbitmq.connection import open_connection
 from worker.rabbitmq.topology import Queue
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings
 
 _CONNECT_SECONDS = 10.0
 _MISSING = "missing"
@@ -70,7 +70,7 @@ async def doctor(*, watch: bool) -> Answer:
 
 async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
     """Check the worker's settings and servers, and its requests, events and e-mails."""
-    settings, problems = examine(WorkerSettings, environment)
+    settings, problems = examine(EmailSettings, environment)
     parsers = {
         "REQUEST_SECRET_KEYS": lambda: SecretKeyRing.parse(settings.request_secret_keys),
         "MAIL_FROM": lambda: Sender.parse(settings.mail_from),
@@ -78,9 +78,14 @@ async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
     broker, mail = partial(_rabbitmq, settings), partial(_mail_server, settings)
     checks = (
         diagnosis.postgres_check(
-            settings, _events, _emails, _requests, listen_url=settings.listen_database_url
+            settings.database_url,
+            settings.request_secret_keys,
+            _events,
+            _emails,
+            _requests,
+            listen_url=settings.listen_database_url,
         ),
-        diagnosis.app_check(settings),
+        diagnosis.app_check(settings.app_url),
         Check("rabbitmq", ["AMQP_URL"], broker, "is AMQP_URL right, and RabbitMQ well?", _OF_RABBITMQ),
         Check("mail server", ["SMTP_URL", "MAIL_FROM"], mail, _CHECK_SMTP_SETTINGS, _OF_SMTP),
     )
@@ -134,7 +139,7 @@ async def _requests(connection: Connection) -> AsyncIterator[Finding]:
         yield Finding("ok", "requests", "each has its e-mail or is about to, and nothing is overdue")
 
 
-async def _rabbitmq(settings: WorkerSettings) -> AsyncIterator[Finding]:
+async def _rabbitmq(settings: EmailSettings) -> AsyncIterator[Finding]:
     """Check the queues and the alarm. Declare the topology, as a worker does every minute."""
     url = URL(settings.amqp_url)
     async with open_connection(url, name="doctor", seconds=_CONNECT_SECONDS) as connection:
@@ -146,7 +151,8 @@ async def _rabbitmq(settings: WorkerSettings) -> AsyncIterator[Finding]:
         for finding in found:
             yield finding
         if not any(finding.says == _MISSING for finding in found):  # `ensure` would create it.
-            for name, difference in (await topology.ensure(connection)).items():
+            creates = await topology.may_create(connection)
+            for name, difference in (await topology.ensure(connection, creates=creates)).items():
                 do = "empty and delete it, then start a worker, which declares it anew"
                 yield Finding("wrong", name, printable(difference), do)
         yield await _alarm(connection)
@@ -181,7 +187,7 @@ async def _alarm(connection: AbstractConnection) -> Finding:
     return Finding("ok", "rabbitmq's alarm", "none")
 
 
-async def _mail_server(settings: WorkerSettings) -> AsyncIterator[Finding]:
+async def _mail_server(settings: EmailSettings) -> AsyncIterator[Finding]:
     """Start an e-mail, up to its sender: EHLO, STARTTLS, the certificate, login, MAIL FROM."""
     try:
         connection = await Mailer(settings).connect()

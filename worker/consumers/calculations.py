@@ -111,6 +111,7 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
 
 async def _set_calculations(connection: Connection, results: Sequence[tuple[EventSource, Result]]) -> None:
     """Set the calculations of locked requests, and announce them. Announcing updates each row's sequence."""
+    await reading.begin_change(connection)
     calculated_at = await connection.fetchval(
         f"""
         UPDATE calculation_request

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from service.every_firm.announcing import EmailEnd
 from worker.mail.ledger import Email, Postponement
 from worker.mail.smtp import Reply
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings
 
 # Refusals of one recipient, not of our e-mails: an enhanced status code on the address (x.1) or the mailbox
 # (x.2, RFC 3463), or none and a basic code on the mailbox (RFC 5321, section 4.2.3). Postgres uses this, too.
@@ -18,7 +18,7 @@ _SECRET_FIELD = re.compile(r"secret(?:=|%3D)(?:3D)?(?:[\w-]|=?\s*\n)*", re.IGNOR
 
 
 def outcome_of(
-    reply: Reply, email: Email, settings: WorkerSettings, *, others_accepted: bool
+    reply: Reply, email: Email, settings: EmailSettings, *, others_accepted: bool
 ) -> EmailEnd | Postponement:
     """Return what a mail server's reply means for an e-mail (RFC 5321, section 4.2.1).
 

@@ -30,7 +30,7 @@ from worker.mail.ledger import Email, Postponement
 from worker.mail.message import Sender
 from worker.mail.outcomes import RECIPIENT_REFUSED, outcome_of, storable
 from worker.mail.smtp import Mailer, MailServerUnavailable
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings
 from worker.waiting import Pauses, wait_at_most
 
 _RECORDING_PAUSE_SECONDS = 1.0  # before the next try to record an outcome, after an internal error
@@ -66,7 +66,7 @@ class Postman:
     process that was suspended until its claim expired does not send the content.
     """
 
-    def __init__(self, settings: WorkerSettings, pool: Pool, due: asyncio.Event, relay: RelayWaker) -> None:
+    def __init__(self, settings: EmailSettings, pool: Pool, due: asyncio.Event, relay: RelayWaker) -> None:
         self._settings = settings
         self._relay = relay
         self._pool = pool

@@ -16,7 +16,7 @@ from aiosmtplib import SMTPException, SMTPResponseException
 
 from service.telemetry import logs
 from service.telemetry.tracing import Attributes
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings
 
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
 # The code in a `Reply` if the mail server sent no reply, or a reply that cannot belong to the command.
@@ -168,7 +168,7 @@ class Session:
 class Mailer:
     """Sends e-mails over reusable connections, each of which carries one e-mail at a time."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: EmailSettings) -> None:
         url = urlsplit(settings.smtp_url)
         self._host = url.hostname or "localhost"
         self._port = url.port or _DEFAULT_PORTS[url.scheme]

@@ -37,9 +37,9 @@ async def open_role(
 ) -> AsyncIterator[AbstractChannel]:
     """Connect, and yield a channel with publisher confirms. After any error, the caller calls this again.
 
-    The topology is declared first, and again every _DECLARE_SECONDS. Raises BrokerUnavailable if RabbitMQ
-    fails, or if an exchange or queue in *needs* exists with other properties, which /readyz then reports. If
-    another exchange or queue has other properties, this is only logged.
+    The topology is declared first, and again every _DECLARE_SECONDS, or only checked if the user may not
+    configure. Raises BrokerUnavailable if RabbitMQ fails, or if an exchange or queue in *needs* is missing or
+    has other properties, which /readyz then reports. If another one differs, this is only logged.
     """
     connected = metrics.broker_connected.labels(name)  # Creates the series, as 0.
     seconds = settings.broker_timeout_seconds
@@ -47,11 +47,12 @@ async def open_role(
         channel = await _new_channel(connection, seconds)
         with connected.track_inprogress():
             async with _in_time(seconds):
-                differences = await _declare(connection)
+                creates = await topology.may_create(connection)
+                differences = await _declare(connection, creates=creates)
             for needed in needs:
                 if needed in differences:
                     raise BrokerUnavailable(differences[needed])
-            keeping = asyncio.create_task(_keep_declared(connection))
+            keeping = asyncio.create_task(_keep_declared(connection, creates=creates))
             try:
                 yield channel
             finally:
@@ -99,15 +100,15 @@ async def _in_time(seconds: float) -> AsyncIterator[None]:
         raise BrokerUnavailable from error
 
 
-async def _declare(connection: AbstractConnection) -> dict[str, str]:
+async def _declare(connection: AbstractConnection, *, creates: bool) -> dict[str, str]:
     """Declare the topology. Log the differences, and return them by the name of the exchange or queue."""
-    differences = await topology.ensure(connection)
+    differences = await topology.ensure(connection, creates=creates)
     for name, difference in differences.items():
         _log.error("topology_differs", name=name, difference=difference)
     return differences
 
 
-async def _keep_declared(connection: AbstractConnection) -> None:
+async def _keep_declared(connection: AbstractConnection, *, creates: bool) -> None:
     """Declare the topology every _DECLARE_SECONDS while the connection is open.
 
     This restores a deleted binding. Otherwise events could be lost unnoticed, because the broker returns an
@@ -116,6 +117,6 @@ async def _keep_declared(connection: AbstractConnection) -> None:
     while not connection.is_closed:
         await asyncio.sleep(_DECLARE_SECONDS)
         try:
-            await _declare(connection)
+            await _declare(connection, creates=creates)
         except Exception as error:  # noqa: BLE001 - the role works without it; the next attempt may succeed
             _log.warning("topology_not_declared", error=logs.summarize(error))

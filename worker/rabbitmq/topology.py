@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from aio_pika import ExchangeType
 from aio_pika.abc import AbstractChannel, AbstractConnection
-from aiormq.exceptions import ChannelClosed
+from aiormq.exceptions import ChannelAccessRefused, ChannelClosed
 from pamqp.common import FieldValue
 
 from service.outbox import events
@@ -71,8 +71,23 @@ DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
 }
 
 
-async def ensure(connection: AbstractConnection) -> dict[str, str]:
+async def may_create(connection: AbstractConnection) -> bool:
+    """Whether this user may configure. If not, the broker logs an error, so ask once for each connection."""
+    try:
+        async with connection.channel() as channel:
+            await _declare_exchange(channel, name=REQUESTS)
+    except ChannelAccessRefused:
+        return False
+    except ChannelClosed:  # The exchange has other properties, which `ensure` returns.
+        return True
+    return True
+
+
+async def ensure(connection: AbstractConnection, *, creates: bool = True) -> dict[str, str]:
     """Create missing exchanges and queues. Bind every queue. Each role does so, and any role can start first.
+
+    Without *creates*, for users who may not configure, only check that the exchanges and queues exist. Those
+    that the user has no rights to are left out: RabbitMQ 4 does not say whether they exist.
 
     If an exchange or queue exists with other properties, the broker closes the channel. So each is declared
     on its own channel. Returns the broker's messages about differences, by name of the exchange or queue.
@@ -81,29 +96,31 @@ async def ensure(connection: AbstractConnection) -> dict[str, str]:
     for name, declare_part in PARTS.items():
         try:
             async with connection.channel() as channel:
-                await declare_part(channel)
+                await declare_part(channel, passive=not creates)
         except ChannelClosed as error:
-            differences[name] = str(error)
+            if creates or not isinstance(error, ChannelAccessRefused):
+                differences[name] = str(error)
     return differences
 
 
-async def _declare_exchange(channel: AbstractChannel, *, name: str) -> None:
-    await channel.declare_exchange(name, EXCHANGES[name], durable=True)
+async def _declare_exchange(channel: AbstractChannel, *, name: str, passive: bool = False) -> None:
+    await channel.declare_exchange(name, EXCHANGES[name], durable=True, passive=passive)
 
 
-async def _declare_queue(channel: AbstractChannel, *, queue: Queue) -> None:
+async def _declare_queue(channel: AbstractChannel, *, queue: Queue, passive: bool = False) -> None:
     """Declare and bind a queue and its dead-letter queue. Export the number of dead letters."""
     dead_letters = await channel.declare_queue(
-        queue.dead_letters, durable=True, arguments=DEAD_LETTER_ARGUMENTS
+        queue.dead_letters, durable=True, arguments=DEAD_LETTER_ARGUMENTS, passive=passive
     )
-    living = await channel.declare_queue(queue.name, durable=True, arguments=queue.arguments)
-    await dead_letters.bind(DEAD_LETTERS, queue.dead_letters)
-    await living.bind(queue.exchange, queue.routing_key)
+    living = await channel.declare_queue(queue.name, durable=True, arguments=queue.arguments, passive=passive)
+    if not passive:
+        await dead_letters.bind(DEAD_LETTERS, queue.dead_letters)
+        await living.bind(queue.exchange, queue.routing_key)
     # The metric may be too low, because RabbitMQ reports 0 messages while a queue has no leader.
     metrics.consumer_dead_letters.labels(queue.name).set(dead_letters.declaration_result.message_count or 0)
 
 
-PARTS: Final[dict[str, Callable[[AbstractChannel], Awaitable[None]]]] = {
+PARTS: Final[dict[str, Callable[..., Awaitable[None]]]] = {
     **{name: partial(_declare_exchange, name=name) for name in EXCHANGES},
     **{queue.name: partial(_declare_queue, queue=queue) for queue in QUEUES},
 }

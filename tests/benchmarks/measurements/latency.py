@@ -18,7 +18,6 @@ from tests.benchmarks.outboxes import OURS, TXOUTBOX, Outbox
 from tests.benchmarks.rate import Waits, call_steadily
 from tests.benchmarks.stand import POOL_SIZE, Stand, compare
 from tests.harness import databases, queues
-from tests.harness.examples import SECRET_KEYS
 from worker.rabbitmq import topology
 
 _no_worse = partial(Bar, side=OURS.side, of=TXOUTBOX.side, kind="at most", limit=1.0)
@@ -54,8 +53,6 @@ async def _arrive(stand: Stand, outbox: Outbox, rate: int) -> Figures:
         await connection.execute("TRUNCATE outbox")
     settings = Settings(
         database_url=url,
-        app_url="https://app.example.com",
-        request_secret_keys=SECRET_KEYS,
         database_pool_size=POOL_SIZE,
     )
     turn = asyncio.Semaphore(POOL_SIZE)  # The queue of the pool has a bound.

@@ -111,8 +111,6 @@ def _settings(plan: Plan, issuer: Issuer) -> dict[str, str]:
 def _settings_of_load(servers: Servers) -> Settings:
     return Settings(
         database_url=writable(servers.postgres.url),
-        app_url=_APP_URL,
-        request_secret_keys=SECRET_KEYS,
         database_pool_size=16,
         database_timeout_seconds=2.0,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.ports import free_port
 from tests.faults.verdict.records import Interval, Kill, Record
+from tests.harness import databases
 from tests.harness.processes import Process, bare_environment, python
 from tests.harness.tcp_proxy import TcpProxy
 
@@ -41,7 +42,8 @@ class Worker(Process):
         port = free_port()
         module = [] if broken is None else ["tests.faults.broken_programs", broken]
         module += ["service", "serve"] if self.role == "api" else ["worker", self.role]
-        links = {"DATABASE_URL": postgres.url, "AMQP_URL": broker.url}
+        database_url = databases.as_role(postgres.url, "api" if self.role == "api" else "worker")
+        links = {"DATABASE_URL": database_url, "AMQP_URL": broker.url}
         environment = bare_environment(**settings, **links, PORT=str(port), HEALTH_PORT=str(port))
         super().__init__(name, python(*module), environment=environment, port=port, folder=folder)
 

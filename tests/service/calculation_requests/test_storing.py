@@ -151,7 +151,7 @@ async def test_groups_with_the_same_keys_in_opposite_orders_do_not_deadlock(
     await database.execute(
         """
         CREATE SEQUENCE stored_with_key;
-        CREATE FUNCTION take_long() RETURNS trigger LANGUAGE plpgsql AS $$
+        CREATE FUNCTION take_long() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
         BEGIN
             PERFORM nextval('stored_with_key'), pg_sleep(0.3);
             RETURN NULL;

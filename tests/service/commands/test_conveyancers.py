@@ -8,7 +8,6 @@ import httpx
 from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER, STRUCTURE
 from tests.harness.http import bearer
-from tests.harness.processes import Ended
 
 A_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
@@ -49,7 +48,7 @@ async def test_disabled_firm_is_refused_at_once_and_served_when_enabled(environm
     enabled = await run("service", "conveyancer", "enable", CONVEYANCER, environment=in_a_pod)
 
     assert before == await statuses(client, created["uuid"]) == {200}
-    assert disabled == Ended(0, f"conveyancer {CONVEYANCER} disabled\n", "")
+    assert (disabled.status, disabled.output) == (0, f"conveyancer {CONVEYANCER} disabled\n")
     assert refused == {403}
     assert requests == 3
     assert (by_key.status_code, by_link.status_code, by_token.status_code) == (401, 200, 200)
@@ -57,7 +56,7 @@ async def test_disabled_firm_is_refused_at_once_and_served_when_enabled(environm
     assert json.loads(listed.output)[0]["disabled_at"] is not None
     assert listed_again == listed, "with the first time"
     assert changed.output.endswith(", and still disabled\n")
-    assert enabled == Ended(0, f"conveyancer {CONVEYANCER} enabled\n", "")
+    assert (enabled.status, enabled.output) == (0, f"conveyancer {CONVEYANCER} enabled\n")
     latest = "SELECT conveyancer_id, operator FROM operator_action ORDER BY id DESC LIMIT 1"
     assert await database.fetchrow(latest) == (CONVEYANCER, "Grace")
 
@@ -72,7 +71,10 @@ async def test_conveyancer_is_added_and_changed_which_is_listed_and_on_record(en
     new, charging = "'New', no calculation fee", "'New', a calculation fee"
     renamed = "'New & Sons', a calculation fee"
     shown = [new, f"{new} -> {charging}", f"{charging} -> {renamed}", f"{renamed} -> {renamed}"]
-    assert changes == [Ended(0, f"conveyancer new-firm registered: {each}\n", "") for each in shown]
+    assert [each.output for each in changes] == [
+        f"conveyancer new-firm registered: {each}\n" for each in shown
+    ]
+    assert changes[3].errors == "", "nothing was changed"
     assert [(firm["id"], firm["charges_calculation_fee"]) for firm in json.loads(listed.output)] == [
         (CONVEYANCER, True),
         (FREE_CONVEYANCER, False),
@@ -96,9 +98,13 @@ async def test_api_key_without_a_firm_opens_the_questionnaire_until_it_is_revoke
     revoked = await run("service", "api-key", "revoke", prefix, environment=environment)
     closed = await client.get(STRUCTURE, headers=bearer(key))
     listed = await run("service", "api-key", "list", environment=environment)
+    logged = [json.loads(each.errors) for each in (created, revoked)]
+    records = await database.fetch("SELECT action, subject FROM operator_action ORDER BY id")
 
     assert listed.output.splitlines()[1].split()[:2] == [prefix, "our-page"]
     assert len(A_TIME.findall(listed.output)) == 2
-    assert key not in listed.output
+    assert key not in listed.output + created.errors
+    assert records == [("api-key create", f"{prefix} of our-page"), ("api-key revoke", prefix)]
+    assert [(each["action"], each["subject"]) for each in logged] == records
     assert (created.status, revoked.status) == (0, 0)
     assert (opened.status_code, closed.status_code) == (200, 401)

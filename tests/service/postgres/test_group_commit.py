@@ -12,6 +12,7 @@ from service.postgres import connections
 from service.postgres.group_commit import LARGEST_GROUP, GroupCommit
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
+from tests.harness import databases
 from tests.harness.databases import has_waiting_statement
 from tests.harness.waiting import eventually
 
@@ -43,6 +44,7 @@ class Callers:
 async def table(database):
     """A table for the test."""
     await database.execute("CREATE TABLE stored (id int PRIMARY KEY, note text CHECK (note <> 'refused'))")
+    await database.execute(f"GRANT ALL ON stored TO {databases.user_of('api')}")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def restored():
 
 def configured() -> Any:
     """Configure logging as a process does; return a logger of ours."""
-    logs.configure(Settings(database_url="", app_url="https://app.example.com", request_secret_keys=""))
+    logs.configure(Settings(database_url=""))
     return structlog.get_logger()
 
 

@@ -14,6 +14,7 @@ import worker.__main__
 from service.calculation_requests.model import CalculationRequest
 from service.command_line import Answer
 from service.postgres.pool import Connection
+from tests.harness import databases
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import environment_of
 from tests.worker.commands.steps import attempt_emails, intend
@@ -41,7 +42,8 @@ COMMANDS = {
 @pytest.fixture
 def on_servers(worker_settings: WorkerSettings) -> Iterator[None]:
     """Set the environment, in which commands find their settings, to the servers of the test."""
-    with patch.dict(os.environ, environment_of(worker_settings)):
+    url = databases.as_role(worker_settings.database_url, "operator")
+    with patch.dict(os.environ, environment_of(worker_settings, DATABASE_URL=url)):
         yield
 
 

@@ -1,6 +1,7 @@
 """What commands that change something have in common: on record, once, harmless when repeated or cut off."""
 
 import asyncio
+import json
 import os
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -13,6 +14,7 @@ from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 from tests.deploy.pages import OPERATING, section
+from tests.harness import databases
 from tests.harness.databases import count_waiting_statements
 from tests.harness.examples import CONVEYANCER
 from tests.harness.queues import count
@@ -119,7 +121,9 @@ def having(option: str) -> set[str]:
 
 
 def test_every_command_that_is_on_record_is_here():
-    assert {each.action.removesuffix(" --repair") for each in CHANGING} == having("by")
+    here = {each.action.removesuffix(" --repair") for each in CHANGING}
+
+    assert here | {"api-key create", "api-key revoke"} == having("by"), "test_conveyancers.py has the keys"
 
 
 def test_page_says_of_every_command_whether_to_repeat_it_after_a_restore():
@@ -128,13 +132,16 @@ def test_page_says_of_every_command_whether_to_repeat_it_after_a_restore():
     assert {command for command in having("by") if command not in step} == set()
 
 
-async def test_change_is_on_record_and_a_repeat_changes_nothing(words, changing, database, channel):
+async def test_change_is_on_record_and_a_repeat_changes_nothing(words, changing, database, channel, capsys):
     await command(*words)
     done, recorded = await changing.count_done(database, channel), await records(database)
+    logged = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     await command(*words)
 
     assert done == await changing.count_done(database, channel) == changing.changes
     assert recorded == [(changing.action, "Ada", "a test")] * changing.records[0]
+    named = [(line["action"], line["operator"], line["note"]) for line in logged]
+    assert ({line["event"] for line in logged}, named) == ({"operator_acted"}, recorded)
 
 
 async def test_two_operators_make_each_change_once(words, changing, database, channel, other_connection):
@@ -164,7 +171,7 @@ async def test_operator_who_vanishes_leaves_no_lock_and_nothing_half_done(
     table = changing.table or "calculation_request"
     everything = await database.fetch(f"TABLE {table}")
     link.hold_before(changing.marker)
-    with patch.dict(os.environ, DATABASE_URL=link.url):
+    with patch.dict(os.environ, DATABASE_URL=databases.as_role(link.url, "operator")):
         cut_off = asyncio.create_task(command(*words))
         await eventually(link.marker_reached.is_set)
 

@@ -12,6 +12,7 @@ import pytest
 
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
+from tests.harness import databases
 from tests.harness.command_line import call, run
 from tests.harness.examples import CONVEYANCER
 from tests.harness.processes import bare_environment, environment_of, python, run_process
@@ -35,6 +36,7 @@ def environment(service_settings):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield environment_of(
             service_settings,
+            DATABASE_URL=databases.as_role(service_settings.database_url, "operator"),
             AMQP_URL="amqp://127.0.0.1/",
             SMTP_URL="smtp://127.0.0.1",
             MAIL_FROM="a@service.example.com",

@@ -18,6 +18,7 @@ from service.commands.doctor import examine_service
 from service.diagnosis import Check, Finding
 from service.every_firm import email_changes
 from service.outbox.lanes import RelayWaker
+from tests.harness import databases
 from tests.harness.command_line import run
 from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
@@ -55,7 +56,8 @@ async def environment(worker_settings, service_settings):
     """The environment of processes without problems, on this machine."""
     async with answering(http_answer("404 Not Found", b"")) as port:
         both = environment_of(worker_settings) | environment_of(service_settings)
-        yield both | {"APP_URL": f"http://127.0.0.1:{port}"}
+        url = databases.as_role(service_settings.database_url, "operator")
+        yield both | {"APP_URL": f"http://127.0.0.1:{port}", "DATABASE_URL": url}
 
 
 async def found(environment: Mapping[str, str], check: str, url: object = None) -> str:
@@ -74,8 +76,10 @@ def at(address: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("program", CHECKS)
 async def test_healthy_environment_has_a_line_for_each_check_and_stays_as_it_was(
-    environment, channel, database, mail_server, program
+    environment, channel, database, mail_server, program, service_settings
 ):
+    if program == "service":  # It may also run in a pod of the API.
+        environment["DATABASE_URL"] = service_settings.database_url
     for name in QUEUES:
         await (await channel.get_queue(name)).consume(asyncio.Queue().put)
 
@@ -199,7 +203,7 @@ async def test_watching_doctor_looks_again_and_again(monkeypatch, capsys):
 
 FULL_DISK = """
     CREATE FUNCTION full_disk() RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE disk_full; END $$;
-    CREATE RULE full_disk AS ON INSERT TO operator_action DO INSTEAD SELECT full_disk()
+    CREATE RULE full_disk AS ON INSERT TO outbox DO INSTEAD SELECT full_disk()
 """
 
 

@@ -13,7 +13,7 @@ from worker.batches import Failures, RowLocked
 from worker.consumers.consumer import Consumer
 from worker.consumers.incoming import Incoming
 from worker.rabbitmq.topology import NOTIFICATIONS
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings
 
 
 class Work:
@@ -51,7 +51,7 @@ def work() -> Work:
 
 
 @pytest.fixture
-def consumer_with(worker_settings: WorkerSettings, work: Work) -> Callable[..., Consumer[int]]:
+def consumer_with(worker_settings: EmailSettings, work: Work) -> Callable[..., Consumer[int]]:
     def make(**changes: Any) -> Consumer[int]:
         return Consumer(
             settings_with(worker_settings, **changes),

@@ -3,8 +3,8 @@
 from structlog.testing import capture_logs
 
 from service.outbox.lanes import RelayWaker
-from service.postgres import connections
 from service.postgres.pool import open_pool
+from tests.harness import databases
 from tests.harness.in_process import running
 from tests.harness.queues import count
 from tests.harness.standby import replicated
@@ -19,11 +19,10 @@ async def test_queue_is_opened_only_when_commits_end(worker_settings, channel):
     request = new_request()
     body = f'{{"request_uuid": "{request.uuid}", "calculation_id": "C-1"}}'.encode()
     async with replicated() as servers:
-        settings = settings_with(
-            worker_settings, database_url=servers.primary_url, database_timeout_seconds=0.2
-        )
+        url = databases.as_role(servers.primary_url, "worker")
+        settings = settings_with(worker_settings, database_url=url, database_timeout_seconds=0.2)
         async with open_pool(settings) as pool:
-            async with connections.Acquired(pool, seconds=10) as connection:
+            async with databases.connected(servers.primary_url) as connection:
                 await insert(connection, request)
             await servers.cut_off()
             await publish(channel, CALCULATION_RESULTS, body)

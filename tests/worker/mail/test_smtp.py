@@ -20,14 +20,14 @@ from tests.worker.mail.composing import A_STORED_REQUEST, SENDER, compose
 from worker.mail import outcomes
 from worker.mail.ledger import Email, Postponement
 from worker.mail.smtp import NO_REPLY, Mailer, MailServerUnavailable, Reply
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings
 
 UNFINISHED = b"250-and so on"  # a reply whose last line never comes
 
 
-def mail_settings(url: str, **changes: Any) -> WorkerSettings:
+def mail_settings(url: str, **changes: Any) -> EmailSettings:
     """Return settings with the URL of a mail server; the other servers do not exist."""
-    return WorkerSettings(
+    return EmailSettings(
         database_url="postgresql://nowhere.invalid/",
         app_url="https://app.example.com",
         request_secret_keys=SECRET_KEYS,

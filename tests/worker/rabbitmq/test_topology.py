@@ -101,9 +101,9 @@ async def test_lost_binding_is_restored(channel, worker_settings, monkeypatch):
 async def test_connection_lost_before_the_topology_is_declared_is_an_outage(worker_settings, monkeypatch):
     declare = topology.ensure
 
-    async def close_and_declare(opened) -> None:
+    async def close_and_declare(opened, *, creates: bool) -> None:
         await opened.transport.connection.close()
-        await declare(opened)
+        await declare(opened, creates=creates)
 
     monkeypatch.setattr(topology, "ensure", close_and_declare)
     with pytest.raises(BrokerUnavailable):

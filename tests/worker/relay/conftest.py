@@ -11,13 +11,11 @@ from service.postgres.pool import Connection
 from tests.harness.tcp_proxy import TcpProxy
 from tests.worker.conftest import bind_tap, open_publisher, settings_with
 from worker.relay.publisher import Publisher
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings
 
 
 @pytest.fixture
-async def linked_publisher(
-    worker_settings: WorkerSettings, broker_link: TcpProxy
-) -> AsyncIterator[Publisher]:
+async def linked_publisher(worker_settings: EmailSettings, broker_link: TcpProxy) -> AsyncIterator[Publisher]:
     """A publisher with a long timeout, whose connection the test can hold and cut."""
     settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=30.0)
     async with open_publisher(settings) as opened:

@@ -1,0 +1,55 @@
+-- What each role may do in the database. `python -m service schema apply` runs this as the owner of the tables.
+-- Roles that do not exist are left out: the service also runs with the owner's role alone. An administrator
+-- creates the roles, because the owner may not (deploy/README.md). Each role may log in, or be a group.
+--
+-- No role may create, alter, truncate or drop anything, or change the records of operators' actions.
+DO $$
+DECLARE
+    role_name name;
+    granted text;
+BEGIN
+    FOR role_name, granted IN
+        SELECT rolname, privilege
+          FROM (VALUES
+            -- The API stores and reads requests. It changes and deletes nothing.
+            ('api', 'SELECT, INSERT ON calculation_request'),
+            ('api', 'INSERT, SELECT (request_id) ON outbox'),
+            ('api', 'SELECT ON active_conveyancer, api_key, email, erased_request, secret_key'),
+
+            -- The worker publishes events, sends e-mails, records calculations, and erases old requests.
+            ('worker', 'SELECT, DELETE ON calculation_request'),
+            ('worker', 'UPDATE (sequence, calculation_id, calculation_sequence, calculated_at, updated_at)
+                           ON calculation_request'),
+            ('worker', 'SELECT, INSERT, UPDATE, DELETE ON outbox, outbox_held'),
+            ('worker', 'SELECT, INSERT, UPDATE ON email'),
+            ('worker', 'SELECT, INSERT ON erased_request, postgres_up, secret_key'),
+            ('worker', 'SELECT ON conveyancer, undelivered_event'),
+            ('worker', 'SELECT ON SEQUENCE outbox_id_seq'),
+
+            -- Operators' commands.
+            ('operator', 'SELECT, DELETE ON calculation_request'),
+            ('operator', 'UPDATE (sequence, customer_email, secret_salt, secret_key_id, updated_at)
+                             ON calculation_request'),
+            ('operator', 'SELECT, INSERT, UPDATE (payload) ON outbox'),
+            ('operator', 'SELECT, UPDATE (payload) ON outbox_held'),
+            ('operator', 'SELECT, INSERT, UPDATE ON email'),
+            ('operator', 'SELECT, INSERT, UPDATE (name, charges_calculation_fee, disabled_at) ON conveyancer'),
+            ('operator', 'SELECT, INSERT, UPDATE (revoked_at) ON api_key'),
+            ('operator', 'SELECT, INSERT ON erased_request, operator_action'),
+            ('operator', 'SELECT ON active_conveyancer, secret_key, undelivered_event'),
+
+            -- The autoscaler counts what waits. It reads no customer data.
+            ('scaling', 'SELECT (lane, id, created_at) ON outbox'),
+            ('scaling', 'SELECT (state, next_attempt_at) ON email')
+          ) AS needed (role, privilege)
+          JOIN pg_roles ON rolname = 'calculation_requests_' || role
+         UNION ALL
+        SELECT rolname, privilege
+          FROM pg_roles,
+               (VALUES (format('USAGE ON SCHEMA %I', current_schema)), ('SELECT ON schema_version'))
+               AS for_all (privilege)
+         WHERE rolname ~ '^calculation_requests_(api|worker|operator|scaling)$'
+    LOOP
+        EXECUTE format('GRANT %s TO %I', granted, role_name);
+    END LOOP;
+END $$;

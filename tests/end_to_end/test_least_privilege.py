@@ -1,0 +1,114 @@
+"""Every process with its own users of Postgres and RabbitMQ, and with no secret but those that it uses."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aio_pika import Message
+from aio_pika.abc import AbstractChannel
+from aiormq.exceptions import ChannelAccessRefused
+from yarl import URL
+
+from deploy.local.machine.processes import run_command
+from tests.deploy.manifests import WORKERS, of_kind
+from tests.end_to_end.callers import client_of
+from tests.end_to_end.events import ALL_ARE_DONE, publish_calculation
+from tests.harness import databases
+from tests.harness.command_line import run
+from tests.harness.examples import A_REQUEST
+from tests.harness.processes import api_process, bare_environment, started, worker_process
+from tests.harness.queues import count, open_channel
+from tests.harness.waiting import eventually
+from worker.rabbitmq import topology
+from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
+
+
+def not_for(role: str) -> dict[str, str]:
+    """Return the settings that a role does not get, unset."""
+    is_sender = role == "notifications"
+    return dict.fromkeys(() if is_sender else ("APP_URL", "MAIL_FROM", "REQUEST_SECRET_KEYS", "SMTP_URL"), "")
+
+
+@pytest.fixture(scope="module")
+def broker_urls(broker_start):
+    """The URL of each user of components/topology."""
+    server = broker_start.result()
+    if not server.client:
+        pytest.skip("users cannot be made on a RabbitMQ that was given")
+    urls = {}
+    for name, permission in of_kind("production", "Permission").items():
+        may = permission["spec"]["permissions"]
+        for words in (
+            ("add_user", name, "made-up"),
+            ("set_permissions", name, may["configure"], may["write"], may["read"]),
+        ):
+            run_command("rabbitmqctl", [*server.client, *words], folder=Path("/"), seconds=60.0)
+        urls[name] = str(URL(server.url).with_user(name).with_password("made-up"))
+    return urls
+
+
+async def test_chain_works_with_a_user_and_the_secrets_of_each_process(
+    *, service_settings, worker_settings, broker_urls, database, channel, mail_server, issuer, tmp_path
+):
+    api = api_process(service_settings, tmp_path)
+    workers = [
+        worker_process(worker_settings, tmp_path, role, AMQP_URL=broker_urls[role], **not_for(role))
+        for role in WORKERS
+    ]
+    operator = bare_environment(
+        AMQP_URL=broker_urls["operator"],
+        DATABASE_URL=databases.as_role(service_settings.database_url, "operator"),
+    )
+    dead = CALCULATION_RESULTS.dead_letters
+    async with started(api, *workers), client_of(api, issuer.token()) as caller:
+        uuid = (await caller.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
+        await eventually(lambda: mail_server.accepted)
+        exchange = await channel.get_exchange(topology.CALCULATIONS)
+        await exchange.publish(Message(b"{}"), CALCULATION_RESULTS.routing_key)
+        await eventually(lambda: is_one(channel, dead))
+        redriven = await run(
+            "worker", "dead-letters", "redrive", CALCULATION_RESULTS.name, environment=operator
+        )
+        await eventually(lambda: is_one(channel, dead))
+        await publish_calculation(channel, uuid, "calc-1")
+        await eventually(lambda: database.fetchval(ALL_ARE_DONE))
+
+    assert redriven.output.startswith("1 messages moved")
+    assert len(mail_server.accepted) == 1
+
+
+async def is_one(channel: AbstractChannel, queue: str) -> bool:
+    return await count(channel, queue) == 1
+
+
+@pytest.mark.usefixtures("channel")
+@pytest.mark.parametrize("user", [*WORKERS, "operator", "autoscaler"])
+async def test_broker_refuses_a_user_what_its_process_does_not_do(broker_urls, user):
+    reads = {"notifications": NOTIFICATIONS.name, "calculations": CALCULATION_RESULTS.name}.get(user)
+    for queue in topology.QUEUES:
+        if queue.name != reads:
+            await is_refused(broker_urls[user], partial(read, name=queue.name))
+    await is_refused(broker_urls[user], lambda ours: ours.declare_queue("of-another-team"))
+    await is_refused(broker_urls[user], lambda ours: ours.queue_delete(NOTIFICATIONS.name))
+    for exchange in topology.EXCHANGES:
+        if exchange != topology.DEAD_LETTERS and (user, exchange) != ("relay", topology.REQUESTS):
+            await is_refused(broker_urls[user], partial(write, name=exchange))
+
+
+async def is_refused(url: str, operation: Callable[[AbstractChannel], Awaitable[Any]]) -> None:
+    async with open_channel(url) as ours:
+        with pytest.raises(ChannelAccessRefused):
+            async with asyncio.timeout(10):
+                await operation(ours)
+
+
+async def read(channel: AbstractChannel, name: str) -> None:
+    await (await channel.get_queue(name)).get(fail=False)
+
+
+async def write(channel: AbstractChannel, name: str) -> None:
+    exchange = await channel.get_exchange(name)
+    await exchange.publish(Message(b""), "nothing", mandatory=False)

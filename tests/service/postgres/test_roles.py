@@ -1,0 +1,100 @@
+"""What each role may not do in the database. The other tests run as these roles, so they may do enough."""
+
+import asyncpg
+import pytest
+
+from service.postgres import schema
+from tests.harness import databases
+from tests.harness.command_line import run
+from tests.harness.processes import bare_environment
+
+EVERYBODY = ("api", "worker", "operator", "scaling")
+TABLES = (
+    "calculation_request",
+    "outbox",
+    "outbox_held",
+    "email",
+    "conveyancer",
+    "api_key",
+    "operator_action",
+)
+REFUSED = {
+    **{
+        statement: EVERYBODY
+        for table in TABLES
+        for statement in (
+            f"DROP TABLE {table}",
+            f"TRUNCATE {table} CASCADE",
+            f"ALTER TABLE {table} ADD COLUMN mine text",
+        )
+    },
+    "CREATE TABLE mine ()": EVERYBODY,
+    "DROP FUNCTION outbox_number_transaction CASCADE": EVERYBODY,
+    "INSERT INTO schema_version (version) VALUES (99)": EVERYBODY,
+    "UPDATE operator_action SET operator = 'Eve'": EVERYBODY,
+    "DELETE FROM operator_action": EVERYBODY,
+    "DELETE FROM conveyancer": EVERYBODY,
+    "UPDATE calculation_request SET property_value = 1": EVERYBODY,
+    "UPDATE calculation_request SET customer_email = 'eve@example.com'": ("api", "worker", "scaling"),
+    "UPDATE calculation_request SET secret_salt = '', secret_key_id = ''": ("api", "worker", "scaling"),
+    "UPDATE calculation_request SET calculation_id = 'C-1'": ("api", "operator", "scaling"),
+    "DELETE FROM calculation_request": ("api", "scaling"),
+    "SELECT payload FROM outbox": ("api", "scaling"),
+    "DELETE FROM outbox": ("api", "operator", "scaling"),
+    "INSERT INTO email (email_key, request_id) VALUES ('', gen_random_uuid())": ("api", "scaling"),
+    "INSERT INTO conveyancer (id, name, charges_calculation_fee) VALUES ('e', 'e', true)": (
+        *("api", "worker", "scaling"),
+    ),
+    "UPDATE conveyancer SET disabled_at = NULL": ("api", "worker", "scaling"),
+    "INSERT INTO api_key (prefix, key_sha256, client) VALUES ('', '', '')": ("api", "worker", "scaling"),
+    "UPDATE api_key SET revoked_at = NULL": ("api", "worker", "scaling"),
+    "SELECT FROM operator_action": ("api", "worker", "scaling"),
+    "INSERT INTO operator_action (action, operator) VALUES ('', '')": ("api", "worker", "scaling"),
+    "SELECT FROM api_key": ("worker", "scaling"),
+    "SELECT FROM calculation_request": ("scaling",),
+    "SELECT server_reply FROM email": ("scaling",),
+}
+
+
+@pytest.mark.parametrize("role", EVERYBODY)
+async def test_role_may_do_no_more_than_it_needs(database_url, role):
+    async with databases.connected(databases.as_role(database_url, role)) as connection:
+        for statement in (statement for statement, roles in REFUSED.items() if role in roles):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await connection.execute(statement)
+
+
+async def test_role_that_is_created_later_gets_its_rights_from_the_next_apply(database_url, database):
+    """Meanwhile its process waits, as it does for a missing schema."""
+    worker, owner = (databases.as_role(database_url, role) for role in ("worker", "owner"))
+    await database.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {databases.user_of('worker')}")
+    async with databases.connected(worker) as connection:
+        with pytest.raises(schema.SchemaOutdated):
+            await schema.check(connection)
+
+        applied = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=owner))
+
+        assert (applied.status, applied.errors) == (0, "")
+        await schema.check(connection)
+        await connection.fetch("SELECT FROM outbox_held")
+
+
+async def test_user_of_another_name_may_be_a_member_of_a_role(database_url, database):
+    await database.execute("CREATE ROLE another_name IN ROLE calculation_requests_worker")
+    try:
+        async with databases.connected(database_url) as connection:
+            await connection.execute("SET SESSION AUTHORIZATION another_name")
+            await schema.check(connection)
+            await connection.execute("DELETE FROM outbox")
+    finally:
+        await database.execute("DROP ROLE another_name")
+
+
+async def test_user_that_is_not_the_owner_cannot_apply_the_schema(database_url, database):
+    await database.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {databases.user_of('worker')}")
+    api = databases.as_role(database_url, "api")
+
+    ended = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=api))
+
+    assert (ended.status, ended.output) == (1, "")
+    assert "Is the user of DATABASE_URL the owner of the schema?" in ended.errors
