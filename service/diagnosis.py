@@ -249,4 +249,5 @@ def _status_of(url: str) -> int:
         with urllib.request.urlopen(url, timeout=APP_SECONDS, context=context) as response:  # noqa: S310 - http
             return int(response.status)
     except urllib.error.HTTPError as error:
-        return error.code
+        with error:  # It holds the connection.
+            return error.code
