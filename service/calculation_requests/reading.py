@@ -209,7 +209,6 @@ async def read_page(connection: Connection, listing: Listing, *, conveyancer_id:
 
 HORIZON_SECONDS = 30
 CHANGED_AT = "date_trunc('second', statement_timestamp())"  # the updated_at of every change
-
 _CHANGES = 0x0C4A << 32  # The keys of the advisory locks of changes: this, plus the time in seconds.
 
 
@@ -225,12 +224,10 @@ async def begin_change(connection: Connection) -> None:
 # to the later statement that reads the page. A transaction that changes a request first marks itself with an
 # advisory lock whose key is the time. Then it sets updated_at to CHANGED_AT. HORIZON_SECONDS are for a clock
 # that is set back meanwhile, for example by a failover. When this statement runs,
-#
 # - the transaction holds its lock. The time is found here, and updated_at is not before it.
 # - Or the transaction has no lock yet. Then updated_at will be after this statement.
 # - Or the transaction has ended. Then the page shows its change, because the snapshot for the page is taken
 #   later. If one statement did both, a transaction could end between its snapshot and the look at the locks.
-#
 # Every role sees all locks. In pg_stat_activity the API would see only its own transactions.
 _HORIZON = f"""
     SELECT date_trunc('second', least(min(to_timestamp(objid::bigint)), statement_timestamp())

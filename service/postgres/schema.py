@@ -21,9 +21,8 @@ from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
 
-# Beside the package, in a checkout and in the image.
-_SCHEMA = Path(__file__).parents[2] / "schema.sql"
-_ROLES = Path(__file__).parents[2] / "roles.sql"
+_SCHEMA = Path(__file__).parents[2] / "schema.sql"  # beside the package, in a checkout and in the image
+_ROLES = Path(__file__).with_name("roles.sql")
 
 _LOCK = 0x5D17_0001  # key of the advisory lock held while applying the schema; an arbitrary number
 _ATTEMPTS = 600  # while a table is locked, or another process applies the schema

@@ -63,7 +63,7 @@ def test_image_holds_the_program_and_nothing_to_install_or_compile_with_and_its_
     assert "PIP_" not in docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
     assert docker("inspect", "--format", "{{.Config.User}}", image) == "10001:10001"
     files = docker("run", "--rm", "--entrypoint", "ls", image, "-A", "/app")
-    assert set(files.split()) == {"schema.sql", "roles.sql", "service", "worker"}
+    assert set(files.split()) == {"schema.sql", "service", "worker"}
 
 
 async def test_one_request_goes_through_the_whole_chain_in_restricted_containers(

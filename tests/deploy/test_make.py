@@ -31,7 +31,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("deploy", "service", "worker"):
         shutil.copytree(CHECKOUT / name, tmp_path / name)
     (tmp_path / "tests" / "end_to_end").mkdir(parents=True)
-    for name in ("Makefile", "schema.sql", "roles.sql", "tests/end_to_end/first_consumer.py"):
+    for name in ("Makefile", "schema.sql", "tests/end_to_end/first_consumer.py"):
         shutil.copy(CHECKOUT / name, tmp_path / name)
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / ".local" / "packages").mkdir(parents=True)

@@ -7,6 +7,8 @@ _ALLOWED = (
     "neither kubectl nor kustomize is installed",
     # Only the tests of the calls on the pages need it.
     "curl is not installed",
+    # Only the test of `operate` needs it.
+    "jq is not installed",
     # Only the tests of pages need it, and not every system has a package of it.
     "Chromium is missing",
     "Playwright is installed by `make test-long`",
