@@ -1,5 +1,6 @@
 """The steps of a request after it was stored, its e-mail and its calculation, and what is left of them."""
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
