@@ -63,7 +63,8 @@ class Worker:
             self.parts["notifications"] = notification_consumer.run
             email_settings = cast("EmailSettings", settings)  # `__main__` loads them for this role.
             self.parts["emails"] = Postman(email_settings, pool, due, relay_waker).run
-            self.parts["secret_keys"] = lambda _: _remember_secret_keys(email_settings, pool)
+            remember = partial(_remember_secret_keys, email_settings, pool)
+            self.parts["secret_keys"] = partial(_wait_for, remember, "secret_keys_wait_for_postgres")
             self.checks["notifications"] = notification_consumer.check
             readings.append(ledger.read_gauges)
         if "calculations" in roles:
@@ -81,7 +82,7 @@ async def run(
         worker = Worker(settings, pool, roles, relay_waker)
         async with in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
             running.create_task(server_probes.serve(worker.checks, worker.read_gauges, probes, stop))
-            await _wait_for_schema(worker.checks["postgres"], stop)
+            await _wait_for(worker.checks["postgres"], "worker_waits_for_schema", stop)
             for name, part in worker.parts.items():
                 running.create_task(keep_running(name, partial(part, stop)))
             _log.info("worker_started", roles=sorted(roles))
@@ -101,12 +102,12 @@ async def _remember_secret_keys(settings: EmailSettings, pool: Pool) -> None:
             _log.critical("secret_key_differs", key_id=key_id)
 
 
-async def _wait_for_schema(check: Check, stop: asyncio.Event) -> None:
-    """Wait until the database has the schema that this release needs. Until then /readyz answers 503."""
-    pauses = Pauses("worker_waits_for_schema")
+async def _wait_for(work: Check, event: str, stop: asyncio.Event) -> None:
+    """Repeat *work* until Postgres answers and has the schema that this release needs. *event* is logged."""
+    pauses = Pauses(event)
     while not stop.is_set():
         try:
-            await check()
+            await work()
         except (PostgresUnavailable, SchemaOutdated) as error:
             await pauses.log_and_wait(error, stop)
         else:
