@@ -23,7 +23,7 @@ _COMMAND = [
 _PROCESSES, _OPTIONS = (
     (4, ["--max-examples", "2500"]) if LONG else (1, ["--max-examples", "100", "--seed", "1"])
 )
-_CASES = 20_000 if LONG else 900
+_CASES = 20_000 if LONG else 700
 
 
 @pytest.mark.long
