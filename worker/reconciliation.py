@@ -96,7 +96,7 @@ async def look(pool: Pool) -> None:
 
 
 # Within five minutes, request.created should be published and the e-mail recorded in the ledger.
-_REQUESTS_WITHOUT_EMAIL = """
+_NOT_IN_THE_LEDGER = """
     SELECT id AS request_id
       FROM calculation_request AS request
      WHERE id >= $1
@@ -104,20 +104,18 @@ _REQUESTS_WITHOUT_EMAIL = """
        AND NOT EXISTS (SELECT
                          FROM email
                         WHERE email.request_id = request.id)
+"""
+
+_REQUESTS_WITHOUT_EMAIL = f"""
+    {_NOT_IN_THE_LEDGER}
        AND NOT EXISTS (SELECT
                          FROM undelivered_event
                         WHERE undelivered_event.request_id = request.id)
-"""
+"""  # noqa: S608 - constants only
 
 # The objective of e-mails counts these, so an e-mail that only its recipient's mailbox refuses is left out.
 _OVERDUE_EMAILS = f"""
-    SELECT id AS request_id
-      FROM calculation_request AS request
-     WHERE id >= $1
-       AND created_at < now() - interval '5 min'
-       AND NOT EXISTS (SELECT
-                         FROM email
-                        WHERE email.request_id = request.id)
+    {_NOT_IN_THE_LEDGER}
     UNION
     SELECT request_id
       FROM email

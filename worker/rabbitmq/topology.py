@@ -76,10 +76,9 @@ async def may_create(connection: AbstractConnection) -> bool:
     try:
         async with connection.channel() as channel:
             await _declare_exchange(channel, name=REQUESTS)
-    except ChannelAccessRefused:
-        return False
-    except ChannelClosed:  # The exchange has other properties, which `ensure` returns.
-        return True
+    except ChannelClosed as error:
+        # If it is not refused, the exchange has other properties, which `ensure` returns.
+        return not isinstance(error, ChannelAccessRefused)
     return True
 
 
