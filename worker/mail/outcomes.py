@@ -53,3 +53,9 @@ def storable(text: str, secret: str) -> str:
         text = re.sub(f"(?:{_LINE_BREAK})?".join(map(re.escape, secret)), "[secret]", text)
     text = _SECRET_FIELD.sub("secret=[secret]", text).encode(errors="replace").decode()
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")[:_LONGEST_REPLY]
+
+
+def counted_as(outcome: EmailEnd | Postponement) -> str:
+    """Return the outcome's label in the metric, which sets apart what is the recipient's doing."""
+    refuses_recipient = re.match(RECIPIENT_REFUSED, outcome.reply or "")
+    return "recipient_refused" if outcome.label == "failed" and refuses_recipient else outcome.label

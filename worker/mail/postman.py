@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,7 +27,7 @@ from worker.batches import Batches, Failures
 from worker.mail import ledger, message
 from worker.mail.ledger import Email, Postponement
 from worker.mail.message import Sender
-from worker.mail.outcomes import RECIPIENT_REFUSED, outcome_of, storable
+from worker.mail.outcomes import counted_as, outcome_of, storable
 from worker.mail.smtp import Mailer, MailServerUnavailable
 from worker.settings import EmailSettings
 from worker.waiting import Pauses, wait_at_most
@@ -46,12 +45,6 @@ _log = structlog.get_logger()
 
 class ContentWithheld(Exception):
     """The content was not sent, because the claim has expired or the process is stopping."""
-
-
-def _counted_as(outcome: EmailEnd | Postponement) -> str:
-    """Return the outcome's label in the metric, which sets apart what is the recipient's doing."""
-    refuses_recipient = re.match(RECIPIENT_REFUSED, outcome.reply or "")
-    return "recipient_refused" if outcome.label == "failed" and refuses_recipient else outcome.label
 
 
 class Postman:
@@ -174,7 +167,7 @@ class Postman:
             ):
                 outcome = await self._attempt(email)
                 await self._record(outcome)
-                metrics.emails.labels(_counted_as(outcome)).inc()
+                metrics.emails.labels(counted_as(outcome)).inc()
                 # In an outage thousands of e-mails are `given_back`. `mail_paused` reports the outage.
                 log = _log.debug if outcome.label == "given_back" else _log.info
                 log(
