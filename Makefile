@@ -1,5 +1,8 @@
 # `make` lists what there is. Everything runs in .venv, which is made when first needed.
 
+# Where Python writes no bytecode, every process of the tests would compile the product and its libraries again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The Python that .venv is made with: 3.11 or later.
 PYTHON ?= python3
 IN_VENV = .venv/bin/python -m

@@ -1,6 +1,7 @@
 """Fixtures: an API and a worker as processes, a caller, and another team's subscription."""
 
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import httpx
@@ -35,8 +36,12 @@ from worker.settings import WorkerSettings
 
 
 @pytest.fixture(scope="session")
-def own_broker() -> Iterator[Server]:
+def own_broker(broker_start: Future[Server]) -> Iterator[Server]:
     """A RabbitMQ that a test may configure: a process here, even if other tests use another one."""
+    server = broker_start.result()
+    if server.process is not None:
+        yield server
+        return
     with scratch.folder() as folder, rabbitmq_node(Place(folder=folder)) as server:
         yield server
 

@@ -112,7 +112,10 @@ def _environment(folder: Path, *, port: int, epmd_port: int) -> Mapping[str, str
         "ERL_EPMD_PORT": str(epmd_port),
         "RABBITMQ_NODENAME": "calculation-requests@localhost",
         "RABBITMQ_DIST_PORT": str(free_port()),
-        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+        # An idle node's schedulers do not spin, and other machines cannot reach it.
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
+            "+sbwt none +sbwtdcpu none +sbwtdio none -kernel inet_dist_use_interface {127,0,0,1}"
+        ),
         "RABBITMQ_CONF_ENV_FILE": str(folder / "rabbitmq-env.conf"),
         "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
         "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),

@@ -156,13 +156,15 @@ ID: dict[str, dict[str, Any]] = {
 ID[AUTH0_STANDARD], ID[KEYCLOAK_STANDARD] = ID[AUTH0], ID[KEYCLOAK]
 
 
+_KEY = rsa.generate_private_key(65_537, 2048)
+
+
 class Provider:
     """Signs tokens with RS256, and publishes its key. Entra publishes no `alg` with it."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        self._key = rsa.generate_private_key(65_537, 2048)
         self.settings = SETTINGS[name]
-        jwk = RSAAlgorithm.to_jwk(self._key.public_key(), as_dict=True) | {"kid": "1", "use": "sig"}
+        jwk = RSAAlgorithm.to_jwk(_KEY.public_key(), as_dict=True) | {"kid": "1", "use": "sig"}
         jwk |= {} if name == ENTRA else {"alg": "RS256"}
         self.jwks = folder / "jwks.json"
         self.jwks.write_bytes(msgspec.json.encode({"keys": [jwk]}))
@@ -171,7 +173,7 @@ class Provider:
         """Return a token of this provider. A header or claim of None is left out."""
         every = {"iss": self.settings["auth_issuer"], **BOTH, **claims}
         present = {name: value for name, value in every.items() if value is not None}
-        return jwt.encode(present, self._key, algorithm="RS256", headers={"kid": "1", **header})
+        return jwt.encode(present, _KEY, algorithm="RS256", headers={"kid": "1", **header})
 
 
 def settings_of(provider: Provider, settings: ServiceSettings) -> ServiceSettings:
