@@ -9,9 +9,8 @@ from litestar import Request
 
 from service.api.errors import ApiError
 from service.api.resources import Resources
-from service.authentication.access_tokens import Caller, InternalReader
+from service.authentication.access_tokens import Caller, InternalReader, is_jwt
 from service.authentication.api_keys import looks_like_api_key
-from service.authentication.authenticator import is_jwt
 from service.calculation_requests.request_secrets import WrongSecret, looks_like_secret
 from service.postgres.pool import firm_served
 from service.server.asgi import header_values

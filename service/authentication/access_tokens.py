@@ -168,6 +168,11 @@ class AccessTokens:
         return scopes
 
 
+def is_jwt(token: str) -> bool:
+    """Whether *token* has the three parts of a signed JWT, as every access token has (RFC 7515)."""
+    return token.count(".") == 2
+
+
 def _check_form(token: str) -> None:
     if looks_like_api_key(token):
         raise InvalidCredentials("This endpoint takes no API key: send an access token.")

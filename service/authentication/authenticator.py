@@ -87,10 +87,5 @@ class Authenticator:
         return caller
 
 
-def is_jwt(token: str) -> bool:
-    """Whether *token* has the three parts of a signed JWT, as every access token has (RFC 7515)."""
-    return token.count(".") == 2
-
-
 def _cached_until(_token: str, caller: Caller | InternalReader, now: float) -> float:
     return min(caller.expires_at, now + _LONGEST_CACHED_SECONDS)

@@ -100,6 +100,7 @@ def openapi_document(request: ApiRequest[None]) -> Response[bytes]:
     """Return the OpenAPI document."""
     settings = request.resources.settings
     document = msgspec.json.encode(openapi.document(settings.auth_token_url))
+    # Texts and examples of errors name scopes, too. No prefix has a character that JSON escapes.
     for scope in (READ, WRITE):  # and READ_ALL, which begins with READ
         document = document.replace(scope.encode(), f"{settings.auth_scope_prefix}{scope}".encode())
     return Response(document, media_type=MediaType.JSON)
