@@ -1,5 +1,6 @@
 """Postgres, RabbitMQ, mail server and issuer must prove who they are, at the addresses on the pages."""
 
+import asyncio
 import re
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -23,13 +24,15 @@ from tests.harness import databases
 from tests.harness.certificates import FAULTS, Authority, context_with, faulty_certificate, faulty_context
 from tests.harness.examples import A_REQUEST
 from tests.harness.fixed_answers import answering, http_answer
-from tests.harness.in_process import api_client
+from tests.harness.in_process import api_client, running
 from tests.harness.mail_server import Login, MailServer
 from tests.harness.processes import api_process, environment_of, started, worker_process
 from tests.harness.servers import run_as_operator
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.commands.doctor import examine_worker
+from worker.relay.listener import Listener
+from worker.relay.work import LaneMarks
 
 _LOGIN = Login("worker", "hunter2")
 # The addresses on the page and in the overlay, by scheme.
@@ -190,3 +193,21 @@ async def test_postgres_with_a_bad_certificate_gets_no_login_and_callers_get_503
     assert (answer.status_code, ready.status_code) == (503, 503)
     assert logins == 0
     assert "SSLCertVerificationError" in str(logs)
+
+
+async def test_listener_gives_a_postgres_with_a_bad_certificate_no_login_until_it_is_renewed(
+    *, worker_settings, authority, tmp_path, monkeypatch
+):
+    for variable, value in trusting(authority).items():
+        monkeypatch.setenv(variable, value)
+    context = faulty_context(FAULTS[0], authority, tmp_path)
+    async with TcpProxy(worker_settings.database_url, context=context) as postgres:
+        settings = replace(worker_settings, listen_database_url=at("postgresql", postgres.url))
+        with capture_logs() as logs:
+            async with running(Listener(settings, asyncio.Event(), LaneMarks()).run):
+                await eventually(lambda: "SSLCertVerificationError" in str(logs))
+                logins = postgres.connections
+                postgres.context = authority.server_context()
+                await eventually(lambda: postgres.connections)
+
+    assert logins == 0
