@@ -200,7 +200,7 @@ async def test_listener_gives_a_postgres_with_a_bad_certificate_no_login_until_i
 ):
     for variable, value in trusting(authority).items():
         monkeypatch.setenv(variable, value)
-    context = faulty_context(FAULTS[0], authority, tmp_path)
+    context = faulty_context("of another host", authority, tmp_path)
     async with TcpProxy(worker_settings.database_url, context=context) as postgres:
         settings = replace(worker_settings, listen_database_url=at("postgresql", postgres.url))
         with capture_logs() as logs:
