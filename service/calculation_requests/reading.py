@@ -209,13 +209,13 @@ async def read_page(connection: Connection, listing: Listing, *, conveyancer_id:
 
 HORIZON_SECONDS = 30
 CHANGED_AT = "date_trunc('second', statement_timestamp())"  # the updated_at of every change
-_CHANGES = 0x0C4A << 32  # The keys of the advisory locks of changes: this, plus the time in seconds.
+_CHANGES = 0x0C4A  # the first key of the advisory locks of changes; the second is the time in seconds
 
 
 async def begin_change(connection: Connection) -> None:
     """Mark the caller's transaction, whose later statements set updated_at to CHANGED_AT. See _HORIZON."""
     await connection.execute(
-        "SELECT pg_advisory_xact_lock_shared($1 + floor(extract(epoch FROM clock_timestamp()))::bigint)",
+        "SELECT pg_advisory_xact_lock_shared($1, floor(extract(epoch FROM clock_timestamp()))::integer)",
         _CHANGES,
     )
 
@@ -228,15 +228,15 @@ async def begin_change(connection: Connection) -> None:
 # - Or the transaction has no lock yet. Then updated_at will be after this statement.
 # - Or the transaction has ended. Then the page shows its change, because the snapshot for the page is taken
 #   later. If one statement did both, a transaction could end between its snapshot and the look at the locks.
-# Every role sees all locks. In pg_stat_activity the API would see only its own transactions.
+# Every role sees all locks. A standby does not, and may lag: there pg_current_wal_lsn fails.
 _HORIZON = f"""
     SELECT date_trunc('second', least(min(to_timestamp(objid::bigint)), statement_timestamp())
                                 - make_interval(secs => $1))
       FROM pg_locks
      WHERE locktype = 'advisory'
-       AND classid = {_CHANGES >> 32}
-       AND objsubid = 1
+       AND (classid, objsubid) = ({_CHANGES}, 2)
        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    HAVING pg_current_wal_lsn() IS NOT NULL
 """  # noqa: S608 - constants only
 
 # The statements name all columns of their index, in WHERE and in ORDER BY. With `conveyancer_id = $1` the

@@ -178,3 +178,13 @@ _IS_FINISHED = """
     SELECT (SELECT count(*) FROM email WHERE state = 'sent') = $1
        AND (SELECT count(*) FROM calculation_request WHERE calculation_id IS NOT NULL) = $2
 """
+
+
+async def test_changes_are_not_listed_from_a_standby(servers, service_settings, issuer):
+    """It may lag, and has no locks, so a caller would miss changes."""
+    settings = replace(service_settings, database_url=servers.standby_url)
+    async with api_client(settings, issuer.token()) as client:
+        newest = await client.get("/v1/request")
+        changes = await client.get("/v1/request?updated_since=2026-01-01T00:00:00Z")
+
+    assert (newest.status_code, changes.status_code) == (200, 503)
