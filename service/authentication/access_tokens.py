@@ -156,7 +156,7 @@ class AccessTokens:
         """Return the token's scopes of this service, from one string (RFC 9068, section 2.2.3) or a list."""
         granted = claims.get(self._settings.auth_scope_claim, "")
         if isinstance(granted, str):
-            granted = granted.split()
+            granted = granted.split(" ")
         if not isinstance(granted, list):
             message = "The access token's scopes are neither a string, with spaces between them, nor a list."
             raise InvalidCredentials(message, "AUTH_SCOPE_CLAIM")

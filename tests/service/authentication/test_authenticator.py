@@ -173,6 +173,7 @@ async def test_malformed_token_is_refused(shared_client, token):
         ("request:read", [403, 404, 200]),
         ("request:write", [200, 403, 200]),
         ("request:read-all", [403, 403, 200]),  # By default no client is an internal reader.
+        ("x\u00a0request:read", [403, 403, 200]),  # RFC 6749 separates scopes by spaces alone.
         ("", [403, 403, 200]),
         (None, [403, 403, 200]),
     ],
