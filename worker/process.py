@@ -83,10 +83,11 @@ async def run(
         async with in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
             running.create_task(server_probes.serve(worker.checks, worker.read_gauges, probes, stop))
             await _wait_for(worker.checks["postgres"], "worker_waits_for_schema", stop)
-            for name, part in worker.parts.items():
-                running.create_task(keep_running(name, partial(part, stop)))
-            _log.info("worker_started", roles=sorted(roles))
-            await stop.wait()
+            if not stop.is_set():
+                for name, part in worker.parts.items():
+                    running.create_task(keep_running(name, partial(part, stop)))
+                _log.info("worker_started", roles=sorted(roles))
+                await stop.wait()
             _log.info("worker_stopping")
     _log.info("worker_stopped")
 
