@@ -2,7 +2,7 @@
 -- Roles that do not exist are left out: the service also runs with the owner's role alone. An administrator
 -- creates the roles, because the owner may not (deploy/README.md). Each role may log in, or be a group.
 --
--- No role may create, alter, truncate or drop anything, or change the records of operators' actions.
+-- No role may alter, truncate or drop a table of the service, or change the records of operators' actions.
 DO $$
 DECLARE
     role_name name;
