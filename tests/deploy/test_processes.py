@@ -32,6 +32,15 @@ with working_folder(Place(folder=Path(sys.argv[1])), "server") as folder:
     os._exit(9)
 """
 
+MAKE_MANY = """
+import sys
+from pathlib import Path
+from deploy.local.machine.folders import Place, working_folder
+for _ in range(200):
+    with working_folder(Place(folder=Path(sys.argv[1])), "server") as folder:
+        (folder / "data").write_text("not yet removed")
+"""
+
 
 def program(folder: Path, code: str, *, stop_seconds: float = 10.0) -> Program:
     return Program(
@@ -95,6 +104,15 @@ def test_two_runs_that_keep_nothing_use_different_folders_and_remove_them(place)
         assert one != other
         (one / "data").write_text("not kept")
 
+    assert list(place.folder.iterdir()) == []
+
+
+def test_no_run_removes_a_folder_that_another_run_is_just_making(place):
+    started = [
+        subprocess.Popen([sys.executable, "-c", MAKE_MANY, place.folder], cwd=CHECKOUT) for _ in range(4)
+    ]
+
+    assert [run.wait(timeout=60) for run in started] == [0] * 4
     assert list(place.folder.iterdir()) == []
 
 

@@ -87,13 +87,15 @@ def working_folder(
             end(folder)
             yield folder
         return
-    # The folders of runs of which no process is left.
+    # The folders of runs of which no process is left. Another process may be removing one, too.
     for folder in place.folder.glob(f"{name}-*/"):
-        with suppress(Claimed), claimed(folder):
+        with suppress(Claimed, OSError), claimed(folder):
             end(folder)
             shutil.rmtree(folder, ignore_errors=True)
-    folder = place.folder / f"{name}-{secrets.token_hex(4)}"
-    with claimed(folder):
+    token = secrets.token_hex(4)
+    unlocked = place.folder / f".{token}"  # Renamed when locked, or another process would remove it.
+    with claimed(unlocked):
+        folder = unlocked.rename(place.folder / f"{name}-{token}")
         try:
             yield folder
         finally:

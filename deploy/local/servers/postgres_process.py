@@ -17,8 +17,8 @@ from deploy.local.servers.server import Server, answers, check_postgres
 _VERSION = 18
 _START_SECONDS = 60.0
 _NOBODY = 65_534
-# Data that is thrown away need not survive a power cut.
-_THROWN_AWAY = ("-c", "fsync=off", "-c", "full_page_writes=off")
+# Data that is thrown away need not survive a power cut, and a killed server must leave nothing in /dev/shm.
+_THROWN_AWAY = ("-c", "fsync=off", "-c", "full_page_writes=off", "-c", "dynamic_shared_memory_type=mmap")
 
 
 @contextmanager
