@@ -82,16 +82,16 @@ clean:                     ## remove .venv and .local, with all data in it
 .local/peers/installed: deploy/locks/peers.lock | .venv/installed
 	$(PYTHON) -m venv --clear --without-pip .local/peers
 	$(IN_VENV) pip --python .local/peers/bin/python --quiet --no-input --disable-pip-version-check \
-		install --require-hashes -r $<
+		install --no-deps --require-hashes -r $<
 	@touch $@
 
 .venv/installed: deploy/locks/development.lock deploy/local/install
 	@deploy/local/install "$(PYTHON)" .venv
 
 .venv/browser-installed: .venv/installed deploy/locks/browser.lock
-	@$(IN_VENV) pip install --quiet --disable-pip-version-check --require-hashes -r deploy/locks/browser.lock
+	@$(IN_VENV) pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r deploy/locks/browser.lock
 	@touch $@
 
 .venv/deploy-installed: .venv/installed deploy/locks/deploy-check.lock
-	@$(IN_VENV) pip install --quiet --disable-pip-version-check --require-hashes -r deploy/locks/deploy-check.lock
+	@$(IN_VENV) pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r deploy/locks/deploy-check.lock
 	@touch $@

@@ -1,4 +1,4 @@
-"""The installation in a terminal: its progress, and its end by Ctrl-C."""
+"""The installation: its progress in a terminal, its end by Ctrl-C, and what it has installed."""
 
 import os
 import pty
@@ -6,6 +6,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 from deploy.local.machine.folders import CHECKOUT
@@ -47,6 +48,13 @@ def test_terminal_shows_progress_and_ctrl_c_is_one_line(tmp_path: Path):
     assert install.returncode == 130, shown
     assert b"Stopped. Run it again to go on." in shown
     assert b"Traceback" not in shown
+
+
+def test_packages_of_the_lock_suit_each_other():
+    """They are installed without resolving dependencies, so pip does not check this by itself."""
+    checked = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, check=False)
+
+    assert checked.returncode == 0, checked.stdout
 
 
 def read_until(terminal: int, text: bytes) -> bytes:
