@@ -39,7 +39,7 @@ _REASONS: Reasons = {
     asyncpg.InvalidCatalogNameError: "no such database",
     asyncpg.TooManyConnectionsError: "no connections left",
     asyncpg.DiskFullError: "its disk is full",
-    asyncpg.InsufficientPrivilegeError: "the user may not write to its tables",
+    asyncpg.InsufficientPrivilegeError: "its user lacks a right: {0.args[0]}",
     SchemaOutdated: "its schema is too old, or there is none, or it gives this user no rights: "
     "run `python -m service schema apply` as its owner",
     PostgresUnavailable: "it takes no writes: it is a standby, or default_transaction_read_only is on",

@@ -79,7 +79,7 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     @property
     def accepts_any_client_of_the_issuer(self) -> bool:
         """Whether tokens for other services of the issuer would be accepted, which must not be."""
-        return self.auth_audience is None and not self.auth_clients.strip(" ,")
+        return self.auth_audience is None and not self.auth_clients.replace(",", " ").strip()
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, rename="upper"):
@@ -139,7 +139,8 @@ def _reason(message: str) -> str:
     if message.startswith("Invalid enum value"):
         return "not one of the allowed values"
     if "matching regex" in message:
-        return "not in the required form; percent-encode `/`, `?` and `#` in a password"
+        of_a_url = "; percent-encode `/`, `?` and `#` in a password" if "://" in message else ""
+        return f"not in the required form{of_a_url}"
     for kind, words in (("int", "a whole number"), ("float", "a number"), ("str", "a text")):
         message = re.sub(rf"`{kind}( \| null)?`", words, message)
     return message.removesuffix(", got a text")

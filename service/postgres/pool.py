@@ -208,19 +208,28 @@ async def _close(connection: Connection, *, seconds: float) -> None:
             await connection.close()
 
 
+async def connect(url: str, **options: Any) -> Connection:  # noqa: ANN401 - asyncpg's
+    """Connect to Postgres with asyncpg's *options*. A user without the right CONNECT is a rejected login."""
+    try:
+        connection: Connection = await asyncpg.connect(url, **options)
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise asyncpg.InvalidAuthorizationSpecificationError(str(error)) from error
+    return connection
+
+
 @asynccontextmanager
 async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
     """Open the pool of this process. It connects on first use, so a process can start without Postgres."""
 
-    async def connect() -> Connection:
-        return await asyncpg.connect(
+    async def connect_session() -> Connection:
+        return await connect(
             settings.database_url,
             timeout=settings.database_timeout_seconds * CONNECT_SHARE,
             statement_cache_size=settings.database_statement_cache_size,
             server_settings={"application_name": "calculation-requests"},
         )
 
-    pool = Pool(connect, size=settings.database_pool_size)
+    pool = Pool(connect_session, size=settings.database_pool_size)
     metrics.pool_max_connections.set(settings.database_pool_size)
     metrics.pool_connections.labels("idle").set_function(lambda: pool.idle_size)
     metrics.pool_connections.labels("used").set_function(lambda: pool.open_size - pool.idle_size)

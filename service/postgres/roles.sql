@@ -46,7 +46,9 @@ BEGIN
          UNION ALL
         SELECT rolname, privilege
           FROM pg_roles,
-               (VALUES (format('USAGE ON SCHEMA %I', current_schema)), ('SELECT ON schema_version'))
+               (VALUES (format('CONNECT ON DATABASE %I', current_database())),
+                       (format('USAGE ON SCHEMA %I', current_schema)),
+                       ('SELECT ON schema_version'))
                AS for_all (privilege)
          WHERE rolname ~ '^calculation_requests_(api|worker|operator|scaling)$'
     LOOP

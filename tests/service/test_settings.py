@@ -60,7 +60,7 @@ def test_invalid_variable_is_named_with_the_reason_and_its_value_not_shown(name,
     assert examine(ServiceSettings, {**ENVIRONMENT, name: value})[1] == {name: str(failure.value)}
 
 
-@pytest.mark.parametrize("clients", ["", " , "])
+@pytest.mark.parametrize("clients", ["", " , ", "\t"])
 def test_without_an_audience_the_clients_must_be_listed(clients):
     environment = ENVIRONMENT | {"AUTH_AUDIENCE": "", "AUTH_TOKEN_TYPES": "none"}
 

@@ -62,6 +62,7 @@ async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.
         ({"client_id": "acme\0"}, "names no client"),
         ({"client_id": "acme\ud800"}, "names no client"),
         ({"scope": {"request:read": True}}, "neither a string"),
+        ({"cnf": {"jkt": "x"}}, "bound to a key"),
         ({"headers": {"typ": "JWT"}}, "at+jwt"),
         ({"headers": {"kid": "unheard-of"}}, "does not publish"),
         ({"headers": {"crit": ["exp"]}}, "not valid"),

@@ -218,9 +218,19 @@ async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(
     pool.check_available()
 
 
-async def test_database_that_accepts_no_connections_counts_as_an_outage(pool, administrator, database):
+@pytest.mark.parametrize(
+    "change",
+    [
+        'ALTER DATABASE "{}" ALLOW_CONNECTIONS false',
+        'REVOKE CONNECT ON DATABASE "{}" FROM PUBLIC, calculation_requests_api',
+    ],
+    ids=["to nobody", "to this user"],
+)
+async def test_database_that_accepts_no_connections_counts_as_an_outage(
+    pool, administrator, database, change
+):
     name = await database.fetchval("SELECT current_database()")
-    await administrator.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+    await administrator.execute(change.format(name))
 
     with pytest.raises(PostgresUnavailable):
         await backend(pool)

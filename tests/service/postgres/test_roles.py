@@ -65,18 +65,26 @@ async def test_role_may_do_no_more_than_it_needs(database_url, role):
 
 
 async def test_role_that_is_created_later_gets_its_rights_from_the_next_apply(database_url, database):
-    """Meanwhile its process waits, as it does for a missing schema."""
+    """Meanwhile its process waits, as it does for a missing schema. That it may read tables is not enough."""
     worker, owner = (databases.as_role(database_url, role) for role in ("worker", "owner"))
-    await database.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {databases.user_of('worker')}")
+    user = databases.user_of("worker")
+    await database.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {user}")
     async with databases.connected(worker) as connection:
         with pytest.raises(schema.SchemaOutdated):
             await schema.check(connection)
 
+        await database.execute(f"GRANT pg_read_all_data TO {user}")
+        name = await database.fetchval("SELECT current_database()")
+        await database.execute(f'REVOKE CONNECT ON DATABASE "{name}" FROM PUBLIC')
         applied = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=owner))
 
         assert (applied.status, applied.errors) == (0, "")
         await schema.check(connection)
+        await database.execute(f"REVOKE pg_read_all_data FROM {user}")
         await connection.fetch("SELECT FROM outbox_held")
+    for role in EVERYBODY:
+        async with databases.connected(databases.as_role(database_url, role)):
+            pass
 
 
 async def test_user_of_another_name_may_be_a_member_of_a_role(database_url, database):
