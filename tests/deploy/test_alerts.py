@@ -63,6 +63,7 @@ FREE = 'kubelet_volume_stats_available_bytes{persistentvolumeclaim="postgres-1-w
 SIZE = 'kubelet_volume_stats_capacity_bytes{persistentvolumeclaim="postgres-1-wal"}'
 ENGINES = {
     "Postgres": STANDBYS,
+    "poolers": CLIENTS_WAITING,
     "backups": BACKED_UP,
     "RabbitMQ": 'rabbitmq_detailed_queue_info{queue="notifications",membership="leader"}',
     "disks": FREE,

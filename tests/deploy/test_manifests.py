@@ -376,7 +376,7 @@ def test_connections_fit_when_everything_is_scaled_out(overlay):
     clients = sum(count * connections_of(overlay, name) for name, count in pods.items())
     listening, schema = pods["relay"], pods["api"]  # each API applies the schema before it starts
     keda, operators, engine = len(of_kind(overlay, "ScaledObject")), 5, 15
-    users = 2  # PgBouncer has a pool for each: the API's and the worker's.
+    users = 3  # PgBouncer has a pool for each: the API's, the worker's, and in a rotation another one's.
     servers = pooler["instances"] * users * int(parameters["default_pool_size"])
 
     # One PgBouncer may have to carry all of them.

@@ -192,8 +192,8 @@ async def test_postgres_passwords(installation, administrator, service_settings,
 async def test_rabbitmq_password(installation, own_broker, amqp_url):
     words = {"PASSWORD": "made-up", "CONFIGURE": ".*", "WRITE": ".*", "READ": ".*"}
     create, drop = on_the_page("sh", words)
-    await asyncio.to_thread(run_as_operator, create.replace("-2", "-1"), own_broker)
-    installation.secret["AMQP_URL"] = with_login(amqp_url, "relay-1", "made-up")
+    await asyncio.to_thread(run_as_operator, create.replace("relay-2", "relay"), own_broker)
+    installation.secret["AMQP_URL"] = with_login(amqp_url, "relay", "made-up")
     async with installation.serving():
         await asyncio.to_thread(run_as_operator, create, own_broker)
         installation.secret["AMQP_URL"] = with_login(amqp_url, "relay-2", "made-up")

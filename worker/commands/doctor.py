@@ -38,6 +38,7 @@ from worker.settings import EmailSettings
 
 _CONNECT_SECONDS = 10.0
 _MISSING = "missing"
+_DECLARE = "start a worker, which declares it if its user may configure; otherwise declare it yourself"
 _ALARM_SECONDS = 0.2  # after a publish, because RabbitMQ blocks only connections that have published
 _DAYS_TO_RENEW = 14
 _SECONDS_OF_A_DAY = 86_400
@@ -153,7 +154,7 @@ async def _rabbitmq(settings: EmailSettings) -> AsyncIterator[Finding]:
         if not any(finding.says == _MISSING for finding in found):  # `ensure` would create it.
             creates = await topology.may_create(connection)
             for name, difference in (await topology.ensure(connection, creates=creates)).items():
-                do = "empty and delete it, then start a worker, which declares it anew"
+                do = f"empty and delete it, then {_DECLARE}"
                 yield Finding("wrong", name, printable(difference), do)
         yield await _alarm(connection)
 
@@ -164,7 +165,7 @@ async def _queue(connection: AbstractConnection, queue: Queue, *, is_read: bool)
     try:
         counted = (await (await connection.channel()).get_queue(name)).declaration_result
     except ChannelNotFoundEntity:
-        return Finding("wrong", f"queue {name}", _MISSING, "start a worker, which declares it")
+        return Finding("wrong", f"queue {name}", _MISSING, _DECLARE)
     messages, consumers = counted.message_count or 0, counted.consumer_count
     says = f"{messages} messages, {consumers} consumers" if is_read else f"{messages} messages"
     if is_read and not consumers:
