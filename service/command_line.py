@@ -28,7 +28,7 @@ from service.calculation_requests.model import RequestNotFound
 from service.every_firm.operator_actions import Operator
 from service.identifiers import parse_uuid
 from service.outbox.events import EVENT_TYPES
-from service.postgres import outages, schema
+from service.postgres import outages, pool, schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 from service.postgres.schema import SchemaNotApplied, SchemaOutdated
@@ -204,7 +204,7 @@ async def postgres(
 
 async def _connect(url: str, statement_seconds: float | None) -> Connection:
     try:
-        return await asyncpg.connect(
+        return await pool.connect(
             url,
             timeout=_CONNECT_SECONDS,
             command_timeout=statement_seconds,

@@ -139,7 +139,7 @@ def _reason(message: str) -> str:
     if message.startswith("Invalid enum value"):
         return "not one of the allowed values"
     if "matching regex" in message:
-        of_a_url = "; percent-encode `/`, `?` and `#` in a password" if "://" in message else ""
+        of_a_url = "; percent-encode `/`, `?` and `#` in a password" if "@" in message else ""
         return f"not in the required form{of_a_url}"
     for kind, words in (("int", "a whole number"), ("float", "a number"), ("str", "a text")):
         message = re.sub(rf"`{kind}( \| null)?`", words, message)

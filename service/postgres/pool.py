@@ -48,7 +48,7 @@ class Pool:
         self._retiring: dict[Connection, asyncio.Task[None]] = {}
         self._idle: deque[tuple[Connection, float]] = deque()  # with the time of release; last in, first out
         self._reconnect_after = -math.inf
-        self.is_login_rejected = False  # at the latest attempt to connect
+        self._connect_error: Exception | None = None  # of the latest attempt
 
     @property
     def open_size(self) -> int:
@@ -59,6 +59,11 @@ class Pool:
     def idle_size(self) -> int:
         """The number of open connections that are not in use."""
         return sum(not each.is_closed() for each, _ in self._idle)
+
+    @property
+    def is_login_rejected(self) -> bool:
+        """Whether Postgres rejected the login at the latest attempt to connect."""
+        return isinstance(self._connect_error, asyncpg.InvalidAuthorizationSpecificationError)
 
     def check_available(self) -> None:
         """Raise PostgresUnavailable if the queue is full, or no connection is open and connecting failed."""
@@ -96,7 +101,7 @@ class Pool:
         until = time.monotonic() + queue_seconds
         while (connection := self._take_idle()) is None:
             if self._pauses_reconnecting and not self._in_use:
-                raise PostgresUnavailable.counted()
+                raise PostgresUnavailable.counted() from self._connect_error
             if self._pauses_reconnecting or self._in_use >= self._size:
                 connection = await self._wait_for_turn(until)
             else:
@@ -175,7 +180,7 @@ class Pool:
             connection = await self._connect()
             self._opened.add(connection)
         except Exception as error:
-            self.is_login_rejected = isinstance(error, asyncpg.InvalidAuthorizationSpecificationError)
+            self._connect_error = error
             self._reconnect_after = time.monotonic() + _RECONNECT_PAUSE_SECONDS
             if self._in_use == 1 and not self._idle:  # No other connection is open or being opened.
                 raise
@@ -184,7 +189,7 @@ class Pool:
             self._opening -= 1
             self._call_all()
         self._reconnect_after = -math.inf
-        self.is_login_rejected = False
+        self._connect_error = None
         return connection
 
     def _forget(self, connection: Connection) -> None:

@@ -46,9 +46,7 @@ BEGIN
          UNION ALL
         SELECT rolname, privilege
           FROM pg_roles,
-               (VALUES (format('CONNECT ON DATABASE %I', current_database())),
-                       (format('USAGE ON SCHEMA %I', current_schema)),
-                       ('SELECT ON schema_version'))
+               (VALUES (format('USAGE ON SCHEMA %I', current_schema)), ('SELECT ON schema_version'))
                AS for_all (privilege)
          WHERE rolname ~ '^calculation_requests_(api|worker|operator|scaling)$'
     LOOP

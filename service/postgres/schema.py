@@ -83,8 +83,8 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
     )
 
 
-# The rights of a role are granted together, so one of them shows all. It must be the role's own: a role can
-# read every table by pg_read_all_data, and yet lack the others.
+# The rights of a role are granted together, so one of them shows whether a role was created later. It must be
+# the role's own: a role can read every table by pg_read_all_data, and yet lack the others.
 _LACKS_RIGHTS = """
     SELECT EXISTS (SELECT oid
                      FROM pg_roles
@@ -145,10 +145,14 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
             )
         await connection.execute(_SCHEMA.read_text())
     stored = await read_version(connection)
+    parts: list[str] = []
     for number, version in enumerate(versions[stored - 1 :], stored + 1):
-        sql = f"{version.rstrip()}\nINSERT INTO schema_version (version) VALUES ({number});"
-        for part in re.split(r"(?<=;)\n", sql) if "CONCURRENTLY" in sql else [sql]:
-            lock_wait = _CONCURRENT_LOCK_WAIT if "CONCURRENTLY" in part else _LOCK_WAIT
-            await connection.execute(f"SET lock_timeout = '{lock_wait}'")
-            await connection.execute(part)
-    await connection.execute(_ROLES.read_text())
+        sql = f"{version.rstrip()}\nINSERT INTO schema_version (version) VALUES ({number});\n"
+        parts += re.split(r"(?<=;)\n", sql.rstrip()) if "CONCURRENTLY" in sql else [sql]
+    # One transaction with the newest version, so that no database has the version without its rights.
+    newest = parts.pop() if parts else ""
+    parts.append(newest + _ROLES.read_text())
+    for part in parts:
+        lock_wait = _CONCURRENT_LOCK_WAIT if "CONCURRENTLY" in part else _LOCK_WAIT
+        await connection.execute(f"SET lock_timeout = '{lock_wait}'")
+        await connection.execute(part)

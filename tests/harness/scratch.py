@@ -19,7 +19,8 @@ def folder() -> Iterator[Path]:
         yield LOCAL / "tests"
         return
     in_memory = _MEMORY / f"calculation-requests-tests-{os.getuid()}"
-    in_memory.mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        in_memory.mkdir(mode=0o700)
     try:
         yield in_memory
     finally:

@@ -6,7 +6,7 @@ import pytest
 from service.postgres import schema
 from tests.harness import databases
 from tests.harness.command_line import run
-from tests.harness.processes import bare_environment
+from tests.harness.processes import Ended, bare_environment
 
 EVERYBODY = ("api", "worker", "operator", "scaling")
 TABLES = (
@@ -74,17 +74,12 @@ async def test_role_that_is_created_later_gets_its_rights_from_the_next_apply(da
             await schema.check(connection)
 
         await database.execute(f"GRANT pg_read_all_data TO {user}")
-        name = await database.fetchval("SELECT current_database()")
-        await database.execute(f'REVOKE CONNECT ON DATABASE "{name}" FROM PUBLIC')
         applied = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=owner))
 
         assert (applied.status, applied.errors) == (0, "")
         await schema.check(connection)
         await database.execute(f"REVOKE pg_read_all_data FROM {user}")
         await connection.fetch("SELECT FROM outbox_held")
-    for role in EVERYBODY:
-        async with databases.connected(databases.as_role(database_url, role)):
-            pass
 
 
 async def test_user_of_another_name_may_be_a_member_of_a_role(database_url, database):
@@ -96,6 +91,17 @@ async def test_user_of_another_name_may_be_a_member_of_a_role(database_url, data
             await connection.execute("DELETE FROM outbox")
     finally:
         await database.execute("DROP ROLE another_name")
+
+
+async def test_command_of_a_user_that_may_not_connect_says_that_the_login_is_rejected(database_url, database):
+    name = await database.fetchval("SELECT current_database()")
+    await database.execute(f'REVOKE CONNECT ON DATABASE "{name}" FROM PUBLIC')
+    operator = databases.as_role(database_url, "operator")
+
+    ended = await run("service", "conveyancer", "list", environment=bare_environment(DATABASE_URL=operator))
+
+    reason = "Postgres at DATABASE_URL is unreachable (InvalidAuthorizationSpecificationError).\n"
+    assert ended == Ended(1, "", reason)
 
 
 async def test_user_that_is_not_the_owner_cannot_apply_the_schema(database_url, database):

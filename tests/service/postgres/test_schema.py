@@ -148,6 +148,21 @@ async def test_interrupted_version_is_finished_by_the_next_run(database, databas
     assert await has_sample(database)
 
 
+async def test_newest_version_comes_with_its_rights_or_not_at_all(database, other_connection):
+    async def gave_up() -> bool:
+        return not await has_waiting_statement(database)
+
+    async with database.transaction():
+        await database.execute("GRANT SELECT ON schema_version TO calculation_requests_worker")
+        applying = asyncio.create_task(schema.apply(other_connection, SAMPLE[:1]))
+        await eventually(lambda: has_waiting_statement(database))
+        await eventually(gave_up)
+        assert await schema.read_version(database) == 1
+        assert not applying.done()
+
+    assert await applying == 2
+
+
 async def test_two_processes_can_apply_the_schema_at_once(database, other_connection):
     await empty(database)
 
