@@ -72,7 +72,7 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
             try:
                 with suppress(asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
                     await _apply(connection, versions)
-                    continue
+                    return await read_version(connection)
             finally:
                 if not connection.is_closed():
                     await connection.execute(f"RESET lock_timeout; SELECT pg_advisory_unlock({_LOCK})")

@@ -220,10 +220,14 @@ async def test_groups_are_smaller_after_a_slow_one_and_grow_again(impatient, dat
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 4
     await impatient.execute(99, "nothing")  # connects again, and prepares the statement
 
-    for first_id, round_trips in ((100, 2), (200, 1), (300, 1)):
+    round_trips = []
+    for first_id in range(100, 140, 4):  # A few, because on a busy machine some are slow again.
         statements.clear()
         await asyncio.gather(*(impatient.execute(first_id + each, "a") for each in range(4)))
-        assert statements.round_trips == round_trips
+        round_trips.append(statements.round_trips)
+
+    assert round_trips[0] >= 2
+    assert min(round_trips) == 1
 
 
 async def test_late_callers_do_not_join_a_leader_that_has_waited_long(pool, database):
