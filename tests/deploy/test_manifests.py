@@ -431,9 +431,9 @@ def test_page_says_how_many_connections_an_external_postgres_must_allow():
     pods = {name: deployments[name]["spec"]["replicas"] + 1 for name in PROCESSES}
 
     pools = sum(count * connections_of("external", name) for name, count in pods.items())
-    listening, schema, operators = pods["relay"], pods["api"], 5
+    listening, schema, operators, superusers = pods["relay"], pods["api"], 5, 3
 
-    assert f"{pools + listening + schema + operators:.0f} connections" in PAGE
+    assert f"{pools + listening + schema + operators + superusers:.0f} connections" in PAGE
 
 
 @each_overlay_with_engines
