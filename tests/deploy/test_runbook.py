@@ -16,6 +16,8 @@ TEXT = "\n".join(page.read_text() for page in sorted(RUNBOOK.parent.glob("*.md")
 COMMANDS = sorted(
     set(re.findall(r"(?:python -m|operate) ((?:service|worker) [^`\n…]+)(?:`|$)", TEXT, re.MULTILINE))
 )
+# Inline, or in a block.
+STATEMENTS = re.findall(r"(?:`|```sql\n)((?:SELECT|ANALYZE) [^`]+)`", TEXT)
 PROGRAMS = {"service": service.__main__.PROGRAM, "worker": worker.__main__.PROGRAM}
 PARTS = ["Means", "Users notice", "Do", "Escalate"]
 # Words in capitals are for the reader to fill in.
@@ -35,6 +37,12 @@ def test_command_can_be_run(command):
     while isinstance(program, click.Group):
         program = program.commands[words.pop(0)]
     program.make_context(program.name, words)
+
+
+async def test_statements_can_be_run(database):
+    assert len(STATEMENTS) > 5
+    for statement in STATEMENTS:
+        await database.execute(statement)
 
 
 def test_every_section_on_an_alert_says_what_it_means_and_what_to_do():
