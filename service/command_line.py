@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import MAXYEAR, UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -115,9 +115,11 @@ def line(text: str) -> str:
 
 
 def uuid(text: str) -> UUID:
-    """Read the uuid of a request."""
+    """Read the uuid of a request, or the id that its row has."""
     read = parse_uuid(text)
     if read is None:
+        with suppress(ValueError):
+            return UUID(text)
         raise click.BadParameter(f"{text!r} is not the uuid of a request: req_ and 22 letters or digits")
     return read
 

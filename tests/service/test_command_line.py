@@ -70,6 +70,7 @@ def test_unexpected_error_is_not_hidden():
     ("kind", "word", "value"),
     [
         (command_line.uuid, UUID, "00000000-0000-0000-0000-000000000000"),
+        (command_line.uuid, "00000000-0000-0000-0000-000000000000", "00000000-0000-0000-0000-000000000000"),
         (command_line.time, "2026-01-31T09:30:00Z", datetime(2026, 1, 31, 9, 30, tzinfo=UTC)),
         (command_line.time, "2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
         (command_line.line, "é" * 255, "é" * 255),
