@@ -11,7 +11,7 @@ from service.postgres.pool import Connection, Pool
 from service.telemetry.metrics import UNKNOWN
 from worker import metrics
 
-COUNT_LIMIT = 10_000  # Counting stops here, to bound its cost. A gauge with this value means 10,000 or more.
+COUNT_LIMIT = 10_000  # Counting stops here, to bound its cost. Then a gauge is too low.
 
 Reading: TypeAlias = Callable[[Connection], Awaitable[None]]  # sets the gauges of a role
 
