@@ -28,9 +28,9 @@ from service.calculation_requests.model import RequestNotFound
 from service.every_firm.operator_actions import Operator
 from service.identifiers import parse_uuid
 from service.outbox.events import EVENT_TYPES
-from service.postgres import outages, pool, schema
+from service.postgres import outages, schema
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection
+from service.postgres.pool import Connection, connect
 from service.postgres.schema import SchemaNotApplied, SchemaOutdated
 from service.settings import DatabaseSettings, InvalidSetting, load
 
@@ -116,12 +116,9 @@ def line(text: str) -> str:
 
 def uuid(text: str) -> UUID:
     """Read the uuid of a request, or the id that its row has."""
-    read = parse_uuid(text)
-    if read is None:
-        with suppress(ValueError):
-            return UUID(text)
-        raise click.BadParameter(f"{text!r} is not the uuid of a request: req_ and 22 letters or digits")
-    return read
+    with suppress(ValueError):
+        return parse_uuid(text) or UUID(text)
+    raise click.BadParameter(f"{text!r} is not the uuid of a request: req_ and 22 letters or digits")
 
 
 def time(text: str) -> datetime:
@@ -206,7 +203,7 @@ async def postgres(
 
 async def _connect(url: str, statement_seconds: float | None) -> Connection:
     try:
-        return await pool.connect(
+        return await connect(
             url,
             timeout=_CONNECT_SECONDS,
             command_timeout=statement_seconds,

@@ -116,9 +116,9 @@ class AccessTokens:
         expires_at = claims["exp"]
         if not isinstance(expires_at, int | float):  # PyJWT also accepts the text "1700000000".
             raise InvalidCredentials(_NOT_VALID)
+        expires_at += self._settings.auth_leeway_seconds
         if "cnf" in claims:  # We could not verify that the caller has the key (RFC 7800, 8705 and 9449).
             raise InvalidCredentials("The access token is bound to a key: request one that is not.")
-        expires_at += self._settings.auth_leeway_seconds
         if not self._is_standard:
             self._check_kind(claims)
         client = self._client(claims)

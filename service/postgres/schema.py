@@ -147,11 +147,11 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
     stored = await read_version(connection)
     parts: list[str] = []
     for number, version in enumerate(versions[stored - 1 :], stored + 1):
-        sql = f"{version.rstrip()}\nINSERT INTO schema_version (version) VALUES ({number});\n"
-        parts += re.split(r"(?<=;)\n", sql.rstrip()) if "CONCURRENTLY" in sql else [sql]
+        sql = f"{version.rstrip()}\nINSERT INTO schema_version (version) VALUES ({number});"
+        parts += re.split(r"(?<=;)\n", sql) if "CONCURRENTLY" in sql else [sql]
     # One transaction with the newest version, so that no database has the version without its rights.
     newest = parts.pop() if parts else ""
-    parts.append(newest + _ROLES.read_text())
+    parts.append(f"{newest}\n{_ROLES.read_text()}")
     for part in parts:
         lock_wait = _CONCURRENT_LOCK_WAIT if "CONCURRENTLY" in part else _LOCK_WAIT
         await connection.execute(f"SET lock_timeout = '{lock_wait}'")

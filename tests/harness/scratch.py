@@ -19,7 +19,7 @@ def folder() -> Iterator[Path]:
         yield LOCAL / "tests"
         return
     in_memory = _MEMORY / f"calculation-requests-tests-{os.getuid()}"
-    with suppress(FileExistsError):
+    with suppress(FileExistsError):  # `exist_ok` fails if another process removes the folder at this moment.
         in_memory.mkdir(mode=0o700)
     try:
         yield in_memory

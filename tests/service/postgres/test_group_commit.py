@@ -17,7 +17,7 @@ from tests.harness.databases import has_waiting_statement
 from tests.harness.waiting import eventually
 
 SECONDS = 5.0
-FEW_SECONDS = 0.3
+FEW_SECONDS = 1.0  # A group counts as slow from a quarter of them, which a busy machine must not need.
 QUEUE_SIZE = 32  # of a pool with one connection
 INSERT = """
     INSERT INTO stored (id, note)
@@ -220,14 +220,10 @@ async def test_groups_are_smaller_after_a_slow_one_and_grow_again(impatient, dat
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 4
     await impatient.execute(99, "nothing")  # connects again, and prepares the statement
 
-    round_trips = []
-    for first_id in range(100, 140, 4):  # A few, because on a busy machine some are slow again.
+    for first_id, round_trips in ((100, 2), (200, 1), (300, 1)):
         statements.clear()
         await asyncio.gather(*(impatient.execute(first_id + each, "a") for each in range(4)))
-        round_trips.append(statements.round_trips)
-
-    assert round_trips[0] >= 2
-    assert min(round_trips) == 1
+        assert statements.round_trips == round_trips
 
 
 async def test_late_callers_do_not_join_a_leader_that_has_waited_long(pool, database):
