@@ -36,7 +36,6 @@ from worker.rabbitmq.connection import open_connection
 from worker.rabbitmq.topology import Queue
 from worker.settings import EmailSettings
 
-_CONNECT_SECONDS = 10.0
 _MISSING = "missing"
 _DECLARE = "start a worker, which declares it if its user may configure; otherwise declare it yourself"
 _ALARM_SECONDS = 0.2  # after a publish, because RabbitMQ blocks only connections that have published
@@ -143,7 +142,7 @@ async def _requests(connection: Connection) -> AsyncIterator[Finding]:
 async def _rabbitmq(settings: EmailSettings) -> AsyncIterator[Finding]:
     """Check the queues and the alarm. Declare the topology, as a worker does every minute."""
     url = URL(settings.amqp_url)
-    async with open_connection(url, name="doctor", seconds=_CONNECT_SECONDS) as connection:
+    async with open_connection(url, name="doctor", seconds=diagnosis.CHECK_SECONDS) as connection:
         is_verified = url.scheme == "amqps" and url.query.get("no_verify_ssl", "0") == "0"
         ok = is_verified or diagnosis.is_on_this_machine(settings.amqp_url)
         yield diagnosis.encryption("rabbitmq", "accepts the login", _VERIFY_RABBITMQ, ok=ok)

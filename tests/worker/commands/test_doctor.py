@@ -3,8 +3,12 @@
 import asyncio
 import json
 import re
+import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
+from typing import Any
 
 import pytest
 from aio_pika import Message
@@ -185,6 +189,33 @@ async def test_no_check_waits_long_for_a_server_that_is_or_becomes_silent(
         *((check, "wrong") for check in ("postgres", "signing keys", "rabbitmq", "mail server")),
         ("application", "warning"),
     }
+
+
+async def test_command_ends_soon_though_a_login_and_name_servers_hang(environment, authority, monkeypatch):
+    monkeypatch.setattr(diagnosis, "CHECK_SECONDS", 1.0)
+    look_up, answered = socket.getaddrinfo, threading.Event()
+
+    def look_up_slowly(host: Any, *arguments: Any, **named: Any) -> Any:
+        if host == "hangs.test":
+            answered.wait(60)
+        return look_up(host, *arguments, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_slowly)
+    async with answering(None, authority.server_context(days=100)) as port:
+        environment |= {
+            "DATABASE_URL": "postgresql://hangs.test/name",
+            "APP_URL": "http://hangs.test",
+            "AMQP_URL": f"amqps://127.0.0.1:{port}/?no_verify_ssl=1",
+        }
+        began = time.monotonic()
+        ended = await run("worker", "doctor", environment=environment)
+        took = time.monotonic() - began
+    answered.set()
+
+    assert took < 15
+    for check in ("postgres", "application", "rabbitmq"):
+        assert re.search(f"wrong +{check} +no answer in time", ended.output)
+    assert re.search("ok +mail server +accepts MAIL_FROM", ended.output), "what is known is printed"
 
 
 async def test_watching_doctor_looks_again_and_again(monkeypatch, capsys):
