@@ -26,6 +26,7 @@ from service.settings import InvalidSetting
 
 CHECK_SECONDS = 8.0  # for all checks, which run concurrently: the command then takes less than ten seconds
 APP_SECONDS = 5.0
+_COMMIT_SECONDS = 2.0
 WATCH_SECONDS = 5.0
 
 # What is wrong, by class of error. The text may contain the error, as `{0}`.
@@ -170,9 +171,7 @@ def postgres_check(
     async def run() -> AsyncIterator[Finding]:
         connection = await asyncpg.connect(database_url, statement_cache_size=0)
         try:
-            await schema.check(connection)
-            await _try_to_write(connection)
-            yield encryption("postgres", "takes writes, has the schema", _VERIFY_POSTGRES, ok=is_verified)
+            yield await _written(connection, "postgres", is_verified=is_verified)
             for part in (_secret_keys(secret_keys), *parts):
                 async for finding in part(connection):
                     yield finding
@@ -180,6 +179,19 @@ def postgres_check(
             connection.terminate()
 
     return Check("postgres", ["DATABASE_URL"], run, "is DATABASE_URL right, and Postgres well?")
+
+
+def pooler_checks(url: str | None) -> list[Check]:
+    """Return the check of the pooler that the processes use, if *url* leads to it."""
+
+    async def run() -> AsyncIterator[Finding]:
+        connection = await asyncpg.connect(url, statement_cache_size=0)
+        try:
+            yield await _written(connection, "pooler", is_verified=_verifies(url or ""))
+        finally:
+            connection.terminate()
+
+    return [Check("pooler", [], run, "callers get 503 if the API cannot use it either")] if url else []
 
 
 _VERIFY_POSTGRES = "put `sslmode=verify-full` into DATABASE_URL and LISTEN_DATABASE_URL"
@@ -205,6 +217,19 @@ def encryption(check: str, says: str, do: str, *, ok: bool) -> Finding:
     if ok:
         return Finding("ok", check, says)
     return Finding("warning", check, f"{says}, but the connection is not encrypted, or not verified", do)
+
+
+async def _written(connection: Connection, check: str, *, is_verified: bool) -> Finding:
+    """Check the schema, write as a create does, and say whether a commit ends."""
+    await schema.check(connection)
+    await _try_to_write(connection)
+    try:
+        # Postgres writes this message to its log alone, and its commit waits for a standby as any other does.
+        message = "SELECT pg_logical_emit_message(true, 'doctor', '')"
+        await connection.execute(message, timeout=_COMMIT_SECONDS)
+    except TimeoutError:
+        return Finding("wrong", check, "its commits wait", "see PostgresStandbyMissing in the runbook")
+    return encryption(check, "takes writes, has the schema", _VERIFY_POSTGRES, ok=is_verified)
 
 
 async def _try_to_write(connection: Connection) -> None:

@@ -85,6 +85,7 @@ async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
             _requests,
             listen_url=settings.listen_database_url,
         ),
+        *diagnosis.pooler_checks(settings.pooler_database_url),
         diagnosis.app_check(settings.app_url),
         Check("rabbitmq", ["AMQP_URL"], broker, "is AMQP_URL right, and RabbitMQ well?", _OF_RABBITMQ),
         Check("mail server", ["SMTP_URL", "MAIL_FROM"], mail, _CHECK_SMTP_SETTINGS, _OF_SMTP),

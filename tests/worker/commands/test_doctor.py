@@ -30,6 +30,7 @@ from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
 from tests.harness.processes import environment_of
 from tests.harness.queues import holds
 from tests.harness.scripted_broker import ScriptedBroker
+from tests.harness.standby import replicated
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.commands.steps import intend
@@ -256,6 +257,31 @@ async def test_postgres_that_cannot_be_written_to_is_found(environment, database
     await database.execute(statement.format(database=name))
 
     assert (await found(environment, "postgres")).startswith(f"wrong: {says}")
+
+
+async def test_commits_that_wait_for_a_standby_are_found_and_the_rest_is_printed(environment):
+    async with replicated() as servers:
+        url = databases.as_role(servers.primary_url, "operator")
+        before = await found(environment, "postgres", url)
+        await servers.cut_off()
+        findings = await examine_worker({**environment, "DATABASE_URL": url})
+
+    assert before.startswith("ok: ")
+    assert [(each.state, each.says) for each in findings if each.check == "postgres"] == [
+        ("wrong", "its commits wait")
+    ]
+    assert "ok: each has its e-mail" in [f"{each.state}: {each.says}"[:23] for each in findings]
+
+
+async def test_pooler_that_is_down_is_found_though_postgres_is_well(environment):
+    async with TcpProxy(environment["DATABASE_URL"]) as pooler:
+        environment |= {"POOLER_DATABASE_URL": pooler.url}
+        before = await found(environment, "pooler")
+        await pooler.refuse()
+        lines = [await found(environment, check) for check in ("postgres", "pooler")]
+
+    assert before.startswith("ok: takes writes")
+    assert [line.partition(":")[0] for line in lines] == ["ok", "wrong"]
 
 
 async def test_missing_keys_and_another_one_under_the_same_id_are_found(environment, database):
