@@ -191,14 +191,19 @@ async def postgres(
         asyncpg.InvalidSchemaNameError,
         asyncpg.DuplicateTableError,
     ) as error:
-        refusal = f"Postgres refused: {error}. Is the user of DATABASE_URL the owner of the schema?"
+        needed = "Has the user of DATABASE_URL the rights of calculation_requests_operator?"
+        if not checks_schema:
+            needed = "Is the user of DATABASE_URL the owner of the schema?"
+        refusal = f"Postgres refused: {error}. {needed}"
         raise click.ClickException(refusal) from None
     except asyncpg.LockNotAvailableError:
         held = "Another transaction has locked the same rows. Find it in pg_stat_activity, then try again."
         raise click.ClickException(held) from None
     except outages.OUTAGE_ERRORS as error:
-        reason = f"Postgres at DATABASE_URL is unreachable ({type(error).__name__})."
-        raise PostgresUnavailable(reason) from None
+        reason = f"is unreachable ({type(error).__name__})."
+        if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
+            reason = "rejects the login."
+        raise PostgresUnavailable(f"Postgres at DATABASE_URL {reason}") from error
 
 
 async def _connect(url: str, statement_seconds: float | None) -> Connection:

@@ -8,10 +8,12 @@ import click
 from service import command_line
 from service.command_line import Answer, answering
 from service.postgres import schema as database_schema
-from service.postgres.outages import PostgresUnavailable
+from service.postgres.outages import PostgresUnavailable, is_rejected_login
 
 # An init container that ended at once would be restarted with ever longer pauses, of up to five minutes.
 _OUTAGE_SECONDS = 600.0
+# A container gets a changed Secret only when it starts again.
+_REJECTED_SECONDS = 60.0
 _PAUSE_SECONDS = 1.0
 
 schema = click.Group("schema", help="The schema of the database.")
@@ -22,14 +24,16 @@ schema = click.Group("schema", help="The schema of the database.")
 async def apply() -> Answer:
     """Install the schema in an empty database, or apply missing versions, even to a database in use.
 
-    During an outage of Postgres, the command waits for up to ten minutes.
+    During an outage of Postgres, the command waits for up to ten minutes. If Postgres rejects the login, it
+    ends after a minute.
     """
-    deadline, reason = time.monotonic() + _OUTAGE_SECONDS, ""
+    began, reason = time.monotonic(), ""
     while True:
         try:
             return await _apply()
         except PostgresUnavailable as error:
-            if time.monotonic() > deadline:
+            seconds = _REJECTED_SECONDS if is_rejected_login(error) else _OUTAGE_SECONDS
+            if time.monotonic() > began + seconds:
                 raise
             if str(error) != reason:
                 reason = str(error)
@@ -39,9 +43,8 @@ async def apply() -> Answer:
 
 async def _apply() -> Answer:
     async with command_line.postgres(checks_schema=False, statement_seconds=None) as connection:
-        before = await database_schema.read_version(connection)
         found = await database_schema.apply(connection)
-    done = "is there already" if found == before else "applied"
     needed = database_schema.VERSION
-    newer = f"; this release needs {needed}" if found > needed else ""
-    return Answer({"version": found}, f"schema version {found} {done}{newer}")
+    newer = f" (this release needs {needed})" if found > needed else ""
+    text = f"the schema has version {found}{newer}, and each role has its rights"
+    return Answer({"version": found}, text)

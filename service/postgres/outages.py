@@ -62,3 +62,8 @@ def is_harmless(error: BaseException) -> bool:
         # A DataError that asyncpg raises itself has no severity, and may leave a transaction open.
         return isinstance(error, _REJECTIONS) and error.severity is not None
     return isinstance(error, Exception) and not isinstance(error, (PostgresUnavailable, *OUTAGE_ERRORS))
+
+
+def is_rejected_login(error: BaseException) -> bool:
+    """Whether a PostgresUnavailable was raised because Postgres rejected the login."""
+    return isinstance(error.__cause__, asyncpg.InvalidAuthorizationSpecificationError)

@@ -14,7 +14,8 @@ BEGIN
             -- The API stores and reads requests. It changes and deletes nothing.
             ('api', 'SELECT, INSERT ON calculation_request'),
             ('api', 'INSERT, SELECT (request_id) ON outbox'),
-            ('api', 'SELECT ON active_conveyancer, api_key, email, erased_request, secret_key'),
+            ('api', 'SELECT ON active_conveyancer, api_key, erased_request, secret_key'),
+            ('api', 'SELECT (request_id, event_sequence, settled_at, smtp_code, reason) ON email'),
 
             -- The worker publishes events, sends e-mails, records calculations, and erases old requests.
             ('worker', 'SELECT, DELETE ON calculation_request'),
@@ -52,4 +53,7 @@ BEGIN
     LOOP
         EXECUTE format('GRANT %s TO %I', granted, role_name);
     END LOOP;
+    -- Postgres only warns if this user may not revoke them.
+    EXECUTE format('REVOKE TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
+    EXECUTE format('REVOKE CREATE ON SCHEMA %I FROM PUBLIC', current_schema);
 END $$;

@@ -6,11 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import TypeAlias
 
-import asyncpg
 import msgspec
 from prometheus_client import generate_latest
 
-from service.postgres.outages import PostgresUnavailable
+from service.postgres.outages import PostgresUnavailable, is_rejected_login
 from service.postgres.pool import Pool
 from service.postgres.schema import SchemaOutdated
 from service.server import http_server
@@ -87,13 +86,9 @@ async def _result(check: Check) -> tuple[bool, str]:
 
 
 def _state(error: Exception) -> str:
-    if _is_rejected_login(error):
+    if is_rejected_login(error):
         return _REJECTED_LOGIN
     return (error.args and str(error)) or (error.__doc__ or "")
-
-
-def _is_rejected_login(error: Exception) -> bool:
-    return isinstance(error.__cause__, asyncpg.InvalidAuthorizationSpecificationError)
 
 
 async def serve(
