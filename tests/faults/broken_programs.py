@@ -1,16 +1,25 @@
 """The programs with one part broken on purpose, to see the harness find it: `… NAME worker relay`."""
 
+import asyncio
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
 from service import __main__ as service
+from service import json_faults
 from service.api import idempotency_key_header
+from service.authentication.signing_keys import SigningKey, SigningKeys
 from service.outbox import events
 from service.postgres.pool import Connection
 from worker import __main__ as worker
+from worker.consumers import incoming
+from worker.consumers.incoming import Incoming
 from worker.mail import ledger, postman, smtp
 from worker.mail.ledger import Email
 from worker.relay import loop, outbox_tables
@@ -103,6 +112,31 @@ def forget_keys() -> None:
     idempotency_key_header.parse_key = lambda values: None  # noqa: ARG005
 
 
+def wait_for_keys() -> None:
+    """Wait for a key that the issuer does not publish."""
+    find = SigningKeys.find
+
+    async def find_patiently(self: SigningKeys, key_id: str) -> SigningKey | None:
+        if key_id not in self._by_id:
+            await asyncio.sleep(1.0)
+        return await find(self, key_id)
+
+    SigningKeys.find = find_patiently  # type: ignore[method-assign]
+
+
+def keep_bodies() -> None:
+    """Decode every message, however large, and keep it while others arrive."""
+    read = incoming.read
+    kept: deque[Any] = deque(maxlen=256)
+
+    def read_and_keep(body: bytes) -> Incoming:
+        with suppress(*json_faults.UNREADABLE):
+            kept.append(msgspec.json.decode(body))
+        return read(body)
+
+    incoming.read = read_and_keep
+
+
 BREAKAGES: dict[str, Callable[[], Any]] = {
     "settles-unconfirmed": settle_unconfirmed,
     "inverts": invert,
@@ -112,6 +146,8 @@ BREAKAGES: dict[str, Callable[[], Any]] = {
     "leaves-at-once": leave_at_once,
     "stores-replies": store_replies,
     "keeps-sessions": keep_sessions,
+    "waits-for-keys": wait_for_keys,
+    "keeps-bodies": keep_bodies,
     "forgets-keys": forget_keys,
 }
 _PROGRAMS = {"service": service.main, "worker": worker.main}

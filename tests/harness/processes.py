@@ -133,10 +133,10 @@ class Process:
         if self._running is not None and (trouble := self._running.trouble()):
             raise LocalStackError(trouble)
 
-    def rss_megabytes(self) -> float:
-        """Return the memory it has in use."""
+    def rss_megabytes(self, *, peak: bool = False) -> float:
+        """Return the memory it has in use, or the most that it has had."""
         status = Path(f"/proc/{self.running.pid}/status").read_text()
-        kilobytes = status.partition("VmRSS:")[2].split()[0]
+        kilobytes = status.partition("VmHWM:" if peak else "VmRSS:")[2].split()[0]
         return int(kilobytes) * 1024 / 1e6
 
 
