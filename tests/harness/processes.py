@@ -133,10 +133,17 @@ class Process:
         if self._running is not None and (trouble := self._running.trouble()):
             raise LocalStackError(trouble)
 
-    def rss_megabytes(self, *, peak: bool = False) -> float:
-        """Return the memory it has in use, or the most that it has had."""
+    def rss_megabytes(self) -> float:
+        """Return the memory it has in use."""
+        return self._megabytes("VmRSS:")
+
+    def peak_megabytes(self) -> float:
+        """Return the most memory that it has had in use."""
+        return self._megabytes("VmHWM:")
+
+    def _megabytes(self, name: str) -> float:
         status = Path(f"/proc/{self.running.pid}/status").read_text()
-        kilobytes = status.partition("VmHWM:" if peak else "VmRSS:")[2].split()[0]
+        kilobytes = status.partition(name)[2].split()[0]
         return int(kilobytes) * 1024 / 1e6
 
 

@@ -108,7 +108,7 @@ async def _observed(world: World, victims: Sequence[Worker]) -> AsyncIterator[No
         await asyncio.wait(others)
         world.record.floods.append(Interval(began, time.monotonic()))
         for victim in victims:
-            peak = victim.rss_megabytes(peak=True)
+            peak = victim.peak_megabytes()
             world.record.peaks[victim.name] = max(peak, world.record.peaks.get(victim.name, 0.0))
 
 
