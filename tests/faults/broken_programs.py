@@ -14,7 +14,9 @@ import msgspec
 from service import __main__ as service
 from service import json_faults
 from service.api import idempotency_key_header
-from service.authentication.signing_keys import SigningKey, SigningKeys
+from service.authentication.access_tokens import InvalidCredentials
+from service.authentication.authenticator import Authenticator
+from service.authentication.signing_keys import SigningKeysUnavailable
 from service.outbox import events
 from service.postgres.pool import Connection
 from worker import __main__ as worker
@@ -113,15 +115,17 @@ def forget_keys() -> None:
 
 
 def wait_for_keys() -> None:
-    """Wait for a key that the issuer does not publish."""
-    find = SigningKeys.find
+    """Wait for the key of a token before the token is refused."""
+    verify = Authenticator.verify_api_key_or_token
 
-    async def find_patiently(self: SigningKeys, key_id: str) -> SigningKey | None:
-        if key_id not in self._by_id:
-            await asyncio.sleep(1.0)
-        return await find(self, key_id)
+    async def verify_patiently(self: Authenticator, token: str) -> None:
+        try:
+            await verify(self, token)
+        except (InvalidCredentials, SigningKeysUnavailable):
+            await asyncio.sleep(1.5)
+            raise
 
-    SigningKeys.find = find_patiently  # type: ignore[method-assign]
+    Authenticator.verify_api_key_or_token = verify_patiently  # type: ignore[method-assign]
 
 
 def keep_bodies() -> None:

@@ -18,17 +18,19 @@ from tests.faults.world.teams import calculation_of
 from tests.faults.world.workers import Worker
 from tests.faults.world.world import World
 from tests.harness import queues
-from tests.harness.examples import A_REQUEST
+from tests.harness.examples import A_REQUEST, STRUCTURE
 from tests.harness.raw_connection import connect_to, head_with
 from tests.harness.waiting import eventually, until
 from worker.rabbitmq import topology
 
-_RETRIEVE = "GET /v1/request/req_00000000000000000000000000 HTTP/1.1"
+_RETRIEVE = "GET /v1/request/req_0 HTTP/1.1"
+_QUESTIONNAIRE = f"GET {STRUCTURE} HTTP/1.1"
 _PATIENCE_SECONDS = 5.0  # of every caller
 _PAUSE_SECONDS = 0.05  # between two calls of another caller
 _LONGEST_SECONDS = 60.0
 _CONNECTIONS = 530  # more than an API keeps
-_TOKENS_EACH = 4
+_TOKENS_EACH = 3
+_BETWEEN_TOKENS_SECONDS = 1.0
 _LARGE_BODIES = 75  # of each kind
 _EMPTY_OBJECTS: list[dict[str, str]] = [{}] * 87_000  # 255 KiB of JSON, and seven megabytes of Python objects
 _DEEP_MESSAGE = msgspec.json.encode({"a": [{}] * 43_600})  # almost the largest that RabbitMQ takes
@@ -41,9 +43,15 @@ async def send_made_up_keys(world: World) -> None:
     """Calls over more connections than an API keeps, with tokens whose key the issuer does not publish."""
     api = world.chance.choice(world.of_role("api"))
     kids = [f"made-up-{world.chance.random()}" for _ in range(_CONNECTIONS * _TOKENS_EACH)]
-    calls = [head_with(world.issuer.token(headers={"kid": kid}), line=_RETRIEVE) for kid in kids]
+    calls = [head_with(world.issuer.token(headers={"kid": kid}), line=_QUESTIONNAIRE) for kid in kids]
+
+    async def send(number: int) -> None:
+        await asyncio.sleep(number / _CONNECTIONS)
+        for call in calls[number::_CONNECTIONS]:
+            await asyncio.gather(_call(api, call), asyncio.sleep(_BETWEEN_TOKENS_SECONDS))
+
     async with _observed(world, [api]):
-        await asyncio.gather(*(_call(api, *calls[i::_CONNECTIONS]) for i in range(_CONNECTIONS)))
+        await asyncio.gather(*map(send, range(_CONNECTIONS)))
 
 
 @fault("large wrong bodies", "api", "postgres links", repeats=False)
@@ -83,7 +91,7 @@ async def repeat_calculation(world: World) -> None:
 
 async def _publish_results(world: World, messages: Sequence[Message]) -> None:
     """Publish as a team does, and wait until the queue is empty again."""
-    queue = topology.CALCULATION_RESULTS
+    queue, began = topology.CALCULATION_RESULTS, time.monotonic()
     async with (
         _observed(world, world.of_role("calculations")),
         queues.open_channel(world.servers.broker.url) as channel,
@@ -92,12 +100,12 @@ async def _publish_results(world: World, messages: Sequence[Message]) -> None:
         publish = partial(exchange.publish, routing_key=queue.routing_key, mandatory=True)
         await asyncio.gather(*map(publish, messages))
         await until(lambda: queues.holds(channel, queue.name, 0), seconds=_LONGEST_SECONDS)
+    world.record.floods.append(Interval(began, time.monotonic()))
 
 
 @asynccontextmanager
 async def _observed(world: World, victims: Sequence[Worker]) -> AsyncIterator[None]:
     """Call the processes as others do during a flood, and record what they get, and the memory it took."""
-    began = time.monotonic()
     others = [asyncio.create_task(_call_on(world, victim, LIVEZ)) for victim in victims]
     others += [asyncio.create_task(_call_on(world, api, _RETRIEVE)) for api in victims if api.role == "api"]
     try:
@@ -106,7 +114,6 @@ async def _observed(world: World, victims: Sequence[Worker]) -> AsyncIterator[No
         for other in others:
             other.cancel()
         await asyncio.wait(others)
-        world.record.floods.append(Interval(began, time.monotonic()))
         for victim in victims:
             peak = victim.peak_megabytes()
             world.record.peaks[victim.name] = max(peak, world.record.peaks.get(victim.name, 0.0))
@@ -119,15 +126,14 @@ async def _call_on(world: World, worker: Worker, line: str) -> None:
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
-async def _call(worker: Worker, *calls: bytes) -> bool:
-    """Make the calls one after another on a new connection. Return whether all got an answer in time."""
+async def _call(worker: Worker, call: bytes) -> bool:
+    """Make a call on a new connection. Return whether it was answered in time."""
     with suppress(OSError, asyncio.IncompleteReadError):
         connection = await connect_to(worker.base_url)
         try:
-            for call in calls:
-                connection.send(call)
-                async with asyncio.timeout(_PATIENCE_SECONDS):
-                    await connection.answer()
+            connection.send(call)
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await connection.answer()
         finally:
             connection.hang_up()
         return True

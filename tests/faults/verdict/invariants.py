@@ -134,7 +134,7 @@ def others_served(record: Record) -> Iterable[str]:
 
 
 def calculations_in_time(record: Record) -> Iterable[str]:
-    """While one caller or team floods a process, the calculations of others are recorded within the bar."""
+    """While one team floods the queue of calculations, those of others are recorded within the bar."""
     at: dict[str, dict[str, float]] = defaultdict(dict)
     for arrival in record.arrivals:
         at[arrival.type].setdefault(arrival.key, arrival.at)

@@ -109,7 +109,7 @@ class Record(msgspec.Struct, kw_only=True):
     freezes: list[Interval] = msgspec.field(default_factory=list)  # from a SIGSTOP to its SIGCONT
     refusals: list[Interval] = msgspec.field(default_factory=list)  # while a queue refused every event
     read_only: list[Interval] = msgspec.field(default_factory=list)  # while no process could write
-    floods: list[Interval] = msgspec.field(default_factory=list)  # while one caller or team sent too much
+    floods: list[Interval] = msgspec.field(default_factory=list)  # while one team sent too much
     calls: dict[str, list[bool]] = msgspec.field(default_factory=dict)  # of others: answered or not
     peaks: dict[str, float] = msgspec.field(default_factory=dict)  # megabytes of memory, by process
     recoveries: list[Recovery] = msgspec.field(default_factory=list)
