@@ -32,14 +32,14 @@ def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
 
     async def admit(request: AnyRequest) -> None:
         authenticator = _shed_load(request).authenticator
-        _admit(request, await authenticator.verify_access_token(_token(request), scope=scope))
+        _admit(request, authenticator.verify_access_token(_token(request), scope=scope))
 
     return admit
 
 
 async def requires_reader(request: AnyRequest) -> None:
     """Admit a conveyancer's caller with the scope READ, or an internal reader."""
-    _admit(request, await _shed_load(request).authenticator.verify_reader(_token(request)))
+    _admit(request, _shed_load(request).authenticator.verify_reader(_token(request)))
 
 
 def _admit(request: AnyRequest, reader: Caller | InternalReader) -> None:
@@ -52,7 +52,7 @@ async def requires_reader_or_secret(request: AnyRequest) -> None:
     authenticator = _shed_load(request).authenticator
     token = _token(request)
     if is_jwt(token) or looks_like_api_key(token):
-        _admit(request, await authenticator.verify_reader(token))
+        _admit(request, authenticator.verify_reader(token))
     elif looks_like_secret(token):
         request.scope["user"] = SecretHolder(token)
     else:
