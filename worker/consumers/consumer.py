@@ -2,11 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from functools import partial
+from contextlib import aclosing
 from typing import Generic, TypeVar
 
 import structlog
-from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from structlog.contextvars import bound_contextvars
 
@@ -19,7 +18,8 @@ from service.telemetry import logs, tracing
 from service.telemetry.tracing import Attributes
 from worker import metrics
 from worker.batches import Batches, Failures
-from worker.consumers import dead_lettering, incoming
+from worker.consumers import incoming
+from worker.consumers.dead_lettering import DeadLetters, dead_letter
 from worker.consumers.incoming import Incoming, Malformed, safe_id
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, CLOSE_SECONDS, BrokerUnavailable, open_role
@@ -68,7 +68,8 @@ class Consumer(Generic[Content]):
         self._span = f"process {self._destination}"
         self._decode = decode
         self._batches = Batches(handle)
-        self._dead_letters: Batches[Message] = Batches(partial(dead_lettering.publish, settings, queue))
+        self._dead_letters = DeadLetters(settings, queue)
+        self._letters = Batches(self._dead_letters.publish)
         self._refusals: tuple[type[Exception], ...] = (Malformed, *refusals)
         self._dependency = dependency
         self._consuming = False
@@ -90,14 +91,15 @@ class Consumer(Generic[Content]):
         pauses = Pauses("consumer_paused")
         name = self._queue.name
         needs = [name, self._queue.exchange, topology.DEAD_LETTERS]
-        while not stop.is_set():
-            try:
-                await self._dependency()
-                async with open_role(self._settings, name=name, needs=needs) as channel:
-                    await self._consume(channel, pauses, stop)
-            except _OUTAGES as error:
-                self._obstacle = str(error) if isinstance(error, BrokerUnavailable) else ""
-                await pauses.log_and_wait(error, stop)
+        async with aclosing(self._dead_letters):
+            while not stop.is_set():
+                try:
+                    await self._dependency()
+                    async with open_role(self._settings, name=name, needs=needs) as channel:
+                        await self._consume(channel, pauses, stop)
+                except _OUTAGES as error:
+                    self._obstacle = str(error) if isinstance(error, BrokerUnavailable) else ""
+                    await pauses.log_and_wait(error, stop)
 
     async def _consume(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
         """Consume on one channel until *stop*. Raises BrokerUnavailable when the channel is unusable."""
@@ -159,7 +161,7 @@ class Consumer(Generic[Content]):
                 raise Malformed(f"a property cannot be decoded: see {UNDECODABLE}")
             await self._batches.done(self._decode(read, traceparent))
         except self._refusals as refusal:
-            await self._dead_letters.done(dead_lettering.dead_letter(message, refusal))
+            await self._letters.done(dead_letter(message, refusal))
             _log.warning("message_dead_lettered", reason=type(refusal).__name__)
             return "dead_lettered"
         _log.info("message_handled")

@@ -232,6 +232,7 @@ async def test_first_call_with_a_new_key_gets_503_and_its_retry_succeeds(
 ):
     token = own_issuer.token(headers={"kid": "next"})
     async with api_client(service_settings, token, auth_jwks_url=own_issuer.jwks.as_uri()) as client:
+        await client.get("/livez")  # The API has started, with the key "local".
         own_issuer.publish("next")
         for name in ("_FRESH_SECONDS", "_INTERVAL_SECONDS"):  # The last fetch is long ago.
             monkeypatch.setattr(signing_keys, name, 0.0)
