@@ -5,10 +5,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from litestar import Litestar, get
+from litestar.datastructures import State
+from litestar.di import Provide
 from litestar.types import ASGIApp
 
-from service.api import errors, handlers, questionnaire
+from service.api import errors, questionnaire
 from service.api.outer_layer import OuterLayer
+from service.api.requests import Requests
 from service.api.resources import ApiRequest, Resources
 from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import SigningKeys
@@ -35,22 +38,25 @@ def create_api(settings: ServiceSettings) -> Litestar:
     secret_keys = SecretKeyRing.parse(settings.request_secret_keys)
     return Litestar(
         route_handlers=[
-            handlers.show_methods,  # First, because otherwise Litestar answers OPTIONS.
-            handlers.create_request,
-            handlers.list_requests,
-            handlers.retrieve_request,
-            handlers.list_events,
+            Requests,
             questionnaire.questionnaire_structure,
             answer_probe,
             *page.handlers,
         ],
         lifespan=[partial(_lifespan, settings=settings, secret_keys=secret_keys)],
+        dependencies={"resources": Provide(provide_resources, sync_to_thread=False)},
         exception_handlers={Exception: errors.respond},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,
         openapi_config=None,  # contracts/openapi.py generates the document.
         logging_config=None,  # telemetry/logs.py configures logging.
     )
+
+
+def provide_resources(state: State) -> Resources:
+    """Return what `_lifespan` has opened."""
+    resources: Resources = state.resources
+    return resources
 
 
 @get([*probes.PATHS])

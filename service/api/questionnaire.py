@@ -6,11 +6,11 @@ from importlib import resources
 from typing import Annotated, Literal
 
 import msgspec
-from litestar import get
+from litestar import Response, get
 
-from service.api import admission, envelope
+from service.api.envelope import Envelope, succeed
+from service.api.guards import requires_api_key_or_token
 from service.api.resources import ApiRequest
-from service.server.asgi import Response, header_values
 
 ResponseType = Literal["text", "number", "select", "date", "radio_button", "currency"]
 
@@ -73,15 +73,15 @@ _QUESTIONS = msgspec.Raw(msgspec.json.encode(load()))  # encoded once
 _ETAG = f'W/"{hashlib.sha256(bytes(_QUESTIONS)).hexdigest()[:32]}"'
 
 
-@get("/v1/questionnaire/structure", before_request=admission.requires_api_key_or_token)
-async def questionnaire_structure(request: ApiRequest[None]) -> Response:
+@get("/v1/questionnaire/structure", guards=[requires_api_key_or_token], tags=["questionnaire"])
+async def questionnaire_structure(request: ApiRequest[None]) -> Response[Envelope[QuestionnaireStructure]]:
     """Return the questions from which a form is built, or 304 when the caller has them."""
     # Callers may cache the questions, and must revalidate them each time. `Vary` is not needed, because the
     # questions are the same for every caller, and shared caches may not store them.
-    headers = [(b"etag", _ETAG.encode()), (b"cache-control", b"private, no-cache")]
-    if _is_current(header_values(request.scope, b"if-none-match")):
-        return Response(HTTPStatus.NOT_MODIFIED, headers, b"")
-    return envelope.ok(_QUESTIONS, *headers)
+    headers = {"etag": _ETAG, "cache-control": "private, no-cache"}
+    if _is_current(request.headers.getall("if-none-match", [])):
+        return Response(None, status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    return Response(succeed(_QUESTIONS), headers=headers)
 
 
 def _is_current(if_none_match: list[str]) -> bool:

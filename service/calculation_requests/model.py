@@ -1,4 +1,4 @@
-"""The request as a row, in its events and in answers of the API. request_body.py has the body of a create."""
+"""The request as a row, in its events and in answers of the API. api/bodies.py has the body of a create."""
 
 import time
 from datetime import UTC, datetime

@@ -9,12 +9,14 @@ from litestar.exceptions import ClientException
 from litestar.handlers import HTTPRouteHandler
 from msgspec.structs import replace
 
-from service.api import handlers, idempotency_key_header, json_body, list_query, questionnaire
-from service.api.admission import bearer_token
+from service.api import decoding, idempotency_key_header, listing, questionnaire
+from service.api.bodies import CreateBody
+from service.api.decoding import parse
 from service.api.errors import ApiError
-from service.api.list_query import CalculationRequestPage
+from service.api.guards import bearer_token
+from service.api.listing import CalculationRequestPage
 from service.api.questionnaire import QuestionnaireStructure
-from service.api.request_body import CreateBody, parse
+from service.api.requests import Requests
 from service.authentication.access_tokens import READ, READ_ALL, WRITE, InvalidCredentials
 from service.authentication.authenticator import InsufficientScope
 from service.authentication.signing_keys import SigningKeysUnavailable
@@ -104,7 +106,7 @@ def _link(name: str, *, to: str, **parameters: str) -> dict[str, Any]:
 
 OPERATIONS = (
     Operation(
-        handler=handlers.create_request,
+        handler=Requests.create_request,
         tag="requests",
         security=[{"access_token": [WRITE]}],
         parameters=("Idempotency-Key",),
@@ -114,27 +116,25 @@ OPERATIONS = (
         links=_link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid")
         | _link("events", to="list_events", uuid="$response.body#/data/uuid"),
         failures={
-            "malformed": _refusal(parse, MALFORMED_REQUEST.encode()),
-            "malformed_key": _refusal(idempotency_key_header.parse_key, ["a key"]),
-            "two_keys": _refusal(idempotency_key_header.parse_key, ["one", "two"]),
+            "malformed": _refusal(parse, CreateBody, MALFORMED_REQUEST.encode()),
+            "malformed_key": _refusal(idempotency_key_header.parse_key, "a key"),
+            "two_keys": _refusal(idempotency_key_header.parse_key, "one", ["one", "two"]),
             "insufficient_scope": InsufficientScope(WRITE),
             "unknown_conveyancer": UnknownConveyancer(),
             "erased": RequestErased(),
-            "too_slow": json_body.body_overdue(),
-            "too_large": json_body.body_too_large(LARGE_REQUEST),
-            "no_content_type": _refusal(json_body.check_declared, None, None),
-            "not_json": _refusal(json_body.check_declared, "text/plain", None),
-            "compressed": _refusal(json_body.check_declared, "application/json", "gzip"),
+            "too_slow": decoding.body_overdue(),
+            "too_large": decoding.body_too_large(LARGE_REQUEST),
+            "no_content_type": _refusal(decoding.check_declared, None, None),
+            "not_json": _refusal(decoding.check_declared, "text/plain", None),
+            "compressed": _refusal(decoding.check_declared, "application/json", "gzip"),
             "key_in_flight": IdempotencyKeyInFlight(),
             "key_reused": IdempotencyKeyReused(),
             "secret_key_missing": SecretKeyMissing(),
-            "refused_fields": _refusal(
-                lambda: parse(REFUSED_REQUEST.encode()).validated(waiver_applies=False)
-            ),
+            "refused_fields": _refusal(parse, CreateBody, REFUSED_REQUEST.encode()),
         },
     ),
     Operation(
-        handler=handlers.list_requests,
+        handler=Requests.list_requests,
         tag="requests",
         security=[{"access_token": [READ]}],
         parameters=("external_id", "updated_since", "limit", "cursor"),
@@ -156,11 +156,11 @@ OPERATIONS = (
         failures={
             "insufficient_scope": InsufficientScope(READ),
             "unknown_conveyancer": UnknownConveyancer(),
-            "refused_parameters": _refusal(list_query.parse_listing, REFUSED_QUERY.encode()),
+            "refused_parameters": _refusal(listing.read_listing, REFUSED_QUERY.encode()),
         },
     ),
     Operation(
-        handler=handlers.retrieve_request,
+        handler=Requests.retrieve_request,
         tag="requests",
         security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}, {"request_secret": []}],
         parameters=("uuid",),
@@ -182,7 +182,7 @@ OPERATIONS = (
         },
     ),
     Operation(
-        handler=handlers.list_events,
+        handler=Requests.list_events,
         tag="requests",
         security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}],
         parameters=("uuid",),

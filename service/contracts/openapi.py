@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 from litestar import MediaType
 
+from service.api.bodies import TEXT, CreateBody
 from service.api.envelope import Envelope, ErrorEnvelope, FieldError, succeed
 from service.api.errors import translate
-from service.api.request_body import TEXT, CreateBody
+from service.api.requests import Requests
 from service.authentication.access_tokens import READ, READ_ALL, WRITE
 from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.field_docs import REASON_CHARACTERS
@@ -120,7 +121,8 @@ def document(token_url: str | None = None) -> dict[str, Any]:
 def _paths(schemes: Mapping[str, Any]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
-        (path,) = operation.handler.paths
+        (below,) = operation.handler.paths
+        path = f"{Requests.path}{below}".rstrip("/") if operation.tag == "requests" else below
         item = paths.setdefault(re.sub(r":\w+}", "}", path), {})
         item["post" if operation.bodies else "get"] = _describe(operation, schemes)
     return paths

@@ -37,7 +37,7 @@ def lead_to_page() -> Redirect:
 @get("/schema", sync_to_thread=True)
 def show_api(request: ApiRequest[None]) -> Response[str]:
     """Return the page of the HTTP API: how to get a token, and RapiDoc."""
-    settings = request.resources.settings
+    settings = request.app.state.resources.settings
     policy = _policy(settings.auth_token_url)
     prefix = escape(settings.auth_scope_prefix)
     audience = settings.auth_audience
@@ -98,7 +98,7 @@ def _policy(token_url: str | None) -> str:
 @get("/schema/openapi.json", sync_to_thread=True)
 def openapi_document(request: ApiRequest[None]) -> Response[bytes]:
     """Return the OpenAPI document."""
-    settings = request.resources.settings
+    settings = request.app.state.resources.settings
     document = msgspec.json.encode(openapi.document(settings.auth_token_url))
     # Texts and examples of errors name scopes, too. No prefix has a character that JSON escapes.
     for scope in (READ, WRITE):  # and READ_ALL, which begins with READ

@@ -3,8 +3,8 @@
 from typing import Any
 
 from service import text_rules
-from service.api import idempotency_key_header, list_query
-from service.api.request_body import LINE
+from service.api import idempotency_key_header, listing
+from service.api.bodies import LINE
 
 EXAMPLE_UUID = "req_01a9ZkW3mT6qPxB8vNcR4d"
 
@@ -34,8 +34,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "schema": {
             "type": "integer",
             "minimum": 1,
-            "maximum": list_query.LARGEST_LIMIT,
-            "default": list_query.DEFAULT_LIMIT,
+            "maximum": listing.LARGEST_LIMIT,
+            "default": listing.DEFAULT_LIMIT,
         },
     },
     "cursor": {

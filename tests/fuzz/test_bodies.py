@@ -9,7 +9,8 @@ import httpx
 import jsonschema_rs
 import msgspec
 
-from service.api import request_body
+from service.api.bodies import CreateBody
+from service.api.decoding import parse
 from service.api.envelope import ErrorEnvelope, FieldError
 from service.api.errors import ApiError
 from service.contracts import openapi
@@ -57,8 +58,8 @@ async def test_service_answers_as_the_validator_judges_and_returns_what_was_sent
 def judge(body: bytes) -> list[FieldError]:
     """Return why *body* is refused, as a caller would read it."""
     try:
-        parsed = request_body.parse(body)
-        parsed.validated(waiver_applies=parsed.asks_for_waiver)
+        parsed = parse(CreateBody, body)
+        parsed.validated(waiver_applies=parsed.calculation_fee_exempt)
     except ApiError as error:
         problems = msgspec.json.decode(error.answer().body, type=ErrorEnvelope).errors
         assert problems

@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
+from typing import Any
 from urllib.parse import parse_qsl
 from uuid import UUID
 
 import msgspec
 
 from service import text_rules
+from service.api.decoding import UNKNOWN_FIELDS_NAMED
 from service.api.envelope import FieldError
 from service.api.errors import Failure, InvalidSubmission
-from service.api.request_body import UNKNOWN_FIELDS_NAMED
+from service.api.resources import ApiRequest
 from service.calculation_requests.model import Instant, RetrievedCalculationRequest
 from service.calculation_requests.reading import Listing, Place, PlaceByAge, PlaceByChange
 from service.identifiers import parse_uuid, uuid_of
@@ -38,7 +40,16 @@ class CalculationRequestPage(msgspec.Struct, frozen=True):
     next_updated_since: Instant | None
 
 
-def parse_listing(query_string: bytes) -> Listing:
+def parse_listing(request: ApiRequest[Any]) -> Listing:
+    """Return the listing that the query of an HTTP request describes, as a dependency of Litestar.
+
+    Raises InvalidSubmission with all failing parameters. Litestar itself would pass unknown parameters, take
+    the last of several with the same name, and stop at the first failing one.
+    """
+    return read_listing(request.scope["query_string"])
+
+
+def read_listing(query_string: bytes) -> Listing:
     """Return the listing that a query string describes. Raises InvalidSubmission with all failing parameters.
 
     Only the first _PARAMETERS_READ parameters are parsed, because a query may have thousands.

@@ -1,0 +1,171 @@
+"""The endpoints of calculation requests. A handler's signature and decorator are its contract."""
+
+import asyncio
+import time
+from http import HTTPStatus
+from uuid import UUID
+
+import structlog
+from litestar import Controller, Response, get, post
+from litestar.di import NamedDependency, Provide
+from litestar.params import FromPath, JSONBody, SkipValidation
+
+from service.api.bodies import CreateBody
+from service.api.decoding import StrictBody
+from service.api.envelope import Envelope, succeed
+from service.api.guards import (
+    SecretHolder,
+    declares_json,
+    requires,
+    requires_reader,
+    requires_reader_or_secret,
+)
+from service.api.idempotency_key_header import IDEMPOTENCY_KEY, REPLAYED, IdempotencyKey, parse_key
+from service.api.listing import CalculationRequestPage, cursor_of, parse_listing
+from service.api.resources import ApiRequest, Resources
+from service.authentication.access_tokens import READ, WRITE, Caller, InternalReader
+from service.calculation_requests import conveyancers, event_history, reading, storing
+from service.calculation_requests.event_history import CalculationRequestEvents
+from service.calculation_requests.model import (
+    CalculationRequest,
+    CalculationRequestView,
+    RequestNotFound,
+    RetrievedCalculationRequest,
+)
+from service.calculation_requests.reading import Listing
+from service.calculation_requests.request_secrets import WrongSecret
+from service.identifiers import parse_uuid
+from service.postgres.outages import PostgresUnavailable
+from service.telemetry import logs
+
+_log = structlog.get_logger()
+
+
+class Requests(Controller):
+    """Requests for calculations: create, list, retrieve, and what has happened to one."""
+
+    path = "/v1/request"
+    tags = ("requests",)
+
+    @post(
+        status_code=HTTPStatus.OK,
+        guards=[requires(WRITE), declares_json],
+        dto=StrictBody[CreateBody],
+        return_dto=None,
+    )
+    async def create_request(
+        self,
+        request: ApiRequest[Caller],
+        data: JSONBody[CreateBody],
+        resources: NamedDependency[SkipValidation[Resources]],
+        idempotency_key: IdempotencyKey = None,
+    ) -> Response[Envelope[CalculationRequestView]]:
+        """Store a request for a calculation; its e-mail and its calculation follow."""
+        conveyancer_id = request.user.conveyancer_id
+        state = request.scope["state"]
+        key = parse_key(idempotency_key, request.headers.getall(IDEMPOTENCY_KEY, []))
+        until = time.monotonic() + resources.settings.database_timeout_seconds
+        waiver_applies = False
+        if data.calculation_fee_exempt:
+            async with resources.connection() as connection:
+                waiver_applies = await conveyancers.charges_calculation_fee(connection, conveyancer_id)
+        new = storing.new_request(
+            data.validated(waiver_applies=waiver_applies),
+            conveyancer_id=conveyancer_id,
+            keys=resources.secret_keys,
+        )
+        try:
+            stored, is_repeat = await resources.storage.store(
+                new, data.idempotency(key), traceparent=state["traceparent"], until=until
+            )
+        except (PostgresUnavailable, asyncio.CancelledError):
+            state["uuid"] = new.uuid  # The request may have been stored nevertheless.
+            raise
+        state["uuid"] = stored.uuid
+        return Response(succeed(resources.view(stored)), headers={REPLAYED: "true"} if is_repeat else None)
+
+    @get(guards=[requires(READ)], dependencies={"listing": Provide(parse_listing, sync_to_thread=False)})
+    async def list_requests(
+        self,
+        request: ApiRequest[Caller],
+        listing: NamedDependency[SkipValidation[Listing]],
+        resources: NamedDependency[SkipValidation[Resources]],
+    ) -> Envelope[CalculationRequestPage]:
+        """List the caller's requests, newest first.
+
+        With `updated_since`, only requests that have a calculation and were changed since, oldest change
+        first. After the last page, ask again with its `next_updated_since`, to miss no change.
+        """
+        async with resources.connection() as connection:
+            page = await reading.read_page(connection, listing, conveyancer_id=request.user.conveyancer_id)
+        shown = resources.listed(page.requests)
+        return succeed(CalculationRequestPage(shown, cursor_of(page.next), page.horizon))
+
+    @get("/{uuid:str}", guards=[requires_reader_or_secret])
+    async def retrieve_request(
+        self,
+        request: ApiRequest[Caller | InternalReader | SecretHolder],
+        uuid: FromPath[str],
+        resources: NamedDependency[SkipValidation[Resources]],
+    ) -> Envelope[RetrievedCalculationRequest]:
+        """Read a request back.
+
+        The request's own `secret`, as the Bearer token, opens it too. Then `notes`, `external_id`,
+        `meta_data` and `calculation_fee_exempt_reason` are null, because they are the firm's alone. For an
+        internal reader `secret` and `request_url` are null.
+        """
+        reader = request.user
+        if isinstance(reader, SecretHolder):
+            return succeed(resources.view(await _find_by_secret(resources, uuid, reader.secret)))
+        request_id = _id_in(uuid, reader)
+        async with resources.connection() as connection:
+            if isinstance(reader, InternalReader):
+                stored = await reading.read_internally(connection, request_id)
+                return succeed(stored.view(secret=None, request_url=None))
+            stored = await reading.find(connection, request_id, conveyancer_id=reader.conveyancer_id)
+        return succeed(resources.view(stored))
+
+    @get("/{uuid:str}/events", guards=[requires_reader])
+    async def list_events(
+        self,
+        request: ApiRequest[Caller | InternalReader],
+        uuid: FromPath[str],
+        resources: NamedDependency[SkipValidation[Resources]],
+    ) -> Envelope[CalculationRequestEvents]:
+        """List what has happened to a request so far: its events, oldest first.
+
+        After `request.email_failed`, ask the service's operators to correct the address, or to resend the
+        e-mail.
+        """
+        reader = request.user
+        request_id = _id_in(uuid, reader)
+        async with resources.connection() as connection:
+            if isinstance(reader, InternalReader):
+                history = await event_history.read_internally(connection, request_id)
+            else:
+                history = await event_history.find(
+                    connection, request_id, conveyancer_id=reader.conveyancer_id
+                )
+        return succeed(history.view())
+
+
+async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> CalculationRequest:
+    request_id = parse_uuid(uuid)
+    if request_id is None:  # No query: the quicker 401 reveals only that the uuid is malformed.
+        raise WrongSecret
+    async with resources.connection() as connection:
+        return await reading.find_by_secret(connection, request_id, secret=secret, keys=resources.secret_keys)
+
+
+def _id_in(uuid: str, reader: Caller | InternalReader) -> UUID:
+    """Return the id in a path. Raises RequestNotFound, without using Postgres, if the id is malformed.
+
+    Each call of an internal reader is logged, because internal readers may read any firm's requests.
+    """
+    request_id = parse_uuid(uuid)
+    if isinstance(reader, InternalReader):
+        known = uuid if request_id else None  # A malformed uuid may be personal data.
+        _log.info("request_read_internally", client_id=reader.client_id, **logs.about(known, None))
+    if request_id is None:
+        raise RequestNotFound
+    return request_id
