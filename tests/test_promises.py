@@ -56,7 +56,7 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("at most 16 KiB and", "service.calculation_requests.field_docs:META_DATA_BYTES", 16 * KIB),
         ("and 16 levels", "service.calculation_requests.field_docs:META_DATA_DEPTH", 16),
         ("object of at most 256 KiB", "service.server.limits:LARGEST_BODY", 256 * KIB),
-        ("at most 50 are listed", "service.api.bodies:UNKNOWN_FIELDS_NAMED", 50),
+        ("at most 50 are listed", "service.api.decoding:UNKNOWN_FIELDS_NAMED", 50),
         ("at most two fifths of", "service.settings:KEY_WAIT_SHARE", 0.4),
         ("`limit` is 1 to 100", "service.api.listing:LARGEST_LIMIT", 100),
         ("by default 20", "service.api.listing:DEFAULT_LIMIT", 20),

@@ -13,6 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_args
 import msgspec
 from litestar import MediaType
 from litestar.dto import MsgspecDTO
+from litestar.openapi.spec import Reference, Schema
+from litestar.typing import FieldDefinition
 
 from service import json_faults
 from service.api.envelope import ErrorCode, FieldError
@@ -47,6 +49,19 @@ class StrictBody(MsgspecDTO[AnyBody], Generic[AnyBody]):
         """Return the body. Raises ApiError, or InvalidSubmission with every failing field."""
         return parse(self.model_type, value)
 
+    @classmethod
+    def create_openapi_schema(
+        cls,
+        field_definition: FieldDefinition,  # noqa: ARG003
+        handler_id: str,  # noqa: ARG003
+        schema_creator: Any,  # noqa: ANN401 - Litestar does not export its type
+    ) -> Reference | Schema:
+        """Return the schema of the body's own type. By default, it is that of a type made for the handler."""
+        schema: Reference | Schema = schema_creator.for_field_definition(
+            FieldDefinition.from_annotation(cls.model_type)
+        )
+        return schema
+
 
 def parse(kind: type[AnyBody], body: bytes) -> AnyBody:
     """Read a body. Raises ApiError if it is not JSON, and InvalidSubmission with all failing fields."""
@@ -62,6 +77,7 @@ def parse(kind: type[AnyBody], body: bytes) -> AnyBody:
 
 
 def _read(kind: type[AnyBody], body: bytes) -> tuple[AnyBody | None, list[FieldError]]:
+    body.decode()  # msgspec does not check the encoding inside a Raw.
     errors: list[FieldError] = []
     parsed: AnyBody | None = None
     try:
@@ -73,8 +89,9 @@ def _read(kind: type[AnyBody], body: bytes) -> tuple[AnyBody | None, list[FieldE
         value = values.get(name)
         if value is not None and (failure := check(value)):
             errors.append(field_error(name, *failure))
+    late_errors = kind.late_errors(values)
     if errors:
-        return None, errors + kind.late_errors(values)
+        return None, errors + late_errors
     return parsed or kind(**values), errors
 
 

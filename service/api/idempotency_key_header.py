@@ -16,7 +16,16 @@ REPLAYED = "Idempotent-Replayed"  # the header of a response to a repeat
 PATTERN = r"""^("[ !#-\[\]-~]{1,255}"|[A-Za-z0-9!#$%&'*+.^_`|~:/-]{1,255})$"""
 
 # Litestar gives a handler one of several headers with the same name: see `parse_key`.
-IdempotencyKey = Annotated[str | None, HeaderParameter(name=IDEMPOTENCY_KEY)]
+IdempotencyKey = Annotated[
+    str | None,
+    HeaderParameter(
+        name=IDEMPOTENCY_KEY,
+        description="Makes it safe to send a request again: the same key with the same body returns the same "
+        "request. Up to 255 characters, for example a UUID; in double quotes, spaces and more punctuation "
+        "are allowed.",
+        schema_extra={"pattern": PATTERN},
+    ),
+]
 
 _KEY = re.compile(PATTERN)
 _LONGEST = 255

@@ -3,11 +3,13 @@
 import hashlib
 from http import HTTPStatus
 from importlib import resources
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import Response, get
+from litestar.params import HeaderParameter
 
+from service.api.documenting import documented
 from service.api.envelope import Envelope, succeed
 from service.api.guards import requires_api_key_or_token
 from service.api.resources import ApiRequest
@@ -68,20 +70,42 @@ def load() -> QuestionnaireStructure:
     return msgspec.convert({"questionnaire": questions}, QuestionnaireStructure)
 
 
+IfNoneMatch = Annotated[
+    str | None,
+    HeaderParameter(
+        name="If-None-Match", description="The `ETag` of the questions that the caller already has."
+    ),
+]
+
 _QUESTIONS = msgspec.Raw(msgspec.json.encode(load()))  # encoded once
 # Weak, because the timestamp in the envelope differs each time.
 _ETAG = f'W/"{hashlib.sha256(bytes(_QUESTIONS)).hexdigest()[:32]}"'
 
 
-@get("/v1/questionnaire/structure", guards=[requires_api_key_or_token], tags=["questionnaire"])
-async def questionnaire_structure(request: ApiRequest[None]) -> Response[Envelope[QuestionnaireStructure]]:
+@get(
+    "/v1/questionnaire/structure",
+    guards=[requires_api_key_or_token],
+    tags=["questionnaire"],
+    security=[{"api_key": []}, {"access_token": []}],
+    **documented(
+        {"ok": QuestionnaireStructure(load().questionnaire[:4])},
+        headers={"ETag": True, "Cache-Control": True},
+        may_be_unchanged=True,
+    ),
+)
+async def questionnaire_structure(
+    request: ApiRequest[None],
+    if_none_match: IfNoneMatch = None,  # noqa: ARG001 - for the document; there may be several
+) -> Response[Envelope[QuestionnaireStructure]]:
     """Return the questions from which a form is built, or 304 when the caller has them."""
     # Callers may cache the questions, and must revalidate them each time. `Vary` is not needed, because the
     # questions are the same for every caller, and shared caches may not store them.
     headers = {"etag": _ETAG, "cache-control": "private, no-cache"}
     if _is_current(request.headers.getall("if-none-match", [])):
-        return Response(None, status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-    return Response(succeed(_QUESTIONS), headers=headers)
+        unchanged: Response[Any] = Response(None, status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+        return unchanged
+    answer: Envelope[Any] = succeed(_QUESTIONS)
+    return Response(answer, headers=headers)
 
 
 def _is_current(if_none_match: list[str]) -> bool:

@@ -3,15 +3,19 @@
 import asyncio
 import time
 from http import HTTPStatus
+from typing import Annotated
 from uuid import UUID
 
 import structlog
 from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency, Provide
-from litestar.params import FromPath, JSONBody, SkipValidation
+from litestar.openapi.spec import Example
+from litestar.params import JSONBody, PathParameter, SkipValidation
 
+from service.api import examples
 from service.api.bodies import CreateBody
-from service.api.decoding import StrictBody
+from service.api.decoding import StrictBody, body_overdue, body_too_large, check_declared, parse
+from service.api.documenting import documented, link, refusal
 from service.api.envelope import Envelope, succeed
 from service.api.guards import (
     SecretHolder,
@@ -21,22 +25,38 @@ from service.api.guards import (
     requires_reader_or_secret,
 )
 from service.api.idempotency_key_header import IDEMPOTENCY_KEY, REPLAYED, IdempotencyKey, parse_key
-from service.api.listing import CalculationRequestPage, cursor_of, parse_listing
+from service.api.listing import CalculationRequestPage, cursor_of, parse_listing, read_listing
 from service.api.resources import ApiRequest, Resources
-from service.authentication.access_tokens import READ, WRITE, Caller, InternalReader
+from service.authentication.access_tokens import READ, READ_ALL, WRITE, Caller, InternalReader
+from service.authentication.authenticator import InsufficientScope
 from service.calculation_requests import conveyancers, event_history, reading, storing
+from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.model import (
     CalculationRequest,
     CalculationRequestView,
+    IdempotencyKeyInFlight,
+    IdempotencyKeyReused,
+    RequestErased,
     RequestNotFound,
     RetrievedCalculationRequest,
 )
 from service.calculation_requests.reading import Listing
-from service.calculation_requests.request_secrets import WrongSecret
+from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
 from service.identifiers import parse_uuid
 from service.postgres.outages import PostgresUnavailable
 from service.telemetry import logs
+
+_TO_THE_REQUEST = link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid")
+_TO_ITS_EVENTS = link("events", to="list_events", uuid="$response.body#/data/uuid")
+
+Uuid = Annotated[
+    str,
+    PathParameter(
+        description="The `uuid` of the request, as create returned it.",
+        examples=[Example(value=examples.UUID)],
+    ),
+]
 
 _log = structlog.get_logger()
 
@@ -52,6 +72,28 @@ class Requests(Controller):
         guards=[requires(WRITE), declares_json],
         dto=StrictBody[CreateBody],
         return_dto=None,
+        security=[{"access_token": [WRITE]}],
+        **documented(
+            examples.CREATED,
+            bodies=examples.BODIES,
+            headers={REPLAYED: False},
+            links=_TO_THE_REQUEST | _TO_ITS_EVENTS,
+            malformed=refusal(parse, CreateBody, examples.MALFORMED_REQUEST.encode()),
+            malformed_key=refusal(parse_key, "a key"),
+            two_keys=refusal(parse_key, "one", ["one", "two"]),
+            insufficient_scope=InsufficientScope(WRITE),
+            unknown_conveyancer=UnknownConveyancer(),
+            erased=RequestErased(),
+            too_slow=body_overdue(),
+            too_large=body_too_large(examples.LARGE_REQUEST),
+            no_content_type=refusal(check_declared, None, None),
+            not_json=refusal(check_declared, "text/plain", None),
+            compressed=refusal(check_declared, "application/json", "gzip"),
+            key_in_flight=IdempotencyKeyInFlight(),
+            key_reused=IdempotencyKeyReused(),
+            secret_key_missing=SecretKeyMissing(),
+            refused_fields=refusal(parse, CreateBody, examples.REFUSED_REQUEST.encode()),
+        ),
     )
     async def create_request(
         self,
@@ -76,7 +118,7 @@ class Requests(Controller):
         )
         try:
             stored, is_repeat = await resources.storage.store(
-                new, data.idempotency(key), traceparent=state["traceparent"], until=until
+                new, data.idempotency(key), traceparent=state.get("traceparent"), until=until
             )
         except (PostgresUnavailable, asyncio.CancelledError):
             state["uuid"] = new.uuid  # The request may have been stored nevertheless.
@@ -84,7 +126,26 @@ class Requests(Controller):
         state["uuid"] = stored.uuid
         return Response(succeed(resources.view(stored)), headers={REPLAYED: "true"} if is_repeat else None)
 
-    @get(guards=[requires(READ)], dependencies={"listing": Provide(parse_listing, sync_to_thread=False)})
+    @get(
+        guards=[requires(READ)],
+        dependencies={"listing": Provide(parse_listing, sync_to_thread=False)},
+        security=[{"access_token": [READ]}],
+        **documented(
+            examples.LISTED,
+            links=link(
+                "next_page",
+                to="list_requests",
+                cursor="$response.body#/data/next_cursor",
+                updated_since="$request.query.updated_since",
+            )
+            | link(
+                "later_changes", to="list_requests", updated_since="$response.body#/data/next_updated_since"
+            ),
+            insufficient_scope=InsufficientScope(READ),
+            unknown_conveyancer=UnknownConveyancer(),
+            refused_parameters=refusal(read_listing, examples.REFUSED_QUERY.encode()),
+        ),
+    )
     async def list_requests(
         self,
         request: ApiRequest[Caller],
@@ -101,11 +162,25 @@ class Requests(Controller):
         shown = resources.listed(page.requests)
         return succeed(CalculationRequestPage(shown, cursor_of(page.next), page.horizon))
 
-    @get("/{uuid:str}", guards=[requires_reader_or_secret])
+    @get(
+        "/{uuid:str}",
+        guards=[requires_reader_or_secret],
+        security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}, {"request_secret": []}],
+        **documented(
+            examples.RETRIEVED,
+            links=_TO_ITS_EVENTS,
+            wrong_secret=WrongSecret(),
+            insufficient_scope=InsufficientScope(READ),
+            unknown_conveyancer=UnknownConveyancer(),
+            unknown_uuid=RequestNotFound(),
+            erased=RequestErased(),
+            secret_key_missing=SecretKeyMissing(),
+        ),
+    )
     async def retrieve_request(
         self,
         request: ApiRequest[Caller | InternalReader | SecretHolder],
-        uuid: FromPath[str],
+        uuid: Uuid,
         resources: NamedDependency[SkipValidation[Resources]],
     ) -> Envelope[RetrievedCalculationRequest]:
         """Read a request back.
@@ -125,11 +200,22 @@ class Requests(Controller):
             stored = await reading.find(connection, request_id, conveyancer_id=reader.conveyancer_id)
         return succeed(resources.view(stored))
 
-    @get("/{uuid:str}/events", guards=[requires_reader])
+    @get(
+        "/{uuid:str}/events",
+        guards=[requires_reader],
+        security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}],
+        **documented(
+            examples.EVENTS,
+            insufficient_scope=InsufficientScope(READ),
+            unknown_conveyancer=UnknownConveyancer(),
+            unknown_uuid=RequestNotFound(),
+            erased=RequestErased(),
+        ),
+    )
     async def list_events(
         self,
         request: ApiRequest[Caller | InternalReader],
-        uuid: FromPath[str],
+        uuid: Uuid,
         resources: NamedDependency[SkipValidation[Resources]],
     ) -> Envelope[CalculationRequestEvents]:
         """List what has happened to a request so far: its events, oldest first.

@@ -12,7 +12,11 @@ from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
 from service.api.decoding import body_overdue, body_too_large, malformed_body
 from service.authentication.authenticator import Authenticator
-from service.calculation_requests.model import CalculationRequest, RetrievedCalculationRequest
+from service.calculation_requests.model import (
+    CalculationRequest,
+    CalculationRequestView,
+    RetrievedCalculationRequest,
+)
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
 from service.calculation_requests.storing import Storage
 from service.postgres import connections
@@ -36,9 +40,9 @@ class Resources(msgspec.Struct, frozen=True):
         """Acquire a connection for the statements of one HTTP request. Raises PostgresUnavailable."""
         return connections.Acquired(self.pool, seconds=self.settings.database_timeout_seconds)
 
-    def view(self, stored: CalculationRequest) -> RetrievedCalculationRequest:
+    def view(self, stored: CalculationRequest) -> CalculationRequestView:
         """Return what the API shows of a request. Raises SecretKeyMissing."""
-        return stored.view(*stored.secret_and_url(self.secret_keys, self.settings.app_url))
+        return stored.view_with_secret(*stored.secret_and_url(self.secret_keys, self.settings.app_url))
 
     def listed(self, found: Sequence[CalculationRequest]) -> list[RetrievedCalculationRequest]:
         """Return what a page shows. A request whose secret key is missing is shown without its link."""
