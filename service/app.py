@@ -1,7 +1,7 @@
 """Assembles the API from its parts."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from service.api import errors, openapi, page, questionnaire
 from service.api.requests import Requests
 from service.api.resources import ApiRequest, Resources
 from service.authentication.authenticator import Authenticator
-from service.authentication.signing_keys import SigningKeys
+from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.calculation_requests.storing import Storage
 from service.outbox.lanes import RelayWaker
@@ -83,6 +83,8 @@ async def _lifespan(
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings))
         signing_keys = SigningKeys(settings.auth_jwks_url)
+        with suppress(SigningKeysUnavailable):  # The failure was logged, and fetches go on in the background.
+            await signing_keys.refresh()
         relay = RelayWaker(pool, seconds=seconds)
         await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
         await stack.enter_async_context(in_background("relay_waker", relay.run))

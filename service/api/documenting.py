@@ -31,7 +31,6 @@ from service.postgres.outages import PostgresUnavailable
 from service.server.asgi import Response
 
 _OK = str(HTTPStatus.OK.value)
-_NOT_MODIFIED = str(HTTPStatus.NOT_MODIFIED.value)
 
 
 def _header(description: str, example: Any = None, **schema: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -99,34 +98,10 @@ def documented(
     The example of an error is the actual response to it. *headers* are those of successful answers, and True
     means that all of them have the header. An answer that *may_be_unchanged* is 304 then.
     """
-    by_status: dict[HTTPStatus, dict[str, Response]] = {}
+    refused: dict[HTTPStatus, dict[str, Response]] = {}
     for name, failure in {**failures, **_ANY_FAILURE}.items():
         response = translate(failure).answer()
-        by_status.setdefault(response.status, {})[name] = response
-    shared = {str(status.value): _shared_headers(sent.values()) for status, sent in by_status.items()}
-
-    @dataclass
-    class Documented(Operation):
-        def __post_init__(self) -> None:
-            summary, _, description = (self.description or "").partition(".")
-            self.summary, self.description = summary, description.strip() or None
-            self.parameters = [
-                *(self.parameters or ()),
-                *(Reference(f"#/components/parameters/{name}") for name in ("X-Request-Id", "traceparent")),
-            ]
-            for status, response in (self.responses or {}).items():
-                if isinstance(response, Reference):
-                    continue
-                response.headers = _headers(shared.get(status, headers or {}))
-                if status == _OK:
-                    response.description = HTTPStatus.OK.phrase
-                    response.links = dict(links or {}) or None
-                    _content(response)["examples"] = _examples(
-                        {name: succeed(each) for name, each in answers.items()}
-                    )
-            if self.request_body is not None:
-                _content(self.request_body)["examples"] = _examples(bodies or {})
-
+        refused.setdefault(response.status, {})[name] = response
     responses = {
         int(status): ResponseSpec(
             ErrorEnvelope,
@@ -137,12 +112,35 @@ def documented(
                 for name, each in sent.items()
             ],
         )
-        for status, sent in sorted(by_status.items())
+        for status, sent in sorted(refused.items())
     }
     if may_be_unchanged:
         unchanged = HTTPStatus.NOT_MODIFIED
         responses[int(unchanged)] = ResponseSpec(None, description=unchanged.phrase)
+    sent_headers = {str(status.value): _shared_headers(sent.values()) for status, sent in refused.items()}
+    successes = {name: succeed(each) for name, each in answers.items()}
+
+    @dataclass
+    class Documented(Operation):
+        def __post_init__(self) -> None:
+            _describe(self)
+            for status, response in (self.responses or {}).items():
+                response.headers = _headers(sent_headers.get(status, headers or {}))  # type: ignore[union-attr]
+            ok: Any = (self.responses or {})[_OK]
+            ok.description, ok.links = HTTPStatus.OK.phrase, links
+            _add_examples(ok, successes)
+            if self.request_body is not None:
+                _add_examples(self.request_body, bodies or {})
+
     return {"responses": responses, "operation_class": Documented}
+
+
+def _describe(operation: Operation) -> None:
+    """Take the summary from the docstring, and add the parameters that every endpoint has."""
+    summary, _, description = (operation.description or "").partition(".")
+    operation.summary, operation.description = summary, description.strip() or None
+    everywhere = [Reference(f"#/components/parameters/{name}") for name in ("X-Request-Id", "traceparent")]
+    operation.parameters = [*(operation.parameters or ()), *everywhere]
 
 
 def link(name: str, *, to: str, **parameters: str) -> dict[str, Any]:
@@ -165,8 +163,10 @@ def _headers(sent: Mapping[str, bool]) -> dict[str, Any]:
     return {name: _HEADERS[name] | {"required": is_always_sent[name]} for name in sorted(is_always_sent)}
 
 
-def _examples(values: Mapping[str, Any]) -> dict[str, Example]:
-    return {name: Example(value=_written(value)) for name, value in values.items()}
+def _add_examples(body: Any, values: Mapping[str, Any]) -> None:  # noqa: ANN401 - of an answer or a request
+    body.content[MediaType.JSON].examples = {
+        name: Example(value=_written(value)) for name, value in values.items()
+    }
 
 
 def _written(value: object) -> msgspec.Raw:
@@ -207,7 +207,3 @@ def _simplify(parameter: dict[str, Any]) -> None:
     if "oneOf" in schema:
         (kind,) = [each for each in schema.pop("oneOf") if each != {"type": "null"}]
         parameter["schema"] = {**kind, **schema}
-
-
-def _content(body: Any) -> Any:  # noqa: ANN401 - a response or a request body
-    return body.content[MediaType.JSON].__dict__

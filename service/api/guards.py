@@ -35,14 +35,14 @@ def requires(scope: str) -> Guard:
 
     async def admit(connection: Connection, _: BaseRouteHandler) -> None:
         authenticator = _shed_load(connection).authenticator
-        _admit(connection, await authenticator.verify_access_token(_token(connection), scope=scope))
+        _admit(connection, authenticator.verify_access_token(_token(connection), scope=scope))
 
     return admit
 
 
 async def requires_reader(connection: Connection, _: BaseRouteHandler) -> None:
     """Admit a conveyancer's caller with the scope READ, or an internal reader."""
-    _admit(connection, await _shed_load(connection).authenticator.verify_reader(_token(connection)))
+    _admit(connection, _shed_load(connection).authenticator.verify_reader(_token(connection)))
 
 
 def _admit(request: Connection, reader: Caller | InternalReader) -> None:
@@ -55,7 +55,7 @@ async def requires_reader_or_secret(request: Connection, _: BaseRouteHandler) ->
     authenticator = _shed_load(request).authenticator
     token = _token(request)
     if is_jwt(token) or looks_like_api_key(token):
-        _admit(request, await authenticator.verify_reader(token))
+        _admit(request, authenticator.verify_reader(token))
     elif looks_like_secret(token):
         request.scope["user"] = SecretHolder(token)
     else:

@@ -74,13 +74,13 @@ class AccessTokens:
         self._clients = _names(settings.auth_clients)
         self._internal_clients = _names(settings.auth_internal_clients)
 
-    async def verify(self, token: str) -> Caller | InternalReader:
+    def verify(self, token: str) -> Caller | InternalReader:
         """Return the caller. Raises InvalidCredentials or SigningKeysUnavailable."""
         _check_form(token)
         try:
             header = jwt.get_unverified_header(token)
             self._check_header(header)
-            signing_key = await self._signing_keys.find(header["kid"])
+            signing_key = self._signing_keys.find(header["kid"])
             if signing_key is None:
                 raise InvalidCredentials(
                     "The access token is signed with a key that the issuer does not publish.", "AUTH_JWKS_URL"

@@ -68,7 +68,7 @@ async def _judge(settings: ServiceSettings, token: str) -> AsyncIterator[Finding
     signing_keys = SigningKeys(settings.auth_jwks_url)
     await signing_keys.refresh()
     try:
-        caller = await AccessTokens(settings, signing_keys).verify(token)
+        caller = AccessTokens(settings, signing_keys).verify(token)
     except InvalidCredentials as refused:
         do = ", ".join(_shown(settings, name) for name in refused.settings)
         yield Finding("wrong", "token", str(refused).rstrip("."), do and f"the settings that matter: {do}")

@@ -142,6 +142,17 @@ async def test_browsers_leave_port_80_out():
     assert [answer.status_code for answer in answers] == [200, 200, 403]
 
 
+async def test_token_is_given_to_no_caller_and_no_path_forges_a_line_of_the_log(capsys):
+    async with pages(NO_API) as visitor:
+        asked = await visitor.post("/access-token")
+        form = await visitor.get("/")
+        forged = await visitor.get("/nowhere%0AGET%20/forged%20200")
+
+    assert (asked.status_code, forged.status_code) == (404, 404)
+    assert SETTINGS.access_token not in form.text
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["404", "200", "404"]
+
+
 async def test_unknown_page_leads_back_and_a_team_without_an_account_announces_nothing():
     async with pages(NO_API) as visitor:
         unknown = await visitor.get("/nowhere")

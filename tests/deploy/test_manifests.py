@@ -94,8 +94,19 @@ def test_liveness_has_no_dependencies_and_every_probe_meets_the_port_of_its_proc
         (port,) = container["ports"]
         for probe, path in {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}.items():
             assert container[f"{probe}Probe"]["httpGet"] == {"path": path, "port": port["name"]}
+        liveness = container["livenessProbe"]
+        judged = liveness["periodSeconds"] * liveness["failureThreshold"]
+        assert judged + liveness["terminationGracePeriodSeconds"] <= 40, "a frozen process is replaced sooner"
         variable = "PORT" if name == "api" else "HEALTH_PORT"
         assert configuration(overlay)[variable] == str(port["containerPort"])
+
+
+def test_probes_of_developments_engines_start_no_program_and_bear_a_busy_machine():
+    for name in ("postgres", "rabbitmq"):
+        container = container_of(workloads("dev")[name])
+        probe = container["readinessProbe"]
+        assert probe["tcpSocket"]["port"] == container["ports"][0]["name"]
+        assert probe["timeoutSeconds"] >= 5
 
 
 @each_overlay
@@ -401,9 +412,16 @@ def test_page_says_what_the_pods_request_and_how_many_connections_there_must_be(
         count = given.get("instances") or given["replicas"]
         pods.append((given["template"]["spec"]["containers"][0] if one["kind"] == "Pooler" else given, count))
     sums = [sum(count * requested(each)[part] for each, count in pods) for part in (0, 1)]
+    surge = [
+        sum(requested(container_of(workloads(overlay)[name]))[part] for name in PROCESSES) for part in (0, 1)
+    ]
+    job = requested(container_of(workloads(overlay)["operator"]))
+    page = " ".join(PAGE.split())
     listed = {cells[0]: cells[1:] for cells in rows(INSTALLATION, "Scaling", "| CPUs")}
 
     assert listed[overlay][:2] == [f"{sums[0]:.2f}", f"{sums[1]:.1f} GiB"]
+    assert f"requests {surge[0]:.1f} CPUs and {surge[1] * 1024:.0f} MiB more" in page
+    assert f"`operate` requests {job[0]} CPUs and {job[1] * 1024:.0f} MiB" in page
     if overlay in WITH_ENGINES:
         cluster = the_one(overlay, "Cluster", "postgres")["spec"]["postgresql"]["parameters"]
         assert listed[overlay][2] == cluster["max_connections"]

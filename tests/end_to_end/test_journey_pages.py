@@ -184,17 +184,6 @@ async def test_page_waits_while_the_worker_is_dead_and_then_goes_on(journey, chr
         await expect(in_email(page).get_by_role("link")).to_be_visible()
 
 
-async def test_access_token_can_be_copied(journey, chromium):
-    async with watched(chromium, DESK) as (page, _):
-        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        await page.goto(journey.pages.base_url)
-        await button(page, "Copy").click()
-        await expect(button(page, "Copied")).to_be_visible()
-        copied = await page.evaluate("navigator.clipboard.readText()")
-
-    assert copied == journey.environment["ACCESS_TOKEN"]
-
-
 async def test_new_secret_invalidates_the_old_link_and_its_email_opens_the_form(
     journey, chromium, environment
 ):

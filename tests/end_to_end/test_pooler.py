@@ -2,20 +2,27 @@
 
 import asyncio
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
+import httpx
+import msgspec
 import pytest
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
 from deploy.local.machine.ports import accepts, free_port
 from deploy.local.machine.processes import Program, running, wait_for
-from tests.end_to_end.callers import client_of
+from tests.deploy.manifests import K8S
+from tests.end_to_end.callers import client_of, create
 from tests.end_to_end.events import ALL_ARE_DONE, publish_calculation
 from tests.harness import databases
 from tests.harness.examples import A_REQUEST
 from tests.harness.processes import api_process, started, worker_process
+from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -23,18 +30,18 @@ pytestmark = pytest.mark.long
 _AS_ANOTHER_USER = [] if os.geteuid() else ["--user", "nobody"]  # PgBouncer refuses to run as root
 
 
-@pytest.fixture
-def pooler_url(database_url, tmp_path):
-    """The URL of the test's database through a PgBouncer with three connections for each user."""
+@contextmanager
+def pooler(database_url: str, folder: Path) -> Iterator[str]:
+    """Run a PgBouncer with three connections for each user. Yields the URL of the database through it."""
     try:
         pgbouncer = packages.command("pgbouncer", package="pgbouncer")
     except LocalStackError as reason:
         pytest.skip(f"PgBouncer is missing: {reason}")
     port = free_port()
     database = urlsplit(database_url)
-    tmp_path.chmod(0o755)
-    config = tmp_path / "pgbouncer.ini"
-    users = tmp_path / "users.txt"
+    folder.chmod(0o755)
+    config = folder / "pgbouncer.ini"
+    users = folder / "users.txt"
     users.write_text("".join(f'"{databases.user_of(role)}" "made-up"\n' for role in databases.ROLES))
     users.chmod(0o644)
     server = f"host={database.hostname} port={database.port}"
@@ -44,6 +51,7 @@ def pooler_url(database_url, tmp_path):
         f"auth_file = {users}",
         "pool_mode = transaction",
         "default_pool_size = 3",
+        f"server_login_retry = {login_retry()}",
     ]
     options += ["listen_addr = 127.0.0.1", f"listen_port = {port}"]
     lines = ["[databases]", f"* = {server}", "[pgbouncer]", *options, ""]
@@ -54,12 +62,27 @@ def pooler_url(database_url, tmp_path):
         command=[*pgbouncer, *_AS_ANOTHER_USER, str(config)],
         environment=os.environ,
         folder=Path("/"),
-        log=tmp_path / "pgbouncer.log",
+        log=folder / "pgbouncer.log",
         stop_seconds=5.0,
     )
     with running(program) as process:
         wait_for(process, lambda: accepts(port), seconds=30)
         yield urlunsplit(database._replace(netloc=f"127.0.0.1:{port}"))
+
+
+def login_retry() -> str:
+    """Return `server_login_retry` of the pooler in the manifests. Needs no kustomize."""
+    text = (K8S / "overlays" / "production" / "postgres.yaml").read_text()
+    objects = [msgspec.yaml.decode(part) for part in text.split("\n---\n")]
+    (found,) = (each["spec"] for each in objects if each["kind"] == "Pooler")
+    return str(found["pgbouncer"]["parameters"]["server_login_retry"])
+
+
+@pytest.fixture
+def pooler_url(database_url, tmp_path):
+    """The URL of the test's database through a PgBouncer."""
+    with pooler(database_url, tmp_path) as url:
+        yield url
 
 
 async def test_chain_works_through_a_transaction_pooler(
@@ -86,3 +109,27 @@ async def test_chain_works_through_a_transaction_pooler(
     assert {response.status_code for response in responses} == {200}
     assert sum("Idempotent-Replayed" not in response.headers for response in responses) == 50
     assert len(uuids) == len(mail_server.accepted) == 50
+
+
+async def test_api_answers_soon_after_a_switchover(service_settings, database_url, issuer, tmp_path):
+    async with TcpProxy(database_url) as postgres:
+        with pooler(postgres.url, tmp_path) as url:
+            pooled = {"DATABASE_URL": databases.as_role(url, "api"), "DATABASE_STATEMENT_CACHE_SIZE": "0"}
+            api = api_process(service_settings, tmp_path, **pooled, DATABASE_TIMEOUT_SECONDS="1")
+            async with started(api), client_of(api, issuer.token()) as caller:
+                await create(caller)
+                await postgres.refuse()
+                during = await caller.post("/v1/request", json=A_REQUEST)
+                await eventually(lambda: postgres.refused)
+                postgres.admit()
+                admitted = time.monotonic()
+                await eventually(lambda: is_created(caller))
+                waited = time.monotonic() - admitted
+
+    assert during.status_code == 503
+    assert waited < 8, "PgBouncer's own default makes this fifteen seconds"
+
+
+async def is_created(caller: httpx.AsyncClient) -> bool:
+    """Whether a create is answered with 200."""
+    return (await caller.post("/v1/request", json=A_REQUEST)).status_code == 200

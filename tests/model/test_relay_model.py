@@ -80,10 +80,13 @@ class RelayModel(RuleBasedStateMachine):
         await self.observer.execute("TRUNCATE outbox, outbox_held")
         self.resources.enter_context(patch.multiple(loop, _BATCH_SIZE=WINDOW, _RETRY_SECONDS=0.0001))
         self.relay = Relay(self.settings, self.pool, asyncio.Event())
+        self.channel = AsyncExitStack()
+        self.publisher: Publisher | None = None
 
     def teardown(self) -> None:
         """Close the connections."""
         self.observer.terminate()
+        self.run(self.channel.aclose())
         self.run(self.resources.aclose())
         self.runner.close()
 
@@ -156,9 +159,13 @@ class RelayModel(RuleBasedStateMachine):
         self.refused |= {_is_created(event) for event in refused}
 
     async def _relay_once(self) -> None:
-        async with open_channel(self.settings, name="model") as channel:
-            publisher = await Publisher.on(channel, timeout_seconds=self.settings.broker_timeout_seconds)
-            await self.relay.relay_due(publisher)
+        """Make one pass on the same channel as the last, unless that one may not be used again."""
+        if self.publisher is None or not self.publisher.is_usable:
+            await self.channel.aclose()
+            channel = await self.channel.enter_async_context(open_channel(self.settings, name="model"))
+            seconds = self.settings.broker_timeout_seconds
+            self.publisher = await Publisher.on(channel, timeout_seconds=seconds)
+        await self.relay.relay_due(self.publisher)
 
     @rule(script=scripts)
     def relay_while_postgres_cuts_the_connection(self, script: Script) -> None:

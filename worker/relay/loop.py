@@ -81,32 +81,39 @@ class Relay:
             raise NotReady(self._obstacle)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Relay until *stop*. Resume after every outage of RabbitMQ or Postgres."""
+        """Relay until *stop*. Reconnect after every outage of RabbitMQ."""
         pauses = Pauses("relay_paused")
         while not stop.is_set():
             try:
                 async with open_role(self._settings, name="relay", needs=[topology.REQUESTS]) as channel:
                     await self._relay_on(channel, pauses, stop)
-            except (BrokerUnavailable, PostgresUnavailable, LaneLost) as error:
-                self.marks.forget()
-                reason = str(error) if isinstance(error, BrokerUnavailable) else ""
-                self._obstacle = reason or _NOT_CONNECTED
+            except BrokerUnavailable as error:
+                self._obstacle = str(error) or _NOT_CONNECTED
                 await pauses.log_and_wait(error, stop)
             finally:
                 self._alarm = Alarm()
 
     async def _relay_on(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
-        """Relay on one channel until *stop* or the first outage. Wait after a pass that published nothing."""
+        """Relay on one channel until *stop*. Wait after a pass that published nothing.
+
+        An outage of Postgres does not end the channel, unless it interrupts a publish. Raises
+        BrokerUnavailable.
+        """
         quick_looks: Iterator[float] = iter(())
         publisher = await Publisher.on(channel, timeout_seconds=self._settings.broker_timeout_seconds)
         async with in_background("broker_alarm", partial(self._alarm.watch, channel)):
             await publisher.probe(self._alarm, stop)
             self._obstacle = ""
             while not stop.is_set():
-                if channel.is_closed:
+                if not publisher.is_usable:
                     raise BrokerUnavailable("the channel was closed")
                 self._woken.clear()
-                moved = await self.relay_due(publisher)
+                try:
+                    moved = await self.relay_due(publisher)
+                except (PostgresUnavailable, LaneLost) as error:
+                    self.marks.forget()
+                    await pauses.log_and_wait(error, stop)
+                    continue
                 pauses.reset()
                 if moved:
                     quick_looks = iter(_QUICK_LOOK_SECONDS)

@@ -38,6 +38,7 @@ class Publisher:
     """Publishes windows of events to the exchange, one window at a time."""
 
     def __init__(self, channel: aiormq.Channel, *, timeout_seconds: float) -> None:
+        self._is_intact = True  # not after an outage or a cancelled publish
         self._channel = channel
         self._timeout_seconds = timeout_seconds
 
@@ -47,6 +48,11 @@ class Publisher:
         # aio-pika's own publish costs 1.5 times as much, because it waits for the socket each time.
         underlay = cast("aiormq.Channel", await channel.get_underlay_channel())
         return cls(underlay, timeout_seconds=timeout_seconds)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the channel can publish another window."""
+        return self._is_intact and not self._channel.is_closed
 
     async def probe(self, alarm: Alarm, stop: asyncio.Event) -> None:
         """Publish two empty messages that no queue gets. RabbitMQ reports an alarm only after a publish.
@@ -79,12 +85,16 @@ class Publisher:
     async def publish(self, window: Sequence[OutboxRow]) -> PublishResult:
         """Publish all events of *window* together, and wait for their confirms, within one timeout.
 
+        After an outage, or if this is cancelled, messages may be numbered but unsent. Then the channel is not
+        used again.
+
         No two events may belong to one request. If the first were refused, the second would overtake it.
         """
         if not window:
             return PublishResult()
         if tracing.is_on():
             window = [_traced(row) for row in window]
+        self._is_intact = False
         confirms: Confirms = {}
         until = asyncio.get_running_loop().time() + self._timeout_seconds
         try:
@@ -92,7 +102,9 @@ class Publisher:
                 await self._write(window, confirms)
         except BROKER_ERRORS as error:
             return PublishResult(outage=error)
-        return _outcome(confirms, await self._wait(list(confirms.values()), until=until))
+        outcome = _outcome(confirms, await self._wait(list(confirms.values()), until=until))
+        self._is_intact = outcome.outage is None
+        return outcome
 
     async def _write(self, window: Sequence[OutboxRow], confirms: Confirms) -> None:
         """Encode all events of *window*, write them together, and add their futures to *confirms*.

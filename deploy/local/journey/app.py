@@ -34,7 +34,6 @@ def create_app(settings: Settings) -> Litestar:
         route_handlers=[
             firm.show_form,
             firm.send,
-            firm.copy_access_token,
             show_journey,
             inbox.show_email,
             customer.open_link,

@@ -6,7 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx
-from litestar import MediaType, get, post
+from litestar import get, post
 from litestar.response import Redirect, Template
 
 from deploy.local.journey.resources import Resources, TeamRequest, bearer, transcript
@@ -74,9 +74,3 @@ async def follow(resources: Resources, uuid: str) -> dict[str, Any]:
     events = await resources.http.get(f"/v1/request/{uuid}/events", headers=headers)
     record, listed = [response.raise_for_status().json()["data"] for response in (found, events)]
     return {"record": record, "events": listed["events"], "followed": transcript(events, _TOKEN)}
-
-
-@post("/access-token", media_type=MediaType.TEXT)
-async def copy_access_token(request: TeamRequest) -> str:
-    """Return the access token to the button *Copy*. Nothing else takes it to the browser."""
-    return request.resources.settings.access_token

@@ -28,7 +28,8 @@ async def refuse_other_sites(request: Request[Any, Any, Any]) -> None:
 async def finish(message: Message, scope: Scope) -> None:
     """Add the headers of every response, and write the access log, which has no queries."""
     if message["type"] == "http.response.start":
-        print(scope.get("method"), scope["path"], message["status"], flush=True)
+        path = repr(scope["path"])  # A decoded path may contain line breaks.
+        print(scope.get("method"), path, message["status"], flush=True)
         headers = MutableScopeHeaders.from_message(message)
         for name, value in _HEADERS.items():
             headers.setdefault(name, value)

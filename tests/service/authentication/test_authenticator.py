@@ -1,5 +1,6 @@
 """Access tokens and API keys: which are accepted, and why others are refused."""
 
+import asyncio
 import hmac
 import time
 from collections.abc import Callable
@@ -121,9 +122,8 @@ RSA_ALGORITHMS = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
     ],
 )
 async def test_key_verifies_the_algorithm_it_is_published_for_or_any_of_its_type(
-    service_settings, own_issuer, kind, published, signing, accepted, monkeypatch
+    service_settings, own_issuer, kind, published, signing, accepted
 ):
-    monkeypatch.setattr(signing_keys, "_INTERVAL_SECONDS", 0.0)
     form, generate = kind
     private = generate()
     key = form.to_jwk(private.public_key(), as_dict=True) | {"kid": "the key"}
@@ -205,26 +205,42 @@ async def test_token_is_trusted_for_a_while_after_its_key_is_withdrawn_and_use_d
     service_settings, own_issuer, monkeypatch
 ):
     monkeypatch.setattr(authenticator, "_LONGEST_CACHED_SECONDS", 1.0)
-    monkeypatch.setattr(signing_keys, "_INTERVAL_SECONDS", 0.0)
     keys = SigningKeys(own_issuer.jwks.as_uri())
     remembered, new = own_issuer.token(), own_issuer.token(jti="never seen before")
     async with open_pool(service_settings) as pool:
         verifier = Authenticator(service_settings, keys, pool)
 
-        async def is_refused(token: str) -> bool:
+        def is_refused(token: str) -> bool:
             try:
-                await verifier.verify_access_token(token, scope=READ)
+                verifier.verify_access_token(token, scope=READ)
             except InvalidCredentials:
                 return True
             return False
 
-        assert not await is_refused(remembered)
+        await keys.refresh()
+        assert not is_refused(remembered)
         own_issuer.publish("next")  # and the key "local" no more
         await keys.refresh()
 
-        assert await is_refused(new)
-        assert not await is_refused(remembered)
+        assert is_refused(new)
+        assert not is_refused(remembered)
         await eventually(lambda: is_refused(remembered))
+
+
+async def test_first_call_with_a_new_key_gets_503_and_its_retry_succeeds(
+    service_settings, own_issuer, monkeypatch
+):
+    token = own_issuer.token(headers={"kid": "next"})
+    async with api_client(service_settings, token, auth_jwks_url=own_issuer.jwks.as_uri()) as client:
+        await client.get("/livez")  # The API has started, with the key "local".
+        own_issuer.publish("next")
+        for name in ("_FRESH_SECONDS", "_INTERVAL_SECONDS"):  # The last fetch is long ago.
+            monkeypatch.setattr(signing_keys, name, 0.0)
+        first = await client.get(STRUCTURE)
+        await asyncio.sleep(int(first.headers["Retry-After"]))
+        retry = await client.get(STRUCTURE)
+
+    assert (first.status_code, retry.status_code) == (503, 200)
 
 
 async def is_refused(client: httpx.AsyncClient) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from service.outbox.lanes import LANES, lane_of, try_lock
 from service.postgres import connections
@@ -11,7 +12,15 @@ from service.postgres.pool import open_pool
 from tests.harness.databases import has_waiting_statement
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
-from tests.worker.conftest import announce_next, open_publisher, settings_with, store, take_ids, with_pace
+from tests.worker.conftest import (
+    announce_next,
+    open_publisher,
+    passes,
+    settings_with,
+    store,
+    take_ids,
+    with_pace,
+)
 from tests.worker.relay.conftest import id_of, into_one_lane
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.relay.loop import Relay
@@ -159,6 +168,48 @@ async def test_outbox_is_read_from_its_start_after_an_outage_of_postgres(worker_
 
         async with running(relay.run):
             await eventually(lambda: relay.marks.low_water == [0] * LANES)
+
+
+async def test_outage_of_postgres_keeps_the_connection_to_rabbitmq(
+    worker_settings, broker_link, link, database, tap
+):
+    """Otherwise the relay would log in to RabbitMQ again and again, and its checks would blame RabbitMQ."""
+    settings = settings_with(
+        worker_settings, amqp_url=broker_link.url, database_url=link.url, relay_poll_seconds=0.05
+    )
+    async with open_pool(settings) as pool:
+        relay = Relay(settings, pool, asyncio.Event())
+        async with running(relay.run):
+            await eventually(lambda: passes(relay.check))
+            with capture_logs() as logs:
+                await link.refuse()
+                await eventually(lambda: sum(line["event"] == "relay_paused" for line in logs) == 3)
+                is_ready = await passes(relay.check)
+            link.admit()
+            request = await store(database)
+            await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
+
+    assert is_ready
+    assert broker_link.connections == 1
+    assert await take_ids(tap) == [id_of(request)]
+
+
+async def test_channel_is_not_used_again_after_postgres_has_interrupted_a_publish(
+    worker_settings, broker_link, link, database, stored_request
+):
+    """Some of its messages may be unsent, although aiormq has numbered them."""
+    settings = settings_with(
+        worker_settings, amqp_url=broker_link.url, database_url=link.url, broker_timeout_seconds=60.0
+    )
+    async with open_pool(settings) as pool:
+        relay = Relay(settings, pool, asyncio.Event())
+        broker_link.hold_before(id_of(stored_request).encode())
+        async with running(relay.run):
+            await eventually(broker_link.marker_reached.is_set)
+            await link.cut()
+            await eventually(lambda: broker_link.connections == 2)
+            broker_link.resume()
+            await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
 
 
 async def test_nothing_is_published_from_a_read_only_postgres(relay_once, database, tap, stored_request):

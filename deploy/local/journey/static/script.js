@@ -16,16 +16,4 @@ async function follow() {
   }
 }
 
-// The only way of the access token to the browser.
-async function copy(event) {
-  const response = await fetch("/access-token", { method: "POST" });
-  await navigator.clipboard.writeText(await response.text());
-  event.target.textContent = "Copied";
-}
-
-const button = document.getElementById("copy");
-if (button) {
-  button.hidden = false;
-  button.addEventListener("click", copy);
-}
 follow();
