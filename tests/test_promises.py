@@ -57,6 +57,7 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("and 16 levels", "service.calculation_requests.field_docs:META_DATA_DEPTH", 16),
         ("object of at most 256 KiB", "service.server.limits:LARGEST_BODY", 256 * KIB),
         ("at most 50 are listed", "service.api.decoding:UNKNOWN_FIELDS_NAMED", 50),
+        ("by the first 255 characters", "service.text_rules:CHARACTERS", 255),
         ("at most two fifths of", "service.settings:KEY_WAIT_SHARE", 0.4),
         ("`limit` is 1 to 100", "service.api.listing:LARGEST_LIMIT", 100),
         ("by default 20", "service.api.listing:DEFAULT_LIMIT", 20),

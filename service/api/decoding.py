@@ -16,7 +16,7 @@ from litestar.dto import MsgspecDTO
 from litestar.openapi.spec import Reference, Schema
 from litestar.typing import FieldDefinition
 
-from service import json_faults
+from service import json_faults, text_rules
 from service.api.envelope import ErrorCode, FieldError
 from service.api.errors import ApiError, Failure, InvalidSubmission
 from service.server.limits import LARGEST_BODY
@@ -113,7 +113,8 @@ def _read_field_by_field(kind: type[Body], body: Any) -> tuple[dict[str, Any], l
             errors.append(field_error(name, *_classify(str(error), body[name])))
     unknown = islice((name for name in body if name not in fields), UNKNOWN_FIELDS_NAMED)
     errors += [
-        field_error(name, "unknown_field", "There is no such field: check its name.") for name in unknown
+        field_error(name[: text_rules.CHARACTERS], "unknown_field", "There is no such field: check its name.")
+        for name in unknown
     ]
     return values, errors
 

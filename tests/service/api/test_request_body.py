@@ -242,6 +242,12 @@ def test_integral_number_is_an_integer_in_any_notation():
     assert repr(parse(CreateBody, body).validated(waiver_applies=False)["property_value"]) == "300000"
 
 
+def test_name_of_an_unknown_field_is_cut():
+    (error,) = refusals(json.dumps(A_REQUEST | {"é" * 256: 1}).encode())
+
+    assert (error.code, error.field, error.pointer) == ("unknown_field", "é" * 255, "/" + "é" * 255)
+
+
 def test_at_most_fifty_unknown_fields_are_reported():
     unknown = {f"unknown-{number}": 1 for number in range(2_000)}
     codes = Counter(error.code for error in refusals(json.dumps(unknown | {"case_ref": 7}).encode()))
