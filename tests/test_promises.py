@@ -88,6 +88,8 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("200 per second, without", "worker.commands.replay:EVENTS_PER_SECOND", 200),
         ("ten times as long for the reply", "worker.mail.smtp:_CONTENT_PATIENCE", 10),
         ("awaited for nine tenths of", "worker.mail.postman:_STOPPING_SHARE", 0.9),
+        ("up to a minute if it refuses us", "worker.mail.postman:_LONGEST_PAUSE_SECONDS", 60),
+        ("too many every five seconds", "worker.mail.smtp:_FULL_SECONDS", 5),
         ("traces get 2 s", "service.telemetry.tracing:FLUSH_SECONDS", 2),
         ("fetched every 5 minutes", "service.authentication.signing_keys:_REFRESH_SECONDS", 300),
         ("is trusted for 5 minutes", "service.authentication.authenticator:_LONGEST_CACHED_SECONDS", 300),

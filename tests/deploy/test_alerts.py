@@ -42,6 +42,7 @@ RETURNED = 'consumer_messages_total{queue="notifications",outcome="returned"}'
 DELAYS = 'email_delivery_seconds_bucket{le="300.0"}'
 OVERDUE = 'reconciliation_discrepancies{kind="email_overdue"}'
 SENT = 'emails_total{outcome="sent"}'
+PENDING = "emails_pending"
 REFUSED = 'emails_total{outcome="failed"}'
 RECIPIENT_REFUSED = 'emails_total{outcome="recipient_refused"}'
 POSTPONED = 'emails_total{outcome="postponed"}'
@@ -298,6 +299,17 @@ CASES: dict[str, list[Case]] = {
     "MessagesReturned": [
         fires("one, up to the limit", {RETURNED: "0+1x20 20x60"}, at="8m", too_early="3m"),
         silent("few, at a restart", {RETURNED: "0x10 5x90"}, at="8m"),
+    ],
+    "EmailsNotSent": [
+        fires(
+            "our sender's domain is refused, from the tenth minute on",
+            {PENDING: "0x40 0+1x200", SENT: "0+1x40 40x200"},
+            at="19m30s",
+        ),
+        silent("mailboxes are full, in a quiet night", {PENDING: "80x240", SENT: "9x240"}, at="40m"),
+        silent("more than can be sent", {PENDING: "0+9x240", SENT: "0+1x240"}, at="40m"),
+        silent("few, in a quiet night", {PENDING: "0x60 5x180", SENT: "9x240"}, at="20m"),
+        silent("Postgres is away", {PENDING: NOT_COUNTED, SENT: "9x60"}, at="12m"),
     ],
     "EmailsFailing": [
         fires("half", {SENT: "0+1x240", REFUSED: "0+1x240"}, at="30m", too_early="4m"),
