@@ -134,11 +134,12 @@ def nodes(count: int) -> dict[str, str]:
     }
 
 
-def members(count: int) -> dict[str, str]:
+def members(count: int, vhost: str = "/") -> dict[str, str]:
     """Return the series of *count* nodes that hold a queue, and of those that only know of it."""
     membership = [*["leader"][:count], *["follower"] * (count - 1), *["undefined"] * (3 - count)]
+    queue = f'vhost="{vhost}",queue="notifications"'
     return {
-        f'rabbitmq_detailed_queue_info{{instance="{node}",queue="notifications",membership="{one}"}}': "1x400"
+        f'rabbitmq_detailed_queue_info{{instance="{node}",{queue},membership="{one}"}}': "1x400"
         for node, one in enumerate(membership)
     }
 
@@ -146,7 +147,7 @@ def members(count: int) -> dict[str, str]:
 def members_before_4_1(count: int) -> dict[str, str]:
     """Return the series of *count* nodes of an older RabbitMQ that hold a queue."""
     return {
-        f'rabbitmq_detailed_raft_term_total{{instance="{node}",queue="notifications"}}': "1x400"
+        f'rabbitmq_detailed_raft_term_total{{instance="{node}",vhost="/",queue="notifications"}}': "1x400"
         for node in range(count)
     }
 
@@ -417,12 +418,13 @@ CASES: dict[str, list[Case]] = {
         silent("none is", nodes(3), at="11m"),
     ],
     "QueueMemberMissing": [
-        fires("one is", members(2), at="91m", too_early="89m"),
+        fires("one is", members(2), at="91m", too_early="89m", vhost="/"),
         silent("none is", members(3), at="91m"),
-        fires("one is, before 4.1", members_before_4_1(2), at="91m"),
+        fires("one is, before 4.1", members_before_4_1(2), at="91m", vhost="/"),
         silent("none is, before 4.1", members_before_4_1(3), at="91m"),
-        fires("one is, and the others export both", members(2) | members_before_4_1(2), at="91m"),
+        fires("one is, and the others export both", members(2) | members_before_4_1(2), at="91m", vhost="/"),
         silent("none is, halfway through an upgrade", members(2) | members_before_4_1(3), at="91m"),
+        fires("one is, but not in another virtual host", members(2) | members(3, "b"), at="91m", vhost="/"),
     ],
     "QueueGrowing": [
         fires(
