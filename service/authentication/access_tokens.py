@@ -180,8 +180,8 @@ def _check_form(token: str) -> None:
         raise InvalidCredentials("This endpoint takes no API key: send an access token.")
     if looks_like_secret(token):
         raise InvalidCredentials(
-            "This endpoint takes no request's secret, which opens only GET /v1/request/{uuid}: send an "
-            "access token."
+            "This endpoint takes neither a request's secret, which opens only GET /v1/request/{uuid}, nor an "
+            "opaque token: send an access token that is a JWT."
         )
     if len(token) > _LARGEST_TOKEN:
         raise InvalidCredentials(

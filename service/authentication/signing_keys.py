@@ -13,12 +13,17 @@ import httpx
 import jwt
 import msgspec
 import structlog
-from jwt.algorithms import AllowedPublicKeys
+from jwt.algorithms import AllowedPublicKeys, OKPAlgorithm
 
 from service.telemetry import api_metrics
 
-_RSA_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
-ALGORITHMS = (*_RSA_ALGORITHMS, "ES256", "ES384", "ES512", "EdDSA")
+_ED_25519 = "Ed25519"  # RFC 9864: EdDSA, limited to this curve
+# What a key without `alg` is for, by the algorithm that PyJWT assumes. Others have one algorithm per curve.
+_OF_TYPE = {
+    "RS256": ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    "EdDSA": ("EdDSA", _ED_25519),
+}
+ALGORITHMS = (*_OF_TYPE["RS256"], "ES256", "ES384", "ES512", *_OF_TYPE["EdDSA"])
 _REFRESH_SECONDS = 300.0  # between regular fetches, so that a withdrawn key is soon dropped
 _FETCH_SECONDS = 5.0  # for one fetch
 _INTERVAL_SECONDS = 1.0  # the least time between two fetches, because any made-up key id causes one
@@ -28,6 +33,9 @@ _FRESH_SECONDS = 10.0
 _LARGEST_DOCUMENT = 1024 * 1024
 
 _log = structlog.get_logger()
+
+with suppress(ValueError):  # PyJWT 2.15 lacks it. A release that has it raises ValueError.
+    jwt.register_algorithm(_ED_25519, OKPAlgorithm())
 
 
 class SigningKeysUnavailable(Exception):
@@ -126,11 +134,15 @@ class SigningKeys:
         address = urlsplit(self._url)
         if address.scheme == "file":
             return await asyncio.to_thread(Path(unquote(address.path)).read_bytes)
-        client = httpx.AsyncClient(verify=self._tls, timeout=_FETCH_SECONDS)
+        client = httpx.AsyncClient(
+            verify=self._tls, timeout=_FETCH_SECONDS, headers={"Accept-Encoding": "identity"}
+        )
         document = b""
         async with client, client.stream("GET", self._url) as response:
             response.raise_for_status()
-            async for part in response.aiter_bytes():
+            if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+                raise jwt.PyJWKSetError("compressed")  # A few bytes can decompress to gigabytes.
+            async for part in response.aiter_raw():
                 document += part
                 if len(document) > _LARGEST_DOCUMENT:
                     raise jwt.PyJWKSetError("too large")
@@ -153,13 +165,13 @@ def _read_jwk(entry: dict[str, Any]) -> SigningKey | None:
     is_public = "d" not in entry  # Anybody can sign with a key whose private half is published.
     if not isinstance(key_id, str) or not is_for_signatures or not is_public:
         return None
+    algorithm = entry.get("alg") or None
     try:
-        jwk = jwt.PyJWK.from_dict(entry)
+        jwk = jwt.PyJWK.from_dict(entry, "EdDSA" if algorithm == _ED_25519 else algorithm)
     except Exception as error:  # noqa: BLE001 - PyJWT and cryptography raise many kinds of errors here
         _log.warning("signing_key_not_usable", key_id=key_id[:100], error=type(error).__name__)
         return None
     if jwk.algorithm_name not in ALGORITHMS:
         return None
-    # For an RSA key without `alg` PyJWT assumes RS256. Keys of other types have one algorithm per curve.
-    takes_any_rsa = jwk.key_type == "RSA" and not entry.get("alg")
-    return SigningKey(key_id, jwk.key, _RSA_ALGORITHMS if takes_any_rsa else (jwk.algorithm_name,))
+    presumed = _OF_TYPE.get(jwk.algorithm_name, (jwk.algorithm_name,))
+    return SigningKey(key_id, jwk.key, (algorithm,) if algorithm else presumed)

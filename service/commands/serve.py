@@ -5,6 +5,7 @@ import socket
 import click
 import uvloop
 
+from service.api.outer_layer import OuterLayer
 from service.app import create_app
 from service.server import http_server
 from service.server.http_server import listen, spare_loaded_objects, stop_on_signals
@@ -27,7 +28,7 @@ def serve() -> None:
 
 async def _serve(settings: ServiceSettings, listening: socket.socket) -> None:
     await http_server.serve(
-        create_app(settings),
+        OuterLayer(create_app(settings)),
         listening,
         stop_on_signals(),
         shutdown_seconds=settings.shutdown_seconds,

@@ -45,6 +45,7 @@ class Pool:
         self._turns: deque[asyncio.Future[Connection | None]] = deque()  # of the callers in the queue
         self._opening = 0
         self._opened: set[Connection] = set()
+        self.opened_count = 0  # connections opened so far
         self._retiring: dict[Connection, asyncio.Task[None]] = {}
         self._idle: deque[tuple[Connection, float]] = deque()  # with the time of release; last in, first out
         self._reconnect_after = -math.inf
@@ -179,6 +180,7 @@ class Pool:
         try:
             connection = await self._connect()
             self._opened.add(connection)
+            self.opened_count += 1
         except Exception as error:
             self._connect_error = error
             self._reconnect_after = time.monotonic() + _RECONNECT_PAUSE_SECONDS

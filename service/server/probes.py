@@ -31,28 +31,29 @@ class NotReady(Exception):
 
 
 def lasting(check: Check, pool: Pool) -> Check:
-    """Return a check that runs *check* until it has passed, and then only while the pool has no connection.
+    """Return a check that runs *check* until it has passed, and again once the pool has opened a connection.
 
-    After *check* has passed once, an unreachable Postgres no longer fails the returned check. Otherwise no
-    API process would be ready, and callers would get the ingress's error instead of our 503. A rejected login
-    or an outdated schema still fails the returned check, because other processes may not have this fault.
+    A new connection may lead to another Postgres, or to one that has lost its data. But after *check* has
+    passed once, an unreachable Postgres no longer fails the returned check. Otherwise no API process would
+    be ready, and callers would get the ingress's error instead of our 503. A rejected login or an outdated
+    schema still fails the returned check, because other processes may not have this fault.
     """
-    has_passed = False
+    has_passed, opened = False, 0  # *opened*: how many connections the pool had opened by then
 
     async def run() -> str | None:
-        nonlocal has_passed
-        if has_passed and pool.open_size:
+        nonlocal has_passed, opened
+        if has_passed and pool.open_size and pool.opened_count == opened:
             return _REJECTED_LOGIN if pool.is_login_rejected else None
         try:
             await check()
         except PostgresUnavailable as error:
-            if pool.is_login_rejected:
+            if pool.is_login_rejected and not pool.open_size:
                 has_passed = False
                 raise NotReady(_REJECTED_LOGIN) from error
             if not has_passed:
                 raise
             return _state(error)
-        has_passed = True
+        has_passed, opened = True, pool.opened_count
         return None
 
     return run

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from service.server.limits import LARGEST_BODY, MOST_CONNECTIONS, MOST_HEADERS
@@ -128,6 +129,47 @@ async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(api, 
     print(f"at most {max(megabytes):.0f} MB, {max(seconds):.1f} s")  # noqa: T201 - shown on failure
     assert max(megabytes) < _LARGEST_MEGABYTES
     assert closed <= len(seconds) // 10
+
+
+def _of_full_size(name: str, **fields: object) -> bytes:
+    """Return a body of nearly the largest size, in which *name* has a value of 85,000 objects."""
+    body = msgspec.json.encode({**A_REQUEST, **fields, name: {"a": [{}] * 85_000}})
+    assert len(body) <= LARGEST_BODY
+    return body
+
+
+_REASON = "calculation_fee_exempt_reason"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (_of_full_size(_REASON, calculation_fee_exempt=True), 503),
+        (_of_full_size(_REASON), 503),
+        (_of_full_size("meta_data", calculation_fee_exempt=True), 422),
+        (msgspec.json.encode({**A_REQUEST, "calculation_fee_exempt": True, "é😀" + 255_000 * "x": 1}), 422),
+    ],
+    ids=["reason", "ignored reason", "meta_data", "unknown field"],
+)
+async def test_memory_is_bounded_while_creates_with_large_wrong_values_wait(
+    api, issuer, database, body, status
+):
+    json = {"Content-Type": "application/json"}
+    async with started(api), client_of(api, issuer.token()) as client:
+        await others_are_served(api, issuer.token())
+        await database.execute("BEGIN; LOCK TABLE conveyancer, calculation_request")
+        async with asyncio.TaskGroup() as group:
+            calls = [
+                group.create_task(client.post("/v1/request", content=body, headers=json)) for _ in range(150)
+            ]
+        peak = api.peak_megabytes()
+        await database.execute("ROLLBACK")
+
+    print(f"{peak:.0f} MB")  # noqa: T201 - shown on failure
+    # A body with an error is rejected at once. The others have waited.
+    assert {call.result().status_code for call in calls} == {status}
+    assert peak < _LARGEST_MEGABYTES
 
 
 @pytest.mark.long

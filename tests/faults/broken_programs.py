@@ -111,7 +111,7 @@ def keep_sessions() -> None:
 
 def forget_keys() -> None:
     """Treat every repeat under a key as a new request."""
-    idempotency_key_header.parse_key = lambda values: None  # noqa: ARG005
+    idempotency_key_header.parse_key = lambda *_: None
 
 
 def wait_for_keys() -> None:

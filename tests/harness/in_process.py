@@ -11,6 +11,7 @@ from litestar.types import ASGIApp
 from msgspec.structs import replace
 from structlog.typing import EventDict
 
+from service.api.outer_layer import OuterLayer
 from service.app import create_app
 from service.server import http_server
 from service.server.http_server import listen
@@ -48,7 +49,7 @@ async def api_client(
     settings = replace(settings, **changes)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with (
-        serve(create_app(settings)) as base_url,
+        serve(OuterLayer(create_app(settings))) as base_url,
         httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0, verify=NO_TLS) as client,
     ):
         client.event_hooks["response"].append(documented_errors.check)

@@ -1,12 +1,12 @@
 """`dead-letters list|redrive`: the messages that consumers refused."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 
 import click
 import msgspec
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
 from aiormq.exceptions import ChannelNotFoundEntity, DeliveryError
 from yarl import URL
 
@@ -30,7 +30,7 @@ from worker.settings import AmqpUrl
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
 ANSWER_SECONDS = 10.0  # for each reply from the broker
 ARRIVAL_SECONDS = 2.0  # for the arrival of the next message
-_IN_MEMORY = 200  # unacknowledged messages at a time; if 200 cannot be moved, no more arrive
+_PAGE = 200  # the most messages in memory at a time
 
 # Headers that record how a message was dead-lettered. A redriven message does not have them.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
@@ -68,11 +68,15 @@ class Redriven(msgspec.Struct, frozen=True):
     queue: str
     moved: int
     left: int
-    undecodable: int  # how many of those left have undecodable properties
+    undecodable: int  # how many of those read have undecodable properties
 
 
 _message_ids = click.option(
-    "--message-id", "message_ids", multiple=True, metavar="ID", help="Only this message. Repeatable."
+    "--message-id",
+    "message_ids",
+    multiple=True,
+    metavar="ID",
+    help="Only the first with this id. Repeatable.",
 )
 
 
@@ -93,14 +97,18 @@ async def list_letters(
     listings = []
     for name in names or QUEUES:
         queue = QUEUES[name]
-        async with _opened(queue) as (channel, dead):
-            count = _count(dead)
-            letters = []
-            number, prefetch = (count, 0) if is_any_named else (min(limit, count), limit)
-            async for place, message in _read(channel, dead, number=number, prefetch=prefetch):
-                is_named = place == position or message.message_id in message_ids
-                if is_named or not is_any_named:
-                    letters.append(_describe(message, place, in_full=is_named))
+        wanted = set(message_ids)
+        letters: list[DeadLetter] = []
+        async with _opened(queue) as (connection, count):
+            number = count if is_any_named else min(limit, count)
+            async with aclosing(_read(connection, queue, number)) as messages:
+                async for place, message in messages:
+                    is_named = place == position or message.message_id in wanted
+                    if is_named or not is_any_named:
+                        letters.append(_describe(message, place, in_full=is_named))
+                    wanted.discard(message.message_id or "")
+                    if is_any_named and not wanted and place >= (position or 0):
+                        break
         listings.append(DeadLetters(queue.dead_letters, count, letters))
     return Answer(listings, "\n\n".join(map(_as_text, listings)))
 
@@ -145,20 +153,23 @@ async def redrive(*, name: str, message_ids: Sequence[str], by: Operator) -> Ans
     message that names no request is moved without a record.
     """
     queue = QUEUES[name]
+    wanted = set(message_ids)
     moved = undecodable = 0
-    async with command_line.postgres() as connection, _opened(queue) as (channel, dead):
-        count = _count(dead)
+    async with command_line.postgres() as postgres, _opened(queue) as (connection, count):
+        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
         with command_line.progress("redriving", count) as advance:
-            # Messages that are not moved stay unacknowledged until the end.
-            prefetch = 0 if message_ids else _IN_MEMORY
-            async for _, message in _read(channel, dead, number=count, prefetch=prefetch):
-                if UNDECODABLE in message.headers:
-                    undecodable += 1
-                elif not message_ids or message.message_id in message_ids:
-                    await _record(connection, message, by)
-                    await _move_back(channel, queue, message)
-                    moved += 1
-                advance(1)
+            async with aclosing(_read(connection, queue, count)) as messages:
+                async for _, message in messages:
+                    if UNDECODABLE in message.headers:
+                        undecodable += 1
+                    elif not message_ids or message.message_id in wanted:
+                        await _record(postgres, message, by)
+                        await _move_back(channel, queue, message)
+                        moved += 1
+                    wanted.discard(message.message_id or "")
+                    advance(1)
+                    if message_ids and not wanted:
+                        break
     redriven = Redriven(name, moved, count - moved, undecodable)
     text = f"{moved} messages moved to {name}, {redriven.left} left, {undecodable} of them undecodable"
     return Answer(redriven, text)
@@ -197,11 +208,10 @@ async def _move_back(channel: AbstractChannel, queue: Queue, message: AbstractIn
 
 
 @asynccontextmanager
-async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractChannel, AbstractQueue]]:
-    """Open a queue's dead-letter queue over a new connection. Raises InvalidSetting or BrokerUnavailable.
+async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractConnection, int]]:
+    """Connect, and count the dead letters of a queue. Raises InvalidSetting or BrokerUnavailable.
 
-    Nothing is declared. Closing the connection returns unacknowledged messages to the queue in their order,
-    even on RabbitMQ 3.10, the oldest supported release. A reject would change the order.
+    Nothing is declared.
     """
     try:
         url = URL(load(BrokerSettings).amqp_url)
@@ -209,10 +219,9 @@ async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractChannel, Abstract
         raise InvalidSetting("AMQP_URL: not the address of a RabbitMQ server") from None
     try:
         async with open_connection(url, name="operator", seconds=ANSWER_SECONDS) as connection:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+            async with asyncio.timeout(ANSWER_SECONDS), connection.channel() as channel:
                 dead = await channel.declare_queue(queue.dead_letters, passive=True)
-            yield channel, dead
+            yield connection, _count(dead)
     except ChannelNotFoundEntity:
         message = f"{queue.dead_letters}: no such queue. A worker declares it when it starts."
         raise click.ClickException(message) from None
@@ -225,20 +234,35 @@ def _count(dead: AbstractQueue) -> int:
 
 
 async def _read(
-    channel: AbstractChannel, dead: AbstractQueue, *, number: int, prefetch: int
-) -> AsyncIterator[tuple[int, AbstractIncomingMessage]]:
-    """Yield the first *number* messages, with their positions. Raises ClickException if fewer arrive.
+    connection: AbstractConnection, queue: Queue, number: int
+) -> AsyncGenerator[tuple[int, AbstractIncomingMessage], None]:
+    """Yield the first *number* dead letters, with their positions. Raises ClickException if fewer arrive.
 
-    At most *prefetch* messages are unacknowledged at a time. 0 means no limit.
+    A message that the caller does not acknowledge returns to its place at the end. Until then RabbitMQ counts
+    it towards the prefetch of its channel. So after each _PAGE of them, the next arrive over another channel.
+
+    The channels are closed in the order in which they were opened, because each returns its messages behind
+    those that have been returned before. A reject would change the order on RabbitMQ 3.10.
     """
     arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-    async with asyncio.timeout(ANSWER_SECONDS):
-        await channel.set_qos(prefetch_count=prefetch)
-        await dead.consume(arrived.put)
-    for position in range(1, number + 1):
-        try:
-            message = await asyncio.wait_for(arrived.get(), ARRIVAL_SECONDS)
-        except TimeoutError:  # A message held by another consumer never arrives.
-            text = f"{dead.name}: {number - position + 1} of {number} messages did not arrive. Run it again."
-            raise click.ClickException(text) from None
-        yield position, message
+    pages: list[AbstractChannel] = []
+    kept = 0
+    try:
+        for position in range(1, number + 1):
+            if kept == _PAGE * len(pages):
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    pages.append(await connection.channel())
+                    await pages[-1].set_qos(prefetch_count=_PAGE)
+                    dead = await pages[-1].get_queue(queue.dead_letters, ensure=False)
+                    await dead.consume(arrived.put)
+            try:
+                message = await asyncio.wait_for(arrived.get(), ARRIVAL_SECONDS)
+            except TimeoutError:  # A message held by another consumer never arrives.
+                missing = f"{number - position + 1} of {number} messages did not arrive"
+                raise click.ClickException(f"{queue.dead_letters}: {missing}. Run it again.") from None
+            yield position, message
+            kept += not message.processed
+    finally:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            for page in pages:
+                await page.close()

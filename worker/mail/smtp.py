@@ -7,8 +7,9 @@ reply before it sends the next command.
 import asyncio
 import re
 import socket
+import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 from urllib.parse import unquote, urlsplit
 
 import aiosmtplib
@@ -16,56 +17,26 @@ from aiosmtplib import SMTPException, SMTPResponseException
 
 from service.telemetry import logs
 from service.telemetry.tracing import Attributes
+from worker.mail.replies import NO_REPLY, Reply
 from worker.settings import EmailSettings
 
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
-# The code in a `Reply` if the mail server sent no reply, or a reply that cannot belong to the command.
-NO_REPLY = 0
-_SERVICE_NOT_AVAILABLE = 421  # The mail server ends the session.
-# After the content, these codes mean a provider's limit on e-mails or connections. After RCPT, 454 refuses
-# one recipient, for example with Postfix's "454 4.7.1 Relay access denied".
-_THROTTLING = frozenset({432, 454})
 # The reply to the content may take this many times as long as another reply, because the server filters the
 # content first. This allows ten minutes by default (RFC 5321, section 4.5.3.2.6).
 _CONTENT_PATIENCE = 10
 _REPLY_LINE = re.compile(rb"([2-5][0-9]{2})(?:([- ])(.*))?\r?\n", re.DOTALL)
 _MOST_LINES = 100  # of one reply
 _LONGEST_LINE = 8 * 1024
-
-
-class Reply(NamedTuple):
-    """A mail server's reply to a command, or to the content of an e-mail."""
-
-    to: str  # connection (which includes the login), MAIL, RCPT, DATA or content
-    code: int
-    text: str = ""
-
-    @property
-    def words(self) -> str:
-        """The code and text of the reply, or why there is no reply."""
-        return f"{self.code} {self.text}" if self.code else self.text or f"no reply to {self.to}"
-
-    @property
-    def is_acceptance(self) -> bool:
-        """Whether the command was carried out. A `Reply` to `connection` is always a refusal."""
-        return self.to != "connection" and NO_REPLY < self.code < 400
-
-    @property
-    def ends_session(self) -> bool:
-        """Whether no further command would be carried out."""
-        return self.code in {NO_REPLY, _SERVICE_NOT_AVAILABLE}
-
-    @property
-    def is_outage(self) -> bool:
-        """Whether this refusal concerns every e-mail."""
-        return self.to in {"connection", "MAIL"} or (self.to == "content" and self.code in _THROTTLING)
+# If a new connection fails while others are in use, the next one is tried after this time: soon if the mail
+# server limits the connections, which it says by 421; later if it refuses the login.
+_FULL_SECONDS = 5.0
+_REFUSED_SECONDS = 60.0
 
 
 class MailServerUnavailable(Exception):
-    """The mail server is unreachable, or accepts no e-mail at all.
+    """The mail server is unreachable, or refuses the greeting, the login or MAIL.
 
-    The e-mail is not at fault, so no attempt is counted. A refused login or sender address counts as an
-    outage, because it concerns every e-mail. A provider's limit is an outage that lasts about a second.
+    This concerns every e-mail, so no attempt is counted.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -174,10 +145,14 @@ class Mailer:
         self._port = url.port or _DEFAULT_PORTS[url.scheme]
         self._scheme = url.scheme
         self._username = unquote(url.username) if url.username else None
-        self._password = unquote(url.password) if url.password else None
+        self._password = unquote(url.password or "")
         self._seconds = settings.smtp_timeout_seconds
         self._greeting_name = settings.smtp_helo_name
         self._idle: list[Session] = []
+        self._busy = 0  # sessions that are being opened, or are sending an e-mail
+        self._freed = asyncio.Event()  # A session is no longer busy.
+        self._failure: MailServerUnavailable | None = None  # of the latest connection
+        self._full_until = 0.0  # until when no connection is opened while others are busy, after a failure
 
     def describe(self) -> Attributes:
         """Return the span attributes of the mail server."""
@@ -190,22 +165,50 @@ class Mailer:
 
         If MAIL is refused, or RCPT or DATA gets 421 or no reply, this retries once over a new connection,
         because the server may be going down or limit the e-mails per connection. This cannot send the e-mail
-        twice. Raises MailServerUnavailable for a refusal that concerns every e-mail.
+        twice. Raises MailServerUnavailable in an outage.
         """
         for is_repeat in (False, True):
-            session = self._idle.pop() if self._idle and not is_repeat else await self._open()
+            session = await self._take(is_new=is_repeat)
             try:
                 reply = await session.send(sender, recipient, content, before_content=before_content)
             finally:
-                if session.is_usable:
-                    self._idle.append(session)
-                else:
-                    session.close()
+                self._release(session)
             if reply.to == "content" or (reply.to != "MAIL" and not reply.ends_session):
                 break
-        if reply.is_outage:
+        if reply.fault == "outage":
             raise MailServerUnavailable(reply)
         return reply
+
+    async def _take(self, *, is_new: bool) -> Session:
+        """Return an idle session or, if *is_new* or none is idle, a new one. Raises MailServerUnavailable.
+
+        If a new connection fails while others are in use, wait for one of those.
+        """
+        while is_new or not self._idle:
+            is_new = False
+            if self._busy == 0 or time.monotonic() >= self._full_until:
+                if self._failure is not None:  # Let the others wait while this one tries.
+                    self._full_until = time.monotonic() + _FULL_SECONDS
+                try:
+                    return await self._open()
+                except MailServerUnavailable as failure:
+                    seconds = _FULL_SECONDS if failure.reply.ends_session else _REFUSED_SECONDS
+                    self._failure, self._full_until = failure, time.monotonic() + seconds
+            if self._busy:
+                self._freed.clear()
+                await self._freed.wait()
+            if self._failure is not None and not (self._busy or self._idle):
+                raise MailServerUnavailable(self._failure.reply)
+        self._busy += 1
+        return self._idle.pop()
+
+    def _release(self, session: Session) -> None:
+        self._busy -= 1
+        self._freed.set()
+        if session.is_usable:
+            self._idle.append(session)
+        else:
+            session.close()
 
     def close(self) -> None:
         """Close every idle connection."""
@@ -214,20 +217,28 @@ class Mailer:
         self._idle.clear()
 
     async def _open(self) -> Session:
-        """Return a session over a new connection. Raises MailServerUnavailable."""
+        """Return a session over a new connection, which counts as busy. Raises MailServerUnavailable."""
+        self._busy += 1
         try:
             connection = await self.connect()
             try:
                 await connection.rset()  # This sends EHLO first, unless connecting has sent it.
-                return Session(connection, seconds=self._seconds)
+                session = Session(connection, seconds=self._seconds)
             except BaseException:
                 connection.close()
                 raise
-        except SMTPResponseException as error:
-            raise MailServerUnavailable(Reply("connection", error.code, error.message)) from error
-        except (SMTPException, OSError, ValueError) as error:
-            reply = Reply("connection", NO_REPLY, f"no connection: {logs.summarize(error)}")
+        except BaseException as error:
+            self._busy -= 1
+            self._freed.set()
+            if isinstance(error, SMTPResponseException):
+                reply = Reply("connection", error.code, error.message)
+            elif isinstance(error, (SMTPException, OSError, ValueError)):
+                reply = Reply("connection", NO_REPLY, f"no connection: {logs.summarize(error)}")
+            else:
+                raise
             raise MailServerUnavailable(reply) from error
+        self._failure = None
+        return session
 
     async def connect(self) -> aiosmtplib.SMTP:
         """Return a new connection, encrypted and logged in as SMTP_URL says. Raises aiosmtplib's errors."""
@@ -235,17 +246,36 @@ class Mailer:
         connection = aiosmtplib.SMTP(
             hostname=self._host,
             port=self._port,
-            username=self._username,
-            password=self._password,
             use_tls=self._scheme == "smtps",
             # Never None: aiosmtplib would use STARTTLS only if offered, and an attacker can hide the offer.
             start_tls=self._scheme == "smtp+starttls",
             timeout=self._seconds,
             local_hostname=self._greeting_name,
         )
-        async with asyncio.timeout(self._seconds):
-            await connection.connect()
+        try:
+            async with asyncio.timeout(self._seconds):
+                await connection.connect()
+                if self._username is not None:
+                    await self._log_in(connection, self._username)
+        except BaseException:
+            connection.close()
+            raise
         return connection
+
+    async def _log_in(self, connection: aiosmtplib.SMTP, username: str) -> None:
+        """Log in by one mechanism, because a provider may count each refusal and then ban this client.
+
+        `connection.login` would try all that are offered. PLAIN is the one that all servers must have with
+        TLS (RFC 4954, section 4).
+        """
+        if connection.is_ehlo_or_helo_needed:
+            await connection.ehlo()
+        if "plain" in connection.supported_auth_methods:
+            await connection.auth_plain(username, self._password)
+        elif "login" in connection.supported_auth_methods:
+            await connection.auth_login(username, self._password)
+        else:
+            await connection.login(username, self._password)
 
 
 def _name_of_this_machine() -> str:

@@ -13,7 +13,6 @@ from aiormq import spec
 from pamqp import encode
 
 from service.outbox import events
-from worker.rabbitmq import topology
 from worker.relay.outbox_tables import OutboxRow
 
 UNENCODABLE = (ValueError, TypeError, struct.error)  # raised for an event that AMQP cannot carry
@@ -30,7 +29,7 @@ _FLAGS = sum(
 )
 
 
-def encode_event(row: OutboxRow, event_id: str, *, channel: int, longest_body: int) -> bytes:
+def encode_event(row: OutboxRow, event_id: str, *, exchange: str, channel: int, longest_body: int) -> bytes:
     """Return the frames that publish an event as a persistent message.
 
     A frame has at most *longest_body* bytes of the body. As in aiormq, 0 or less means no limit.
@@ -63,7 +62,7 @@ def encode_event(row: OutboxRow, event_id: str, *, channel: int, longest_body: i
     pieces = [row.payload[start : start + step] for start in range(0, len(row.payload), step)]
     return b"".join(
         (
-            _publish(row.type, channel),
+            _publish(exchange, row.type, channel),
             _frame(_HEADER, channel, content),
             *(_frame(_BODY, channel, piece) for piece in pieces),
         )
@@ -71,9 +70,9 @@ def encode_event(row: OutboxRow, event_id: str, *, channel: int, longest_body: i
 
 
 @lru_cache(maxsize=64)
-def _publish(event_type: str, channel: int) -> bytes:
+def _publish(exchange: str, event_type: str, channel: int) -> bytes:
     method = spec.Basic.Publish(
-        exchange=topology.REQUESTS, routing_key=event_type, mandatory=event_type in events.MUST_BE_ROUTED
+        exchange=exchange, routing_key=event_type, mandatory=event_type in events.MUST_BE_ROUTED
     )
     return pamqp.frame.marshal(method, channel)
 

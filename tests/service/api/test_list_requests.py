@@ -11,7 +11,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from service.api import list_query
+from service.api import listing
 from service.api.envelope import FieldError
 from service.api.errors import InvalidSubmission
 from service.calculation_requests import reading
@@ -46,7 +46,7 @@ async def page(client: httpx.AsyncClient, **parameters: Any) -> Any:
 def errors(query: str) -> list[FieldError]:
     """Return the errors of a query, by field."""
     with pytest.raises(InvalidSubmission) as refusal:
-        list_query.parse_listing(query.encode())
+        listing.read_listing(query.encode())
     assert {error.pointer for error in refusal.value.errors} == {None}
     return sorted(refusal.value.errors, key=lambda error: str(error.field))
 

@@ -105,6 +105,7 @@ RSA = (RSAAlgorithm, lambda: rsa.generate_private_key(65_537, 2048))
 P_384 = (ECAlgorithm, lambda: ec.generate_private_key(ec.SECP384R1()))
 P_521 = (ECAlgorithm, lambda: ec.generate_private_key(ec.SECP521R1()))
 ED_25519 = (OKPAlgorithm, ed25519.Ed25519PrivateKey.generate)
+OF_ED_25519 = {"EdDSA", "Ed25519"}
 RSA_ALGORITHMS = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
 
 
@@ -118,7 +119,9 @@ RSA_ALGORITHMS = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
         (RSA, "HS256", RSA_ALGORITHMS, set()),
         (P_384, None, {"ES384"}, {"ES384"}),
         (P_521, "ES512", {"ES512"}, {"ES512"}),
-        (ED_25519, "EdDSA", {"EdDSA"}, {"EdDSA"}),
+        (ED_25519, "EdDSA", OF_ED_25519, {"EdDSA"}),
+        (ED_25519, "Ed25519", OF_ED_25519, {"Ed25519"}),
+        (ED_25519, None, OF_ED_25519, OF_ED_25519),
     ],
 )
 async def test_key_verifies_the_algorithm_it_is_published_for_or_any_of_its_type(

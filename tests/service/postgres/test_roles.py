@@ -1,9 +1,15 @@
 """What each role may not do in the database. The other tests run as these roles, so they may do enough."""
 
+import re
+from collections.abc import Sequence
+
 import asyncpg
 import pytest
 
+from deploy.local.machine.folders import CHECKOUT
 from service.postgres import schema
+from service.postgres.pool import Connection
+from tests.deploy.pages import INSTALLATION, section
 from tests.harness import databases
 from tests.harness.command_line import run
 from tests.harness.processes import Ended, bare_environment
@@ -52,7 +58,8 @@ REFUSED = {
     "INSERT INTO operator_action (action, operator) VALUES ('', '')": ("api", "worker", "scaling"),
     "SELECT FROM api_key": ("worker", "scaling"),
     "SELECT FROM calculation_request": ("scaling",),
-    "SELECT server_reply FROM email": ("scaling",),
+    "SELECT server_reply FROM email": ("api", "scaling"),
+    "SELECT traceparent FROM email": ("api", "scaling"),
 }
 
 
@@ -62,6 +69,55 @@ async def test_role_may_do_no_more_than_it_needs(database_url, role):
         for statement in (statement for statement, roles in REFUSED.items() if role in roles):
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await connection.execute(statement)
+
+
+async def test_apply_takes_from_all_users_what_no_role_needs(database_url, database):
+    """A copy of a database does not have the rights on the database of its template."""
+    await database.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+
+    await grant_again(database_url, database)
+
+    await refuses_all(database_url, ["CREATE TEMPORARY TABLE mine ()", "CREATE TABLE mine ()"])
+
+
+async def test_administrator_can_take_locks_and_large_objects_from_users_that_do_not_need_them(
+    database_url, database
+):
+    (statements,) = re.findall(r"```sql\n(DO .*?)```", section(INSTALLATION, "Users"), re.DOTALL)
+    await database.execute(statements.replace("OWNER", databases.user_of("owner")))
+
+    sessions = [f"SELECT {name}(1, 2)" for name in ("pg_advisory_lock", "pg_try_advisory_lock_shared")]
+    objects = ["SELECT lo_create(0)", "SELECT lo_creat(-1)", "SELECT lo_from_bytea(0, '')"]
+    await refuses_all(database_url, sessions + objects)
+    used = {
+        name
+        for package in ("service", "worker")
+        for file in (CHECKOUT / package).rglob("*.py")
+        for name in re.findall(r"(pg_\w*advisory_xact_lock\w*)\(", file.read_text())
+    }
+    assert used
+    for role in ("api", "worker", "operator"):
+        for name in used:
+            async with databases.connected(databases.as_role(database_url, role)) as connection:
+                await connection.execute(f"SELECT {name}(1, 2), {name}(3)")
+    await grant_again(database_url, database)
+
+
+async def grant_again(database_url: str, database: Connection) -> None:
+    """Let the owner apply the schema to a database in which a role lacks its rights."""
+    await database.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {databases.user_of('scaling')}")
+    owner = databases.as_role(database_url, "owner")
+    applied = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=owner))
+    assert (applied.status, applied.errors) == (0, "")
+
+
+async def refuses_all(database_url: str, statements: Sequence[str]) -> None:
+    """Check that no role may run any of *statements*."""
+    for role in EVERYBODY:
+        async with databases.connected(databases.as_role(database_url, role)) as connection:
+            for statement in statements:
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await connection.execute(statement)
 
 
 async def test_role_that_is_created_later_gets_its_rights_from_the_next_apply(database_url, database):
@@ -100,8 +156,16 @@ async def test_command_of_a_user_that_may_not_connect_says_that_the_login_is_rej
 
     ended = await run("service", "conveyancer", "list", environment=bare_environment(DATABASE_URL=operator))
 
-    reason = "Postgres at DATABASE_URL is unreachable (InvalidAuthorizationSpecificationError).\n"
-    assert ended == Ended(1, "", reason)
+    assert ended == Ended(1, "", "Postgres at DATABASE_URL rejects the login.\n")
+
+
+async def test_command_whose_user_lacks_a_right_names_the_role_that_has_it(database_url):
+    api = databases.as_role(database_url, "api")
+
+    ended = await run("service", "conveyancer", "list", environment=bare_environment(DATABASE_URL=api))
+
+    assert (ended.status, ended.output) == (1, "")
+    assert "Has the user of DATABASE_URL the rights of calculation_requests_operator?" in ended.errors
 
 
 async def test_user_that_is_not_the_owner_cannot_apply_the_schema(database_url, database):

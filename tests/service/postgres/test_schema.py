@@ -8,6 +8,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from yarl import URL
 
 from deploy.local.machine.folders import CHECKOUT, Place
 from deploy.local.servers.postgres_process import postgres_process
@@ -30,6 +31,7 @@ from tests.worker.conftest import store
 # Versions after the first release: a column more of two tables, and an index that is built concurrently.
 SAMPLE = read_versions(Path(__file__).parent / "sample_versions")
 NEWEST = 1 + len(SAMPLE)
+APPLIED = f"the schema has version {schema.VERSION}, and each role has its rights\n"
 
 
 async def empty(database: Connection) -> None:
@@ -62,7 +64,7 @@ async def test_schema_is_laid_by_a_copy_that_has_what_the_image_has(database, da
     assert await applying.wait() == 0
     assert await schema.read_version(database) == schema.VERSION
     again = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=database_url))
-    assert again == Ended(0, f"schema version {schema.VERSION} is there already\n", "")
+    assert again == Ended(0, APPLIED, "")
 
 
 async def test_command_waits_for_postgres_and_says_why():
@@ -82,7 +84,7 @@ async def test_command_waits_for_postgres_and_says_why():
         output, _ = await applying.communicate()
 
     assert reason == b"Postgres at DATABASE_URL is unreachable (ConnectionRefusedError). Waiting for it.\n"
-    assert (applying.returncode, output.decode()) == (0, f"schema version {schema.VERSION} applied\n")
+    assert (applying.returncode, output.decode()) == (0, APPLIED)
 
 
 async def test_command_fails_when_postgres_stays_away(monkeypatch):
@@ -92,6 +94,19 @@ async def test_command_fails_when_postgres_stays_away(monkeypatch):
     ended = await run("service", "schema", "apply", environment=environment)
 
     reason = "Postgres at DATABASE_URL is unreachable (ConnectionRefusedError)."
+    assert ended == Ended(1, "", f"{reason} Waiting for it.\n{reason}\n")
+
+
+async def test_rejected_login_ends_the_command_soon_so_that_its_container_gets_a_new_password(
+    monkeypatch, database_url
+):
+    monkeypatch.setattr(schema_command, "_REJECTED_SECONDS", 0.5)
+    url = str(URL(database_url).with_user("nobody_here").with_password("wrong"))
+
+    async with asyncio.timeout(60):
+        ended = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=url))
+
+    reason = "Postgres at DATABASE_URL rejects the login."
     assert ended == Ended(1, "", f"{reason} Waiting for it.\n{reason}\n")
 
 

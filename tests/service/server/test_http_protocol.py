@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from service.api.outer_layer import OuterLayer
 from service.app import create_app
 from service.identifiers import parse_uuid
 from service.server import limits
@@ -300,7 +301,7 @@ async def test_create_interrupted_by_shutdown_is_answered_and_counted_as_503_and
             capture_logs() as logs,
             rises("http_request_duration_seconds_count", method="POST", route="/v1/request", status="503"),
         ):
-            async with serve(create_app(settings), shutdown_seconds=1.0) as base_url:
+            async with serve(OuterLayer(create_app(settings)), shutdown_seconds=1.0) as base_url:
                 connection = await connect_to(base_url)
                 connection.send(head_with(issuer.token(), LENGTH, f"X-Request-Id: {REQUEST_ID}") + BODY)
                 await eventually(lambda: has_waiting_statement(database))

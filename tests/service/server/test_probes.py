@@ -64,3 +64,19 @@ async def test_process_is_not_ready_on_an_older_schema(client, database):
     for response in (older, none):
         assert response.status_code == 503
         assert "schema apply" in response.json()["postgres"]
+
+
+async def test_schema_is_looked_at_again_after_a_reconnect(service_settings, database):
+    """Postgres may have lost its data, as a development cluster's does when its pod ends."""
+    url = service_settings.database_url
+    async with TcpProxy(url) as link, api_client(service_settings, None, database_url=link.url) as client:
+        before = await client.get("/readyz")
+        await database.execute("DROP TABLE schema_version")
+        unchanged = await client.get("/readyz")
+        await link.cut()
+        read = await client.get(f"/v1/request/{uuid_of(uuid4())}", headers=bearer("s" * 43))
+        lost = [await client.get("/readyz") for _ in range(2)]
+
+    assert (before.status_code, unchanged.status_code, read.status_code) == (200, 200, 401)
+    assert [answer.status_code for answer in lost] == [503, 503]
+    assert "schema apply" in lost[0].json()["postgres"]

@@ -52,7 +52,7 @@ def encoded_by_pamqp(event: OutboxRow, pieces: list[bytes]) -> bytes:
 def test_event_is_encoded_as_pamqp_encodes_it(event_type, sequence, traceparent):
     event = outbox_row(sequence, type=event_type, traceparent=traceparent)
 
-    encoded = encode_event(event, event.event_id, channel=7, longest_body=100)
+    encoded = encode_event(event, event.event_id, exchange=topology.REQUESTS, channel=7, longest_body=100)
 
     assert encoded == encoded_by_pamqp(event, [event.payload])
 
@@ -70,6 +70,6 @@ def test_event_is_encoded_as_pamqp_encodes_it(event_type, sequence, traceparent)
 def test_body_is_split_into_frames(longest, pieces):
     event = outbox_row(1, payload=b"12345678")
 
-    encoded = encode_event(event, event.event_id, channel=7, longest_body=longest)
+    encoded = encode_event(event, event.event_id, exchange=topology.REQUESTS, channel=7, longest_body=longest)
 
     assert encoded == encoded_by_pamqp(event, pieces)

@@ -22,6 +22,7 @@ from tests.worker.conftest import (
     with_pace,
 )
 from tests.worker.relay.conftest import id_of, into_one_lane
+from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.relay.loop import Relay
 from worker.relay.outbox_tables import LaneLost
@@ -143,19 +144,46 @@ async def test_deleted_row_loses_the_lane_and_settles_nothing(relay, linked_publ
     assert await database.fetchval("SELECT request_id FROM outbox") == kept.id
 
 
-async def test_outage_settles_the_confirmed_events_alone(worker_settings, relay, broker_link, database):
+async def test_outage_settles_the_confirmed_events_alone(worker_settings, pool, broker_link, database):
     confirmed, unconfirmed = await store(database), await store(database)
     await into_one_lane(database)
     settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=1.0)
 
+    relay = Relay(settings, pool, asyncio.Event())
+
     async with open_publisher(settings) as publisher:
         broker_link.hold_before(id_of(unconfirmed).encode())
+        await broker_link.stop_listening()
         with pytest.raises(BrokerUnavailable):
             await relay.relay_due(publisher)
         broker_link.resume()
 
     left = await database.fetch("SELECT request_id, state FROM undelivered_event")
     assert left == [(unconfirmed.id, "pending")] != [(confirmed.id, "pending")]
+
+
+async def test_queue_that_blocks_the_channel_holds_back_its_events_and_no_email(
+    worker_settings, broker_link, pool, database, channel, tap
+):
+    """As RabbitMQ does while a bound quorum queue has no majority: see `_publish` in loop.py."""
+    requests = [await store(database) for _ in range(3)]
+    settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=1.0)
+    relay = Relay(settings, pool, asyncio.Event())
+    events = {id_of(request) for request in requests}
+
+    # The end of a publish to the exchange for all teams: exchange, routing key, mandatory.
+    broker_link.hold_before(b"calculation-requests\x0frequest.created\x01\xce")
+    async with running(relay.run):
+        await eventually(lambda: database.fetchval("SELECT bool_and(attempts > 0) FROM outbox_held"))
+        is_ready = await passes(relay.check)
+        held = await database.fetch("SELECT last_error FROM outbox_held")
+        broker_link.resume()
+        await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM undelivered_event)"))
+
+    assert is_ready
+    assert [row["last_error"].partition(":")[0] for row in held] == ["not confirmed"] * len(held)
+    assert set(await take_ids(await channel.get_queue(topology.NOTIFICATIONS.name))) == events
+    assert set(await take_ids(tap)) == events
 
 
 async def test_outbox_is_read_from_its_start_after_an_outage_of_postgres(worker_settings, link):

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
-from service.contracts import asyncapi
-from service.outbox import events
+from service.outbox import asyncapi, events
 from service.outbox.events import CalculationCreated
 
 COMMITTED = CHECKOUT / "deploy" / "asyncapi.json"
