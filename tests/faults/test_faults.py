@@ -12,7 +12,7 @@ _SHORT = ("--times", "1", "--requests", "0", "--rate", "25", "--longest-stall", 
 
 
 async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fault_comes_once():
-    harness = ("tests.faults", *_SHORT, "--seconds", "90")
+    harness = ("tests.faults", *_SHORT, "--seconds", "100")
     ended = await run_process(*harness, environment=bare_environment(), seconds=500)
 
     assert ended.status == 0, ended.output + ended.errors
