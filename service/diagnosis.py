@@ -25,6 +25,7 @@ from service.settings import InvalidSetting
 CHECK_SECONDS = 10.0  # for each check; the checks run concurrently
 APP_SECONDS = 5.0
 WATCH_SECONDS = 5.0
+ASK_POSTGRES = "is DATABASE_URL right, and Postgres well?"
 
 # What is wrong, by class of error. The text may contain the error, as `{0}`.
 Reasons: TypeAlias = Mapping[type[BaseException], str]
@@ -150,7 +151,7 @@ def postgres_check(
         finally:
             connection.terminate()
 
-    return Check("postgres", ["DATABASE_URL"], run, "is DATABASE_URL right, and Postgres well?")
+    return Check("postgres", ["DATABASE_URL"], run, ASK_POSTGRES)
 
 
 _VERIFY_POSTGRES = "put `sslmode=verify-full` into DATABASE_URL and LISTEN_DATABASE_URL"

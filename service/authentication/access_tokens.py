@@ -78,7 +78,10 @@ class AccessTokens:
         """Return the caller. Raises InvalidCredentials or SigningKeysUnavailable."""
         _check_form(token)
         try:
-            header = jwt.get_unverified_header(token)
+            unverified = jwt.decode_complete(token, options={"verify_signature": False})
+            if unverified["payload"].get("iss", self._settings.auth_issuer) != self._settings.auth_issuer:
+                raise jwt.InvalidIssuerError  # First, because other issuers' tokens differ in the rest, too.
+            header = unverified["header"]
             self._check_header(header)
             signing_key = self._signing_keys.find(header["kid"])
             if signing_key is None:
@@ -99,7 +102,7 @@ class AccessTokens:
         except jwt.MissingRequiredClaimError as error:
             settings = ["AUTH_AUDIENCE"] if error.claim == "aud" else []
             raise InvalidCredentials(f"The access token lacks the claim {error.claim}.", *settings) from None
-        except (jwt.PyJWTError, ValueError, OverflowError) as error:
+        except (jwt.PyJWTError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidCredentials(*_REASONS.get(type(error), (_NOT_VALID,))) from None
 
     def _check_header(self, header: dict[str, Any]) -> None:

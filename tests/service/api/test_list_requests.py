@@ -154,6 +154,31 @@ async def test_changes_are_listed_oldest_first_to_the_horizon(client, database, 
     assert [each["uuid"] for each in their_page["requests"]] == [theirs.json()["data"]["uuid"]]
 
 
+async def test_changes_are_ordered_beyond_the_seconds_of_31_bits(database, other_connection):
+    await database.execute(
+        """
+        CREATE SCHEMA later;
+        CREATE FUNCTION later.clock_timestamp() RETURNS timestamptz
+            RETURN current_setting('later.now')::timestamptz;
+        CREATE FUNCTION later.statement_timestamp() RETURNS timestamptz
+            RETURN current_setting('later.now')::timestamptz
+        """
+    )
+    for connection, now in ((database, "2050-01-01Z"), (other_connection, "2040-01-01Z")):
+        await connection.execute(f"SET search_path = later, pg_catalog, public; SET later.now = '{now}'")
+
+    async def horizon() -> datetime | None:
+        changes = Listing(None, 20, PlaceByChange(datetime.min.replace(tzinfo=UTC), UUID(int=0)))
+        return (await reading.read_page(database, changes, conveyancer_id=CONVEYANCER)).horizon
+
+    async with other_connection.transaction():
+        await reading.begin_change(other_connection)
+        during = await horizon()
+
+    assert during == datetime(2039, 12, 31, 23, 59, 30, tzinfo=UTC)
+    assert await horizon() == datetime(2049, 12, 31, 23, 59, 30, tzinfo=UTC)
+
+
 @pytest.mark.parametrize(
     ("query", "expected"),
     [

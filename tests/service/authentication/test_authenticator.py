@@ -66,6 +66,7 @@ async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.
         ({"cnf": {"jkt": "x"}}, "bound to a key"),
         ({"headers": {"typ": "JWT"}}, "at+jwt"),
         ({"headers": {"kid": "unheard-of"}}, "does not publish"),
+        ({"headers": {"kid": "unheard-of"}, "iss": "https://another.test"}, "another issuer"),
         ({"headers": {"crit": ["exp"]}}, "not valid"),
         ({"padding": "x" * 9000}, "at most 8192"),
     ],
@@ -152,6 +153,7 @@ def encoded(header: bytes) -> str:
     [
         encoded(b'{"alg":' + b"[" * 5_000) + ".e30.AAAA",
         encoded(b'["alg"]') + ".e30.AAAA",
+        encoded(b'{"alg": "ES256", "typ": "at+jwt", "kid": "local"}') + f".{encoded(b'[' * 5_000)}.AAAA",
         encoded(b'{"alg": ["ES256"], "typ": "at+jwt", "kid": "local"}') + ".e30.AAAA",
         encoded(b'{"alg": "ES256", "typ": 7, "kid": "local"}') + ".e30.AAAA",
         encoded(b'{"alg": "ES256", "typ": "at+jwt", "kid": {}}') + ".e30.AAAA",
