@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from aiosmtplib import SMTP
 
 from service import __main__ as service
 from service import json_faults
@@ -101,12 +102,14 @@ def store_replies() -> None:
 
 def keep_sessions() -> None:
     """Leave every connection to the mail server open."""
-    forgotten: list[smtp.Session] = []  # The garbage collector would close them.
+    forgotten: list[SMTP] = []  # The garbage collector would close them.
+    release = smtp.Mailer._release  # noqa: SLF001
 
-    def leave_open(self: smtp.Session) -> None:
-        forgotten.append(self)
+    def leave_open(self: smtp.Mailer, connection: SMTP, *, is_usable: bool) -> None:
+        forgotten.append(connection)
+        release(self, connection if is_usable else SMTP(), is_usable=is_usable)
 
-    smtp.Session.close = leave_open  # type: ignore[method-assign]
+    smtp.Mailer._release = leave_open  # type: ignore[method-assign] # noqa: SLF001
 
 
 def forget_keys() -> None:

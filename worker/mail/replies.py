@@ -15,7 +15,7 @@ Fault: TypeAlias = Literal["outage", "recipient", "message", "sender", "passing"
 class Reply(NamedTuple):
     """A mail server's reply to a command, or to the content of an e-mail."""
 
-    to: str  # connection (which includes EHLO, STARTTLS and the login), MAIL, RCPT, DATA or content
+    to: str  # connection (which includes EHLO, STARTTLS and the login), MAIL, RCPT or content (DATA, too)
     code: int
     text: str = ""
 
@@ -51,9 +51,9 @@ class Rule(NamedTuple):
 
 
 _BEFORE_RCPT = frozenset({"connection", "MAIL"})
-_BEFORE_CONTENT = frozenset({"RCPT", "DATA"})
+_RCPT = frozenset({"RCPT"})
 _CONTENT = frozenset({"content"})
-_ANY = _BEFORE_CONTENT | _CONTENT
+_ANY = _RCPT | _CONTENT
 
 # The address does not exist (x.1.1, x.1.2, x.1.3, x.1.6, x.1.10), or the mailbox is disabled or full (x.2.1,
 # x.2.2; RFC 3463, section 3; RFC 7505). Exchange Online gives 5.4.1 for an unknown address. Gmail also gives
@@ -80,7 +80,7 @@ RULES = (
     Rule(_ANY, _SENDER_CODES, "sender"),
     Rule(_ANY, _SENDER_WORDS, "sender"),
     Rule(_ANY, r"^4", "passing"),
-    Rule(_BEFORE_CONTENT, r"^5\d\d 5\.7\.1(?:\D|$)", "recipient"),
-    Rule(_BEFORE_CONTENT, r"", "sender"),
+    Rule(_RCPT, r"^5\d\d 5\.7\.1(?:\D|$)", "recipient"),
+    Rule(_RCPT, r"", "sender"),
     Rule(_CONTENT, r"", "message"),
 )

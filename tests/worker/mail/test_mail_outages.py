@@ -1,6 +1,7 @@
 """Outages of the mail server and of Postgres lose no e-mail, charge no attempt and send none twice."""
 
 import asyncio
+from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ async def test_while_the_mail_server_refuses_us_one_email_at_a_time_is_tried_aft
     url = rude_server.url.replace("//", "//us:secret@" if command == "AUTH" else "//")
     settings = settings_with(worker_settings, smtp_url=url, email_concurrency=2)
 
-    def pauses() -> list[dict[str, Any]]:
+    def pauses() -> list[MutableMapping[str, Any]]:
         return [log for log in logs if log["event"] == "mail_paused"]
 
     with capture_logs() as logs:
