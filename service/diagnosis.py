@@ -3,10 +3,12 @@
 import asyncio
 import socket
 import ssl
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
-from typing import Literal, TypeAlias
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
@@ -22,8 +24,9 @@ from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated
 from service.settings import InvalidSetting
 
-CHECK_SECONDS = 10.0  # for each check; the checks run concurrently
+CHECK_SECONDS = 8.0  # for all checks, which run concurrently: the command then takes less than ten seconds
 APP_SECONDS = 5.0
+_COMMIT_SECONDS = 2.0
 WATCH_SECONDS = 5.0
 ASK_POSTGRES = "is DATABASE_URL right, and Postgres well?"
 
@@ -69,6 +72,7 @@ class Check(msgspec.Struct, frozen=True):
 
 async def answer(examine: Callable[[], Awaitable[list[Finding]]], *, watch: bool) -> Answer:
     """Return the findings of *examine*, worst first. With *watch*, print them every few seconds instead."""
+    asyncio.get_running_loop().set_default_executor(_DaemonThreads())
     while True:
         findings = sorted(await examine(), key=lambda each: ("wrong", "warning", "ok").index(each.state))
         width = max(len(finding.check) for finding in findings)
@@ -101,22 +105,48 @@ async def diagnose(
             bad[variable] = str(error)
     findings = [Finding("wrong", "settings", bad[variable]) for variable in sorted(bad)]
     findings = findings or [Finding("ok", "settings", "all variables are valid")]
-    for found in await asyncio.gather(*(_run(check, bad.keys()) for check in checks)):
+    running: dict[asyncio.Task[None], tuple[Check, list[Finding]]] = {}
+    for check in checks:
+        found: list[Finding] = []
+        running[asyncio.create_task(_run(check, bad.keys(), found))] = check, found
+    _, late = await asyncio.wait(running, timeout=CHECK_SECONDS)
+    for task, (check, found) in running.items():
         findings += found
+        if task in late:
+            task.cancel()  # and not awaited: aiormq may then wait half a minute for the end of TLS
+            findings.append(Finding("wrong", check.name, _REASONS[TimeoutError], check.do))
     return findings
 
 
-async def _run(check: Check, bad: Collection[str]) -> list[Finding]:
+async def _run(check: Check, bad: Collection[str], found: list[Finding]) -> None:
     if missing := sorted(set(check.needs).intersection(bad)):
-        return [Finding("warning", check.name, f"not checked without {', '.join(missing)}")]
-    found = []
+        found.append(Finding("warning", check.name, f"not checked without {', '.join(missing)}"))
+        return
     try:
-        async with asyncio.timeout(CHECK_SECONDS):
-            async for finding in check.run():
-                found.append(finding)  # noqa: PERF401 - findings before an error are kept
+        async for finding in check.run():
+            found.append(finding)  # noqa: PERF401 - findings before an error are kept
     except Exception as error:  # noqa: BLE001 - a failing check must not hide the other findings
         found.append(Finding("wrong", check.name, reason(error, check.reasons), check.do))
-    return found
+
+
+class _DaemonThreads(ThreadPoolExecutor):
+    """Runs each call in a thread that neither asyncio nor Python waits for at the end.
+
+    A look-up of a name cannot be interrupted, and waits half a minute for name servers that are silent.
+    """
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:  # noqa: ANN401
+        future: Future[Any] = Future()
+
+        def work() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call(*arguments, **named))
+                except BaseException as error:  # noqa: BLE001 - as in ThreadPoolExecutor
+                    future.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        return future
 
 
 def reason(error: BaseException, reasons: Reasons) -> str:
@@ -142,9 +172,7 @@ def postgres_check(
     async def run() -> AsyncIterator[Finding]:
         connection = await asyncpg.connect(database_url, statement_cache_size=0)
         try:
-            await schema.check(connection)
-            await _try_to_write(connection)
-            yield encryption("postgres", "takes writes, has the schema", _VERIFY_POSTGRES, ok=is_verified)
+            yield await _written(connection, "postgres", is_verified=is_verified)
             for part in (_secret_keys(secret_keys), *parts):
                 async for finding in part(connection):
                     yield finding
@@ -152,6 +180,19 @@ def postgres_check(
             connection.terminate()
 
     return Check("postgres", ["DATABASE_URL"], run, ASK_POSTGRES)
+
+
+def pooler_checks(url: str | None) -> list[Check]:
+    """Return the check of the pooler that the processes use, if *url* leads to it."""
+
+    async def run() -> AsyncIterator[Finding]:
+        connection = await asyncpg.connect(url, statement_cache_size=0)
+        try:
+            yield await _written(connection, "pooler", is_verified=_verifies(url or ""))
+        finally:
+            connection.terminate()
+
+    return [Check("pooler", [], run, "callers get 503 if the API cannot use it either")] if url else []
 
 
 _VERIFY_POSTGRES = "put `sslmode=verify-full` into DATABASE_URL and LISTEN_DATABASE_URL"
@@ -177,6 +218,19 @@ def encryption(check: str, says: str, do: str, *, ok: bool) -> Finding:
     if ok:
         return Finding("ok", check, says)
     return Finding("warning", check, f"{says}, but the connection is not encrypted, or not verified", do)
+
+
+async def _written(connection: Connection, check: str, *, is_verified: bool) -> Finding:
+    """Check the schema, write as a create does, and say whether a commit ends."""
+    await schema.check(connection)
+    await _try_to_write(connection)
+    try:
+        # Postgres writes this message to its log alone, and its commit waits for a standby as any other does.
+        message = "SELECT pg_logical_emit_message(true, 'doctor', '')"
+        await connection.execute(message, timeout=_COMMIT_SECONDS)
+    except TimeoutError:
+        return Finding("wrong", check, "its commits wait", "see PostgresStandbyMissing in the runbook")
+    return encryption(check, "takes writes, has the schema", _VERIFY_POSTGRES, ok=is_verified)
 
 
 async def _try_to_write(connection: Connection) -> None:

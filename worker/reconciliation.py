@@ -9,7 +9,6 @@ from uuid import UUID
 import msgspec
 import structlog
 
-from service.calculation_requests.event_history import RECORDED
 from service.identifiers import first_id_at, uuid_of
 from service.outbox.events import RequestCreated
 from service.postgres import connections
@@ -137,27 +136,6 @@ _OVERDUE_EVENTS = """
        AND created_at < now() - interval '5 min'
 """
 
-# A request's events have the sequences 1, 2, … without gaps. The first event is request.created. The other
-# events are those in RECORDED, and one for each e-mail that has ended.
-_RECORDED = " UNION ALL ".join(
-    f"SELECT {sequence} WHERE {last} IS NOT NULL" for sequence, *_, last in RECORDED.values()
-)
-_WRONG_SEQUENCES = f"""
-    SELECT id AS request_id
-      FROM calculation_request AS request
-     WHERE id >= $1
-       AND ARRAY(SELECT generate_series(1, sequence))
-           <> ARRAY(SELECT 1
-                    UNION ALL
-                    {_RECORDED}
-                    UNION ALL
-                    SELECT event_sequence
-                      FROM email
-                     WHERE request_id = request.id
-                       AND settled_at IS NOT NULL
-                     ORDER BY 1)
-"""  # noqa: S608 - constants only
-
 # Each discrepancy's meaning, and the statement that finds it in the requests from the id $1 on.
 _CHECKS = {
     "request_without_email": (
@@ -166,5 +144,4 @@ _CHECKS = {
     ),
     "email_overdue": ("has waited for its e-mail for over five minutes", _OVERDUE_EMAILS),
     "event_overdue": ("has an event that has been unpublished for over five minutes", _OVERDUE_EVENTS),
-    "sequence_wrong": ("has more or fewer events than its rows account for", _WRONG_SEQUENCES),
 }

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import groupby
 from uuid import UUID
 
@@ -44,18 +44,18 @@ class Retention:
 
     async def _keep_erasing(self) -> None:
         while True:
-            await self.erase_old(datetime.now(UTC))
+            await self.erase_old()
             await asyncio.sleep(random.uniform(0.5, 1.5) * _REST_SECONDS)  # noqa: S311 - spreads the replicas
 
-    async def erase_old(self, now: datetime) -> None:
-        """Erase requests that are old enough by both *now* and Postgres' clock. Either clock may be fast.
+    async def erase_old(self) -> None:
+        """Erase requests that are old enough by Postgres' clock.
 
         If a lane, a request or an e-mail is locked, the lane's requests in the batch wait for a later round.
         """
         number = 0
         after = UUID(int=0)
         try:
-            while request_ids := await self._read_oldest(after, now):
+            while request_ids := await self._read_oldest(after):
                 for lane, in_lane in groupby(sorted(request_ids, key=lane_of), key=lane_of):
                     number += await self._erase(lane, list(in_lane))
                 after = request_ids[-1]
@@ -65,10 +65,10 @@ class Retention:
         if number:
             _log.info("requests_erased", number=number)
 
-    async def _read_oldest(self, after: UUID, now: datetime) -> list[UUID]:
+    async def _read_oldest(self, after: UUID) -> list[UUID]:
         """Return the ids of the next requests that are too old, oldest first. Starts after the id *after*."""
         async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
-            earlier = await connection.fetchval("SELECT least(now(), $1::timestamptz)", now)
+            now = await connection.fetchval("SELECT now()")
             rows = await connection.fetch(
                 """
                 SELECT id
@@ -79,7 +79,7 @@ class Retention:
                  LIMIT $3
                 """,
                 after,
-                first_id_at(earlier - timedelta(days=self._days)),
+                first_id_at(now - timedelta(days=self._days)),
                 _BATCH,
             )
         return [row["id"] for row in rows]

@@ -321,13 +321,15 @@ CASES: dict[str, list[Case]] = {
     ],
     "ReconciliationDiscrepancy": [
         fires(
-            "a wrong sequence",
-            {'reconciliation_discrepancies{kind="sequence_wrong"}': "1x60"},
+            "a request without an e-mail",
+            {'reconciliation_discrepancies{kind="request_without_email"}': "1x60"},
             at="11m",
             too_early="8m",
-            kind="sequence_wrong",
+            kind="request_without_email",
         ),
-        silent("all adds up", {'reconciliation_discrepancies{kind="sequence_wrong"}': "0x60"}, at="11m"),
+        silent(
+            "all adds up", {'reconciliation_discrepancies{kind="request_without_email"}': "0x60"}, at="11m"
+        ),
     ],
     "ReconciliationNotRun": [
         fires("never again", {RECONCILED: "0x320"}, at="75m", too_early="65m"),

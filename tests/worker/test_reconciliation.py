@@ -19,7 +19,7 @@ async def test_discrepancies_of_the_last_day_are_exported(database, pool, stored
     await reconciliation.look(pool)
 
     assert value("reconciliation_discrepancies", kind="request_without_email") == 1
-    assert value("reconciliation_discrepancies", kind="sequence_wrong") == 0
+    assert value("reconciliation_discrepancies", kind="event_overdue") == 0
     assert value("reconciliation_last_success_timestamp_seconds") > stored_request.created_at.timestamp()
 
     older = first_id_at(datetime.now(UTC) - timedelta(hours=25))

@@ -42,7 +42,6 @@ from worker.rabbitmq.connection import open_connection
 from worker.rabbitmq.topology import Queue
 from worker.settings import EmailSettings
 
-_CONNECT_SECONDS = 10.0
 _MISSING = "missing"
 _DECLARE = "start a worker, which declares it if its user may configure; otherwise declare it yourself"
 _ALARM_SECONDS = 0.2  # after a publish, because RabbitMQ blocks only connections that have published
@@ -92,6 +91,7 @@ async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
             _requests,
             listen_url=settings.listen_database_url,
         ),
+        *diagnosis.pooler_checks(settings.pooler_database_url),
         diagnosis.app_check(settings.app_url),
         Check("rabbitmq", ["AMQP_URL"], broker, "is AMQP_URL right, and RabbitMQ well?", _OF_RABBITMQ),
         Check("mail server", ["SMTP_URL", "MAIL_FROM"], mail, _CHECK_SMTP_SETTINGS, _OF_SMTP),
@@ -150,7 +150,7 @@ async def _requests(connection: Connection) -> AsyncIterator[Finding]:
 async def _rabbitmq(settings: EmailSettings) -> AsyncIterator[Finding]:
     """Check the queues and the alarm. Declare the topology, as a worker does every minute."""
     url = URL(settings.amqp_url)
-    async with open_connection(url, name="doctor", seconds=_CONNECT_SECONDS) as connection:
+    async with open_connection(url, name="doctor", seconds=diagnosis.CHECK_SECONDS) as connection:
         is_verified = url.scheme == "amqps" and url.query.get("no_verify_ssl", "0") == "0"
         ok = is_verified or diagnosis.is_on_this_machine(settings.amqp_url)
         yield diagnosis.encryption("rabbitmq", "accepts the login", _VERIFY_RABBITMQ, ok=ok)

@@ -3,8 +3,12 @@
 import asyncio
 import json
 import re
+import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
+from typing import Any
 
 import pytest
 from aio_pika import Message
@@ -26,6 +30,7 @@ from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
 from tests.harness.processes import environment_of
 from tests.harness.queues import holds
 from tests.harness.scripted_broker import ScriptedBroker
+from tests.harness.standby import replicated
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.commands.steps import intend
@@ -187,6 +192,33 @@ async def test_no_check_waits_long_for_a_server_that_is_or_becomes_silent(
     }
 
 
+async def test_command_ends_soon_though_a_login_and_name_servers_hang(environment, authority, monkeypatch):
+    monkeypatch.setattr(diagnosis, "CHECK_SECONDS", 1.0)
+    look_up, answered = socket.getaddrinfo, threading.Event()
+
+    def look_up_slowly(host: Any, *arguments: Any, **named: Any) -> Any:
+        if host == "hangs.test":
+            answered.wait(60)
+        return look_up(host, *arguments, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_slowly)
+    async with answering(None, authority.server_context(days=100)) as port:
+        environment |= {
+            "DATABASE_URL": "postgresql://hangs.test/name",
+            "APP_URL": "http://hangs.test",
+            "AMQP_URL": f"amqps://127.0.0.1:{port}/?no_verify_ssl=1",
+        }
+        began = time.monotonic()
+        ended = await run("worker", "doctor", environment=environment)
+        took = time.monotonic() - began
+    answered.set()
+
+    assert took < 15
+    for check in ("postgres", "application", "rabbitmq"):
+        assert re.search(f"wrong +{check} +no answer in time", ended.output)
+    assert re.search("ok +mail server +accepts MAIL_FROM", ended.output), "what is known is printed"
+
+
 async def test_watching_doctor_looks_again_and_again(monkeypatch, capsys):
     monkeypatch.setattr(diagnosis, "WATCH_SECONDS", 0.01)
     looks = iter([Finding("wrong", "postgres", "connection refused"), Finding("ok", "postgres", "is back")])
@@ -225,6 +257,31 @@ async def test_postgres_that_cannot_be_written_to_is_found(environment, database
     await database.execute(statement.format(database=name))
 
     assert (await found(environment, "postgres")).startswith(f"wrong: {says}")
+
+
+async def test_commits_that_wait_for_a_standby_are_found_and_the_rest_is_printed(environment):
+    async with replicated() as servers:
+        url = databases.as_role(servers.primary_url, "operator")
+        before = await found(environment, "postgres", url)
+        await servers.cut_off()
+        findings = await examine_worker({**environment, "DATABASE_URL": url})
+
+    assert before.startswith("ok: ")
+    assert [(each.state, each.says) for each in findings if each.check == "postgres"] == [
+        ("wrong", "its commits wait")
+    ]
+    assert "ok: each has its e-mail" in [f"{each.state}: {each.says}"[:23] for each in findings]
+
+
+async def test_pooler_that_is_down_is_found_though_postgres_is_well(environment):
+    async with TcpProxy(environment["DATABASE_URL"]) as pooler:
+        environment |= {"POOLER_DATABASE_URL": pooler.url}
+        before = await found(environment, "pooler")
+        await pooler.refuse()
+        lines = [await found(environment, check) for check in ("postgres", "pooler")]
+
+    assert before.startswith("ok: takes writes")
+    assert [line.partition(":")[0] for line in lines] == ["ok", "wrong"]
 
 
 async def test_missing_keys_and_another_one_under_the_same_id_are_found(environment, database):

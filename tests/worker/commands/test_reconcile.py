@@ -140,24 +140,3 @@ async def test_held_events_are_found_when_they_are_old(database, retrying):
 
     assert young == {}
     assert await found() == {"event_overdue": 1, "email_overdue": 1}
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "UPDATE calculation_request SET sequence = 1",
-        "UPDATE calculation_request SET sequence = 4",
-        "UPDATE calculation_request SET calculation_sequence = NULL",
-        "UPDATE calculation_request SET calculation_sequence = 2",
-        "UPDATE calculation_request SET calculation_sequence = 4",
-        "UPDATE calculation_request SET calculation_id = NULL",
-        "UPDATE email SET event_sequence = NULL",
-        "UPDATE email SET event_sequence = 1",
-        "UPDATE email SET settled_at = NULL",
-    ],
-)
-@pytest.mark.usefixtures("settled")
-async def test_sequence_that_does_not_add_up_is_found(database, damage):
-    await database.execute(damage)
-
-    assert await found() == {"sequence_wrong": 1}
