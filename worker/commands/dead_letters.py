@@ -1,8 +1,8 @@
 """`dead-letters list|redrive`: the messages that consumers refused."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import click
 import msgspec
@@ -30,7 +30,7 @@ from worker.settings import AmqpUrl
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
 ANSWER_SECONDS = 10.0  # for each reply from the broker
 ARRIVAL_SECONDS = 2.0  # for the arrival of the next message
-_PAGE = 200  # the most messages in memory at a time
+_PAGE = 200  # messages; the most in memory at a time
 
 # Headers that record how a message was dead-lettered. A redriven message does not have them.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
@@ -91,6 +91,8 @@ async def list_letters(
 ) -> Answer:
     """Count the dead letters of each queue and show the first ones. Nothing is removed.
 
+    If there are more than 200, reading them may change their order.
+
     Messages named by --message-id or --position are shown with headers and body (personal data!).
     """
     is_any_named = bool(message_ids) or position is not None
@@ -101,14 +103,13 @@ async def list_letters(
         letters: list[DeadLetter] = []
         async with _opened(queue) as (connection, count):
             number = count if is_any_named else min(limit, count)
-            async with aclosing(_read(connection, queue, number)) as messages:
-                async for place, message in messages:
-                    is_named = place == position or message.message_id in wanted
-                    if is_named or not is_any_named:
-                        letters.append(_describe(message, place, in_full=is_named))
-                    wanted.discard(message.message_id or "")
-                    if is_any_named and not wanted and place >= (position or 0):
-                        break
+            async for place, message in _read(connection, queue, number):
+                is_named = place == position or message.message_id in wanted
+                if is_named or not is_any_named:
+                    letters.append(_describe(message, place, in_full=is_named))
+                wanted.discard(message.message_id or "")
+                if is_any_named and not wanted and place >= (position or 0):
+                    break
         listings.append(DeadLetters(queue.dead_letters, count, letters))
     return Answer(listings, "\n\n".join(map(_as_text, listings)))
 
@@ -145,7 +146,7 @@ def _as_text(listing: DeadLetters) -> str:
 @answering
 @on_record
 async def redrive(*, name: str, message_ids: Sequence[str], by: Operator) -> Answer:
-    """Move dead letters back to the end of their queue, in order. A crash may leave a message in both queues.
+    """Move dead letters back to the end of their queue. A crash may leave a message in both queues.
 
     Messages with undecodable properties stay, because their consumer would refuse them again.
 
@@ -158,18 +159,17 @@ async def redrive(*, name: str, message_ids: Sequence[str], by: Operator) -> Ans
     async with command_line.postgres() as postgres, _opened(queue) as (connection, count):
         channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
         with command_line.progress("redriving", count) as advance:
-            async with aclosing(_read(connection, queue, count)) as messages:
-                async for _, message in messages:
-                    if UNDECODABLE in message.headers:
-                        undecodable += 1
-                    elif not message_ids or message.message_id in wanted:
-                        await _record(postgres, message, by)
-                        await _move_back(channel, queue, message)
-                        moved += 1
-                    wanted.discard(message.message_id or "")
-                    advance(1)
-                    if message_ids and not wanted:
-                        break
+            async for _, message in _read(connection, queue, count):
+                if UNDECODABLE in message.headers:
+                    undecodable += 1
+                elif not message_ids or message.message_id in wanted:
+                    await _record(postgres, message, by)
+                    await _move_back(channel, queue, message)
+                    moved += 1
+                wanted.discard(message.message_id or "")
+                advance(1)
+                if message_ids and not wanted:
+                    break
     redriven = Redriven(name, moved, count - moved, undecodable)
     text = f"{moved} messages moved to {name}, {redriven.left} left, {undecodable} of them undecodable"
     return Answer(redriven, text)
@@ -211,7 +211,8 @@ async def _move_back(channel: AbstractChannel, queue: Queue, message: AbstractIn
 async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractConnection, int]]:
     """Connect, and count the dead letters of a queue. Raises InvalidSetting or BrokerUnavailable.
 
-    Nothing is declared.
+    Nothing is declared. Closing the connection returns unacknowledged messages to the queue in their order,
+    even on RabbitMQ 3.10, the oldest supported release. A reject would change the order.
     """
     try:
         url = URL(load(BrokerSettings).amqp_url)
@@ -235,34 +236,28 @@ def _count(dead: AbstractQueue) -> int:
 
 async def _read(
     connection: AbstractConnection, queue: Queue, number: int
-) -> AsyncGenerator[tuple[int, AbstractIncomingMessage], None]:
+) -> AsyncIterator[tuple[int, AbstractIncomingMessage]]:
     """Yield the first *number* dead letters, with their positions. Raises ClickException if fewer arrive.
 
-    A message that the caller does not acknowledge returns to its place at the end. Until then RabbitMQ counts
-    it towards the prefetch of its channel. So after each _PAGE of them, the next arrive over another channel.
+    Until the connection is closed, a message that the caller does not acknowledge counts towards the prefetch
+    of its consumer. So after each _PAGE of them, the next arrive at another consumer.
 
-    The channels are closed in the order in which they were opened, because each returns its messages behind
-    those that have been returned before. A reject would change the order on RabbitMQ 3.10.
+    RabbitMQ returns messages behind those that it has returned before. So the order stays the same only if
+    there is one page.
     """
     arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-    pages: list[AbstractChannel] = []
-    kept = 0
-    try:
-        for position in range(1, number + 1):
-            if kept == _PAGE * len(pages):
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    pages.append(await connection.channel())
-                    await pages[-1].set_qos(prefetch_count=_PAGE)
-                    dead = await pages[-1].get_queue(queue.dead_letters, ensure=False)
-                    await dead.consume(arrived.put)
-            try:
-                message = await asyncio.wait_for(arrived.get(), ARRIVAL_SECONDS)
-            except TimeoutError:  # A message held by another consumer never arrives.
-                missing = f"{number - position + 1} of {number} messages did not arrive"
-                raise click.ClickException(f"{queue.dead_letters}: {missing}. Run it again.") from None
-            yield position, message
-            kept += not message.processed
-    finally:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            for page in pages:
-                await page.close()
+    kept = pages = 0
+    for position in range(1, number + 1):
+        if kept == _PAGE * pages:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                channel = await connection.channel()
+                await channel.set_qos(prefetch_count=_PAGE)
+                await (await channel.get_queue(queue.dead_letters, ensure=False)).consume(arrived.put)
+            pages += 1
+        try:
+            message = await asyncio.wait_for(arrived.get(), ARRIVAL_SECONDS)
+        except TimeoutError:  # A message held by another consumer never arrives.
+            missing = f"{number - position + 1} of {number} messages did not arrive"
+            raise click.ClickException(f"{queue.dead_letters}: {missing}. Run it again.") from None
+        yield position, message
+        kept += not message.processed
