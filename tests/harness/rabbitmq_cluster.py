@@ -28,14 +28,14 @@ class Cluster:
         """Send SIGKILL to a node."""
         docker("kill", self.nodes[number - 1])
 
-    def freeze(self, number: int) -> None:
-        """Stop a node's processes, as if its network were cut: its connections stay open and silent."""
-        docker("pause", self.nodes[number - 1])
-
     def restart(self, number: int) -> None:
         """Start a killed node, and wait until it has joined the others."""
         docker("start", self.nodes[number - 1])
-        self.run(number, "rabbitmqctl", "await_startup")
+        self.wait(number)
+
+    def wait(self, number: int) -> None:
+        """Wait until a node runs. At first the container has no node that could be asked."""
+        self.run(number, "sh", "-c", "until rabbitmqctl -q await_startup 2> /dev/null; do sleep 1; done")
 
     def run(self, number: int, *command: str) -> str:
         """Run a command on a node, and return what it prints."""
@@ -59,9 +59,7 @@ def three_nodes() -> Iterator[Cluster]:
                 *("--publish", "127.0.0.1::5672", "--env", f"RABBITMQ_ERLANG_COOKIE={name}", _IMAGE),
             )
         for number in (1, 2, 3):
-            # The container's own program makes the node's files: until then there is no node to ask.
-            script = "until rabbitmqctl -q await_startup 2> /dev/null; do sleep 1; done"
-            cluster.run(number, "sh", "-c", script)
+            cluster.wait(number)
             if number > 1:
                 for step in (["stop_app"], ["join_cluster", f"rabbit@{cluster.nodes[0]}"], ["start_app"]):
                     cluster.run(number, "rabbitmqctl", "-q", *step)

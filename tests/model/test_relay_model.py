@@ -44,8 +44,7 @@ scripts = st.builds(
 class RelayModel(RuleBasedStateMachine):
     """Requests write events, a relay publishes them, and a broker replies by a script.
 
-    The model knows the events written, in order within each request, and the kinds of events (request.created
-    or others) that were refused, with no confirmed retry since. All requests share one lane.
+    The model knows the events written, in order within each request. All requests share one lane.
     """
 
     database_url = ""
@@ -55,7 +54,6 @@ class RelayModel(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.resources = AsyncExitStack()
         self.written: dict[UUID, list[str]] = {}
-        self.refused = set[bool]()
         self.run(self._start())
 
     def run(self, coroutine: Any) -> Any:
@@ -117,11 +115,9 @@ class RelayModel(RuleBasedStateMachine):
         due = "UPDATE outbox_held SET next_attempt_at = now() WHERE attempts > 0"
         self.run(self.observer.execute(due))
         self.broker.script = script
-        before = self.run(self._stored())
         with suppress(BrokerUnavailable):
             self.run(self._relay_once())
         self.broker.script = NO_SCRIPT
-        self._see_pace(before, self.run(self._stored()))
 
     @rule(passes=st.integers(2, 4))
     def relay_while_refusals_go_on(self, passes: int) -> None:
@@ -129,34 +125,15 @@ class RelayModel(RuleBasedStateMachine):
         for _ in range(passes):
             self.relay_once(Script(["nack"] * WINDOW))
 
-    async def _stored(self) -> dict[str, int]:
-        """Return how often each event that is still stored was refused."""
+    async def _stored(self) -> set[str]:
+        """Return the events that are still stored."""
         rows = await self.observer.fetch(
             """
-            SELECT request_id, type, sequence, 0 AS attempts
-              FROM outbox
-             UNION ALL
-            SELECT request_id, type, sequence, attempts
-              FROM outbox_held
+            SELECT request_id, type, sequence
+              FROM undelivered_event
             """
         )
-        return {
-            events.event_id(uuid_of(row["request_id"]), row["type"], row["sequence"]): row["attempts"]
-            for row in rows
-        }
-
-    def _see_pace(self, before: dict[str, int], after: dict[str, int]) -> None:
-        """Check that, while refusals of a kind go on, a pass retries at most one refused event of that kind.
-
-        Events that only waited behind a refused one are no retries.
-        """
-        waiting = {event for event, attempts in before.items() if attempts}
-        confirmed = waiting - after.keys()
-        refused = {event for event, attempts in after.items() if attempts > before.get(event, 0)}
-        tried = confirmed | (refused & waiting)
-        assert sum(_is_created(event) in self.refused for event in tried) <= 1
-        self.refused -= {_is_created(event) for event in confirmed}
-        self.refused |= {_is_created(event) for event in refused}
+        return {events.event_id(uuid_of(row["request_id"]), row["type"], row["sequence"]) for row in rows}
 
     async def _relay_once(self) -> None:
         """Make one pass on the same channel as the last, unless that one may not be used again."""
@@ -175,7 +152,6 @@ class RelayModel(RuleBasedStateMachine):
             self.run(self._relay_and_cut())
         self.run(eventually(self._has_noticed_the_cut))
         self.broker.script = NO_SCRIPT
-        self.refused.clear()  # Only the relay knows the outcome of a window that was not settled.
 
     async def _relay_and_cut(self) -> None:
         relaying = asyncio.create_task(self._relay_once())
@@ -202,7 +178,7 @@ class RelayModel(RuleBasedStateMachine):
     def nothing_is_lost_nor_settled_unconfirmed(self) -> None:
         """Every event that is no longer stored was confirmed."""
         written = {event for events_of_one in self.written.values() for event in events_of_one}
-        assert written - self.run(self._stored()).keys() <= self.broker.confirmed
+        assert written - self.run(self._stored()) <= self.broker.confirmed
 
     @invariant()
     def events_of_a_request_first_arrive_in_order(self) -> None:
@@ -219,13 +195,9 @@ class RelayModel(RuleBasedStateMachine):
             self.relay_once(NO_SCRIPT)
             if not self.run(self._stored()):
                 break
-        assert self.run(self._stored()) == {}
+        assert self.run(self._stored()) == set()
         created = {written[0] for written in self.written.values()}
         assert created <= set(self.broker.taken), "an event that must be routed was dropped"
-
-
-def _is_created(event: str) -> bool:
-    return f".{TYPES[0]}." in event
 
 
 @pytest.mark.parametrize("histories", [10, pytest.param(100, marks=pytest.mark.long)])

@@ -28,9 +28,8 @@ from worker.rabbitmq import topology
 from worker.rabbitmq.alarm import Alarm
 from worker.rabbitmq.connection import CLOSE_SECONDS, BrokerUnavailable, open_channel, open_role
 from worker.relay import outbox_tables
-from worker.relay.outbox_tables import Kind, LaneLost, OutboxRow
+from worker.relay.outbox_tables import OutboxRow
 from worker.relay.publisher import Publisher, PublishResult
-from worker.relay.retries import Retries
 from worker.relay.work import LaneMarks, find_work
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
@@ -48,8 +47,8 @@ _FIRST_LOOK_SECONDS = 30.0
 # idle for this much longer, Postgres ends the session, and another relay publishes the same events again.
 _SPARE_SECONDS = 2 * CLOSE_SECONDS
 _BATCH_SIZE = 1_000  # events that are read and published together
-_HELD_BATCH_SIZE = 20  # held events of each kind, in addition
-_RETRY_SECONDS = 1.0  # an event's pause after its first refusal; also the pause between two retries
+_HELD_BATCH_SIZE = 20  # held events, in addition. Each retry adds a copy to every queue that takes the event.
+_RETRY_SECONDS = 1.0  # an event's pause after its first refusal. It doubles with each refusal.
 
 _EXCHANGES = (topology.REQUESTS, topology.NOTIFICATIONS_ALONE)
 _NOT_CONFIRMED = "not confirmed: a bound queue has no majority of its members, or is very slow"
@@ -72,7 +71,6 @@ class Relay:
         self._woken = woken
         self._obstacle = _NOT_CONNECTED
         self._alarm = Alarm()
-        self._retries = Retries(pause_seconds=_RETRY_SECONDS)
         self._statement_seconds = settings.work_timeout_seconds
         metrics.broker_blocked.set_function(lambda: self._alarm.is_raised)
 
@@ -115,7 +113,7 @@ class Relay:
                 self._woken.clear()
                 try:
                     moved = await self.relay_due(publisher)
-                except (PostgresUnavailable, LaneLost) as error:
+                except PostgresUnavailable as error:
                     self.marks.forget()
                     await pauses.log_and_wait(error, stop)
                     continue
@@ -134,10 +132,6 @@ class Relay:
         """
         seconds = self._statement_seconds if any(self.marks.low_water) else _FIRST_LOOK_SECONDS
         async with connections.Acquired(self._pool, seconds=seconds) as connection:
-            # After a confirmed retry, each pass makes some more refused events due, until none is left.
-            kinds = self._retries.recovering
-            if kinds and await outbox_tables.make_refused_due(connection, kinds, limit=_HELD_BATCH_SIZE) == 0:
-                self._retries.end_recovery()
             work = await find_work(connection, self.marks.low_water)
         self.marks.note(work)
         with_work = work.lanes
@@ -179,7 +173,6 @@ class Relay:
             await outbox_tables.delete(connection, "outbox", delivered)
             moved = len(delivered)
             if due or result.failed or any(row.must_wait for row in pending):
-                self._retries.note(window, result)
                 moved += await self._settle_held(connection, pending, due, result)
         _count([row for row in window if row.id in result.confirmed])
         if moved:
@@ -209,7 +202,9 @@ class Relay:
                     channel, timeout_seconds=seconds, exchange=topology.NOTIFICATIONS_ALONE
                 )
                 await bypass.probe(self._alarm, asyncio.Event())
-                bypassed = await bypass.publish([row for row in late if row.kind is Kind.CREATED])
+                bypassed = await bypass.publish(
+                    [row for row in late if row.type == topology.NOTIFICATIONS.routing_key]
+                )
         except (BrokerUnavailable, TimeoutError):
             return result
         if bypassed.outage is not None:
@@ -235,7 +230,7 @@ class Relay:
         if not due_lanes:
             return pending, []
         limit = math.ceil(_HELD_BATCH_SIZE / len(due_lanes))
-        return pending, self._retries.choose(await outbox_tables.read_due(connection, due_lanes, limit=limit))
+        return pending, await outbox_tables.read_due(connection, due_lanes, limit=limit)
 
     async def _settle_held(
         self,
