@@ -11,12 +11,14 @@ from litestar.types import ASGIApp
 from msgspec.structs import replace
 from structlog.typing import EventDict
 
+from deploy.local.machine.ports import accepts, free_port
 from service.app import create_app
 from service.server import http_server
-from service.server.http_server import listen
+from service.server.http_server import find_address
 from service.settings import ServiceSettings
 from tests.harness import documented_errors
 from tests.harness.http import NO_TLS
+from tests.harness.waiting import eventually
 from worker import process
 from worker.settings import WorkerSettings
 
@@ -24,15 +26,17 @@ _A_DAY = 86_400.0
 
 
 @asynccontextmanager
-async def serve(app: ASGIApp, *, shutdown_seconds: float = 5.0) -> AsyncIterator[str]:
+async def serve(app: ASGIApp, *, shutdown_seconds: float = 5.0, **options: Any) -> AsyncIterator[str]:
     """Serve *app* on a free port of the loopback; yields its base URL."""
     stop = asyncio.Event()
-    with listen("127.0.0.1", 0) as listening:
-        served = http_server.serve(app, listening, stop, shutdown_seconds=shutdown_seconds)
-        serving = asyncio.create_task(served)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        stop.set()
-        await serving
+    host, port = find_address("127.0.0.1", free_port())
+    serving = asyncio.create_task(
+        http_server.serve(app, (host, port), stop, shutdown_seconds=shutdown_seconds, **options)
+    )
+    await eventually(lambda: serving.done() or accepts(port))
+    yield f"http://127.0.0.1:{port}"
+    stop.set()
+    await serving
 
 
 def served(logs: Sequence[EventDict]) -> list[EventDict]:
@@ -60,11 +64,12 @@ async def worker_probes(settings: WorkerSettings, *roles: str) -> AsyncIterator[
     """Run a worker with *roles*, or with all; yields a client of its probes."""
     # A worker that takes longer than this to stop ends its process, which is the test's.
     settings = replace(settings, shutdown_seconds=_A_DAY)
-    with listen("127.0.0.1", 0) as listening:
-        base_url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        worker = partial(process.run, settings, frozenset(roles or process.ROLES), listening)
-        async with running(worker), httpx.AsyncClient(base_url=base_url, timeout=20.0) as client:
-            yield client
+    host, port = find_address("127.0.0.1", free_port())
+    worker = partial(process.run, settings, frozenset(roles or process.ROLES), (host, port))
+    base_url = f"http://{host}:{port}"
+    async with running(worker), httpx.AsyncClient(base_url=base_url, timeout=20.0) as client:
+        await eventually(lambda: accepts(port))
+        yield client
 
 
 @asynccontextmanager
