@@ -34,9 +34,9 @@ parameter is given twice, the code is `repeated`.
 
 Besides the answers listed here: a path that does not exist, or is spelt differently (with a double or
 trailing slash, or percent-encoded), gets 404 `not_found`. A method that a path does not have gets 405
-`method_not_allowed` and the header `Allow`. An invalid `Host` gets 400 `malformed_request`. Input that
-is not a complete HTTP request gets plain text instead of the envelope: 400 if it is not HTTP; 431 if its
-request line and headers are larger than 64 KiB; 408 if they do not arrive in time. Each path that has GET
+`method_not_allowed` and the header `Allow`. An invalid `Host` gets 400 `malformed_request`. A
+`Transfer-Encoding` other than `chunked` gets 501 `unsupported_transfer_encoding`. Input that is not HTTP gets
+400, and a request line and headers larger than 64 KiB get 431, both without a body. Each path that has GET
 also has HEAD, which is GET without the body. OPTIONS gets 204 and `Allow`.
 
 New fields, error codes and types of events may be added within this version: ignore fields and events that
