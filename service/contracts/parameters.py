@@ -7,6 +7,7 @@ from service.api import idempotency_key_header, list_query
 from service.api.request_body import LINE
 
 EXAMPLE_UUID = "req_01a9ZkW3mT6qPxB8vNcR4d"
+_NOT_FILLED = {"x-fill-example": "no"}  # Otherwise RapiDoc would send the example with every call.
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "uuid": {
@@ -20,12 +21,16 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "in": "query",
         "description": "Only requests with this identifier in the caller's own system.",
         "schema": {"type": "string", "maxLength": text_rules.CHARACTERS, **LINE},
+        "example": "case-17",
+        **_NOT_FILLED,
     },
     "updated_since": {
         "in": "query",
         "description": "Only requests that have a calculation and were changed since this time, oldest "
         "change first. Begin with any time, and go on with the `next_updated_since` of the last page.",
         "schema": {"type": "string", "format": "date-time"},
+        "example": "2026-03-02T09:30:00Z",
+        **_NOT_FILLED,
     },
     "limit": {
         "in": "query",
@@ -43,6 +48,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "description": "The `next_cursor` of the previous page, with its other parameters. Leave it out for "
         "the first page.",
         "schema": {"type": "string", "pattern": r"^([0-9]{1,10}\.)?req_[0-6][0-9A-Za-z]{21}$"},
+        "example": EXAMPLE_UUID,
+        **_NOT_FILLED,
     },
     "Idempotency-Key": {
         "in": "header",
@@ -61,13 +68,13 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "description": "Repeated in the answer and logged, if it has at most 128 letters, digits, `.`, `_` "
         "or `-` and begins with a letter or digit. Otherwise it is replaced.",
         "schema": {"type": "string", "examples": ["case-17"]},
-        "x-fill-example": "no",  # Otherwise RapiDoc would send the example with every call.
+        **_NOT_FILLED,
     },
     "traceparent": {
         "in": "header",
         "description": "W3C Trace Context, passed on with the events. If missing or invalid, a trace begins.",
         "schema": {"type": "string", "examples": ["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"]},
-        "x-fill-example": "no",
+        **_NOT_FILLED,
     },
 }
 

@@ -3,6 +3,7 @@
 import copy
 import re
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import jsonschema_rs
@@ -12,7 +13,7 @@ from litestar.handlers import BaseRouteHandler
 from openapi_spec_validator import validate
 
 from deploy.local.machine.ports import free_port
-from service.api import handlers, questionnaire
+from service.api import handlers, list_query, questionnaire
 from service.authentication import api_keys
 from service.contracts import endpoints, openapi
 from tests.harness import documented_errors
@@ -142,6 +143,13 @@ def test_example_fits_its_schema(path, method, status, name, value):
     assert value["status"]["code"] == int(status), name
     for error in value["errors"] or ():
         assert documented_errors.is_documented(int(status), error["code"], error["message"])
+
+
+@pytest.mark.parametrize("name", ["external_id", "updated_since", "cursor"])
+def test_example_of_a_parameter_is_accepted(name):
+    example = DOCUMENT["components"]["parameters"][name]["example"]
+
+    assert list_query.parse_listing(urlencode({name: example}).encode())
 
 
 async def test_examples_are_what_is_answered_and_what_each_kind_of_reader_gets(service_settings, issuer):
