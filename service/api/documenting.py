@@ -201,9 +201,14 @@ def operations(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _simplify(parameter: dict[str, Any]) -> None:
-    """Remove from a parameter that it may be null: it may be left out. And remove the second description."""
+    """Remove from a parameter that it may be null: it may be left out. And remove what stands there twice."""
     schema = parameter.get("schema", {})
     schema.pop("description", None)
+    if examples := parameter.pop("examples", None):
+        del schema["examples"]
+        (parameter["example"],) = [each["value"] for each in examples.values()]
+        if parameter["in"] == "query":
+            parameter["x-fill-example"] = "no"  # Otherwise RapiDoc would send the example with every call.
     if "oneOf" in schema:
         (kind,) = [each for each in schema.pop("oneOf") if each != {"type": "null"}]
         parameter["schema"] = {**kind, **schema}

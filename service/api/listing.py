@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 from uuid import UUID
 
 import msgspec
+from litestar.openapi.spec import Example
 from litestar.params import QueryParameter
 
 from service import text_rules
@@ -47,6 +48,7 @@ ExternalIdParameter = Annotated[
     str | None,
     QueryParameter(
         description="Only requests with this identifier in the caller's own system.",
+        examples=[Example(value="case-17")],
         schema_extra={"max_length": text_rules.CHARACTERS, **LINE},
     ),
 ]
@@ -55,6 +57,7 @@ UpdatedSinceParameter = Annotated[
     QueryParameter(
         description="Only requests that have a calculation and were changed since this time, oldest "
         "change first. Begin with any time, and go on with the `next_updated_since` of the last page.",
+        examples=[Example(value="2026-03-02T09:30:00Z")],
         schema_extra={"format": "date-time"},
     ),
 ]
@@ -71,6 +74,7 @@ CursorParameter = Annotated[
     QueryParameter(
         description="The `next_cursor` of the previous page, with its other parameters. Leave it out for the "
         "first page.",
+        examples=[Example(value="req_01a9ZkW3mT6qPxB8vNcR4d")],
         schema_extra={"pattern": r"^([0-9]{1,10}\.)?req_[0-6][0-9A-Za-z]{21}$"},
     ),
 ]

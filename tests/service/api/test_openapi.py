@@ -3,6 +3,7 @@
 import copy
 import re
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import jsonschema_rs
@@ -13,7 +14,7 @@ from openapi_spec_validator import validate
 
 from deploy.local.machine.ports import free_port
 from service import app
-from service.api import examples, questionnaire
+from service.api import examples, listing, questionnaire
 from service.authentication import api_keys
 from tests.harness import documented_errors
 from tests.harness.examples import CONVEYANCER
@@ -146,6 +147,17 @@ def test_example_fits_its_schema(path, method, status, name, value):
     assert value["status"]["code"] == int(status), name
     for error in value["errors"] or ():
         assert documented_errors.is_documented(int(status), error["code"], error["message"])
+
+
+@pytest.mark.parametrize("name", ["external_id", "updated_since", "cursor"])
+def test_example_of_a_parameter_is_accepted(name):
+    (example,) = [
+        each["example"]
+        for each in DOCUMENT["paths"]["/v1/request"]["get"]["parameters"]
+        if each.get("name") == name
+    ]
+
+    assert listing.read_listing(urlencode({name: example}).encode()).limit == listing.DEFAULT_LIMIT
 
 
 async def test_examples_are_what_is_answered_and_what_each_kind_of_reader_gets(service_settings, issuer):

@@ -54,6 +54,12 @@ def test_every_reference_has_a_target():
             target = target[step]
 
 
+def test_titles_can_name_classes():
+    titles = [schema["title"] for schema in DOCUMENT["components"]["schemas"].values()]
+
+    assert all(map(str.isidentifier, titles)), titles
+
+
 @pytest.mark.parametrize("message", MESSAGES)
 def test_example_matches_its_schema(message):
     for example in MESSAGES[message]["examples"]:
