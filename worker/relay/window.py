@@ -91,7 +91,9 @@ def _encode(message: Message, channel: aiormq.Channel) -> bytes:
     header = ContentHeader(properties=message.properties, body_size=len(body))
     pieces = [ContentBody(body[start : start + step]) for start in range(0, len(body), step)]
     publish = _publish(message.exchange, message.routing_key, message.mandatory, channel.number)
-    return b"".join((publish, *(pamqp.frame.marshal(frame, channel.number) for frame in (header, *pieces))))
+    content = [pamqp.frame.marshal(header, channel.number)]
+    content += [pamqp.frame.marshal(piece, channel.number) for piece in pieces]
+    return b"".join([publish, *content])
 
 
 @lru_cache(maxsize=64)
