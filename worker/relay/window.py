@@ -2,7 +2,7 @@
 
 What aiormq does not document is used here alone. So pyproject.toml bounds its version, and a test names what
 has changed. The documented way is `basic_publish` for each message. It costs a task, a lock and a system call
-for each: 143 µs instead of 35 µs, and the relay's rate fell to a quarter.
+for each: 143 µs instead of 27 µs, and the relay's rate fell to a quarter.
 """
 
 import asyncio
@@ -91,7 +91,9 @@ def _encode(message: Message, channel: aiormq.Channel) -> bytes:
     header = ContentHeader(properties=message.properties, body_size=len(body))
     pieces = [ContentBody(body[start : start + step]) for start in range(0, len(body), step)]
     publish = _publish(message.exchange, message.routing_key, message.mandatory, channel.number)
-    return b"".join((publish, *(pamqp.frame.marshal(frame, channel.number) for frame in (header, *pieces))))
+    content = [pamqp.frame.marshal(header, channel.number)]
+    content += [pamqp.frame.marshal(piece, channel.number) for piece in pieces]
+    return b"".join([publish, *content])
 
 
 @lru_cache(maxsize=64)

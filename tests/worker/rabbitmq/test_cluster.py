@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 import pytest
 from aio_pika import Message
@@ -59,7 +60,7 @@ async def test_message_of_a_consumer_on_a_failed_node_is_soon_delivered_to_anoth
 async def bind_queue_of_two_nodes(cluster: Cluster) -> None:
     """Bind a queue with replicas on the third node, its leader, and on one other node."""
     async with open_channel(cluster.url(3)) as channel:
-        arguments = {
+        arguments: dict[str, Any] = {
             "x-queue-type": "quorum",
             "x-quorum-initial-group-size": 2,
             "x-queue-leader-locator": "client-local",
