@@ -59,9 +59,7 @@ async def api_client(
     settings = replace(settings, **changes)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with (
-        serve(
-            OuterLayer(create_app(settings)), keep_alive_seconds=settings.keep_alive_seconds
-        ) as base_url,
+        serve(OuterLayer(create_app(settings)), keep_alive_seconds=settings.keep_alive_seconds) as base_url,
         httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0, verify=NO_TLS) as client,
     ):
         client.event_hooks["response"].append(documented_errors.check)

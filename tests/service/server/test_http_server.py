@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from service.api.outer_layer import OuterLayer
 from deploy.local.machine.ports import free_port
+from service.api.outer_layer import OuterLayer
 from service.app import create_app
 from service.identifiers import parse_uuid
 from service.server import http_server, limits
