@@ -12,7 +12,7 @@ PARALLEL = --maxprocesses 8 --dist
 # The test that takes the whole machine: beside others it would not have injected every fault in time.
 ALONE = every_fault_comes_once
 DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_own_overlay.py test_network_policy.py \
-                test_compose.py check_operator_schemas.py check_image.py) tests/service/contracts/test_asyncapi.py
+                test_compose.py check_operator_schemas.py check_image.py) tests/service/outbox/test_asyncapi.py
 
 .DEFAULT_GOAL = help
 .PHONY: help run test test-long test-matrix fuzz faults bench check deploy-check sbom asyncapi format lock clean

@@ -150,10 +150,6 @@ CREATE INDEX outbox_held_request ON outbox_held (request_id, id);
 -- For finding the events that are due.
 CREATE INDEX outbox_held_due ON outbox_held (lane, next_attempt_at);
 
--- For finding due events of one kind: request.created, or all other types. Kinds are retried separately.
-CREATE INDEX outbox_held_due_by_kind
-    ON outbox_held (lane, (type = 'request.created'), next_attempt_at);
-
 -- Makes an event wait for the earlier events of its request. The function sets search_path to this schema,
 -- because pg_restore runs with an empty search_path. The function turns sequential scans off, because a plan
 -- made while the table was empty would later read the whole table for each row.

@@ -1,20 +1,21 @@
 """Assembles the API from its parts."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from typing import Any
 
 from litestar import Litestar, get
-from litestar.types import ASGIApp
+from litestar.datastructures import State
+from litestar.di import Provide
 
-from service.api import errors, handlers, questionnaire
-from service.api.outer_layer import OuterLayer
+from service.api import errors, openapi, page, questionnaire
+from service.api.requests import Requests
 from service.api.resources import ApiRequest, Resources
 from service.authentication.authenticator import Authenticator
-from service.authentication.signing_keys import SigningKeys
+from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.calculation_requests.storing import Storage
-from service.contracts import page
 from service.outbox.lanes import RelayWaker
 from service.postgres import schema
 from service.postgres.pool import open_pool
@@ -22,38 +23,52 @@ from service.server import probes
 from service.server.asgi import Response
 from service.server.background import in_background
 from service.server.limits import LARGEST_BODY
-from service.settings import ServiceSettings
+from service.settings import ServiceSettings, load
 
 
-def create_app(settings: ServiceSettings) -> ASGIApp:
-    """Return the ASGI application: the API in its outer layer. Raises InvalidSetting as `create_api` does."""
-    return OuterLayer(create_api(settings))
+def create_app(settings: ServiceSettings | None = None) -> Litestar:
+    """Return the API, with settings from the environment by default. Raises InvalidSetting.
 
-
-def create_api(settings: ServiceSettings) -> Litestar:
-    """Return the API without its outer layer. Raises InvalidSetting if REQUEST_SECRET_KEYS is malformed."""
+    `serve` puts it into the OuterLayer, which logs and counts. `litestar run` serves it without that layer.
+    """
+    settings = settings or load(ServiceSettings)
     secret_keys = SecretKeyRing.parse(settings.request_secret_keys)
     return Litestar(
         route_handlers=[
-            handlers.show_methods,  # First, because otherwise Litestar answers OPTIONS.
-            handlers.create_request,
-            handlers.list_requests,
-            handlers.retrieve_request,
-            handlers.list_events,
+            Requests,
             questionnaire.questionnaire_structure,
             answer_probe,
-            *page.handlers,
+            page.lead_to_page,
         ],
         lifespan=[partial(_lifespan, settings=settings, secret_keys=secret_keys)],
+        dependencies={"resources": Provide(provide_resources, sync_to_thread=False)},
         exception_handlers={Exception: errors.respond},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,
-        openapi_config=None,  # contracts/openapi.py generates the document.
+        openapi_config=openapi.config(settings, token_url=settings.auth_token_url),
         logging_config=None,  # telemetry/logs.py configures logging.
     )
 
 
-@get([*probes.PATHS])
+def describe(token_url: str | None = None) -> dict[str, Any]:
+    """Return the OpenAPI document, which needs no settings."""
+    return openapi.document(
+        Litestar(
+            [Requests, questionnaire.questionnaire_structure],
+            dependencies={"resources": Provide(provide_resources, sync_to_thread=False)},
+            request_class=ApiRequest,
+            openapi_config=openapi.config(token_url=token_url),
+        )
+    )
+
+
+def provide_resources(state: State) -> Resources:
+    """Return what `_lifespan` has opened."""
+    resources: Resources = state.resources
+    return resources
+
+
+@get([*probes.PATHS], include_in_schema=False)
 async def answer_probe(request: ApiRequest[None]) -> Response:
     """Answer a probe. It needs no authentication."""
     return await probes.answer(request.scope["path"], request.app.state.checks)
@@ -68,6 +83,8 @@ async def _lifespan(
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings))
         signing_keys = SigningKeys(settings.auth_jwks_url)
+        with suppress(SigningKeysUnavailable):  # The failure was logged, and fetches go on in the background.
+            await signing_keys.refresh()
         relay = RelayWaker(pool, seconds=seconds)
         await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
         await stack.enter_async_context(in_background("relay_waker", relay.run))

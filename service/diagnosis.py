@@ -28,6 +28,7 @@ CHECK_SECONDS = 8.0  # for all checks, which run concurrently: the command then 
 APP_SECONDS = 5.0
 _COMMIT_SECONDS = 2.0
 WATCH_SECONDS = 5.0
+ASK_POSTGRES = "is DATABASE_URL right, and Postgres well?"
 
 # What is wrong, by class of error. The text may contain the error, as `{0}`.
 Reasons: TypeAlias = Mapping[type[BaseException], str]
@@ -178,7 +179,7 @@ def postgres_check(
         finally:
             connection.terminate()
 
-    return Check("postgres", ["DATABASE_URL"], run, "is DATABASE_URL right, and Postgres well?")
+    return Check("postgres", ["DATABASE_URL"], run, ASK_POSTGRES)
 
 
 def pooler_checks(url: str | None) -> list[Check]:

@@ -1,6 +1,5 @@
 """The command line of the worker and its operators: `python -m worker`."""
 
-import socket
 import sys
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -10,7 +9,7 @@ import structlog
 import uvloop
 
 from service import command_line
-from service.server.http_server import listen, spare_loaded_objects, stop_on_signals
+from service.server.http_server import Address, find_address, spare_loaded_objects, stop_on_signals
 from service.settings import load
 from service.telemetry import logs, tracing
 from worker import process
@@ -30,11 +29,9 @@ def main(words: Sequence[str]) -> int:
 def _work(roles: Collection[str]) -> int:
     settings = load(EmailSettings if "notifications" in roles else WorkerSettings)
     logs.configure(settings)
+    probes = find_address(settings.host, settings.health_port)
     try:
-        with (
-            tracing.exporting(settings, service="calculation-requests-worker"),
-            listen(settings.host, settings.health_port) as probes,
-        ):
+        with tracing.exporting(settings, service="calculation-requests-worker"):
             spare_loaded_objects()
             uvloop.run(_run(settings, roles, probes))
     except BaseExceptionGroup as failures:
@@ -44,7 +41,7 @@ def _work(roles: Collection[str]) -> int:
     return 0
 
 
-async def _run(settings: WorkerSettings, roles: Collection[str], probes: socket.socket) -> None:
+async def _run(settings: WorkerSettings, roles: Collection[str], probes: Address) -> None:
     await process.run(settings, frozenset(roles), probes, stop_on_signals())
 
 

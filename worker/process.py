@@ -1,7 +1,6 @@
 """Assembles the parts of a worker and runs them until SIGTERM. See Shutdown in deploy/operate.md."""
 
 import asyncio
-import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import cast
@@ -16,6 +15,7 @@ from service.postgres.pool import Pool, open_pool
 from service.postgres.schema import SchemaOutdated
 from service.server import probes as server_probes
 from service.server.background import in_background, keep_running
+from service.server.http_server import Address
 from service.server.probes import Check
 from worker import gauges, reconciliation
 from worker.consumers import calculations, notifications
@@ -73,9 +73,7 @@ class Worker:
             self.checks["calculations"] = calculation_consumer.check
 
 
-async def run(
-    settings: WorkerSettings, roles: frozenset[str], probes: socket.socket, stop: asyncio.Event
-) -> None:
+async def run(settings: WorkerSettings, roles: frozenset[str], probes: Address, stop: asyncio.Event) -> None:
     """Run *roles* until *stop*. Then let them finish work in progress, within *shutdown_seconds*."""
     async with open_pool(settings) as pool:
         relay_waker = RelayWaker(pool, seconds=settings.work_timeout_seconds)

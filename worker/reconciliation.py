@@ -10,13 +10,14 @@ import msgspec
 import structlog
 
 from service.identifiers import first_id_at, uuid_of
+from service.outbox.events import RequestCreated
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
 from service.server.background import in_background
 from service.telemetry import logs
 from worker import metrics
-from worker.mail.outcomes import RECIPIENT_REFUSED
+from worker.mail.replies import RECIPIENT_REFUSED
 
 INTERVAL_SECONDS = 300.0
 _EXAMPLES = 10
@@ -112,15 +113,19 @@ _REQUESTS_WITHOUT_EMAIL = f"""
                         WHERE undelivered_event.request_id = request.id)
 """  # noqa: S608 - constants only
 
-# The objective of e-mails counts these, so an e-mail that only its recipient's mailbox refuses is left out.
+# The objective of e-mails counts these, so an e-mail that only its recipient's mailbox refuses is left out. A
+# request's first e-mail is late from the create on, however late it came into the ledger.
 _OVERDUE_EMAILS = f"""
     {_NOT_IN_THE_LEDGER}
     UNION
     SELECT request_id
       FROM email
+      JOIN calculation_request AS request
+        ON request.id = request_id
      WHERE request_id >= $1
        AND state = 'pending'
-       AND created_at < now() - interval '5 min'
+       AND CASE WHEN email_key LIKE '%.{RequestCreated.type}.1' THEN request.created_at
+                ELSE email.created_at END < now() - interval '5 min'
        AND coalesce(server_reply, '') !~ '{RECIPIENT_REFUSED}'
 """  # noqa: S608 - constants only
 

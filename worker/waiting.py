@@ -14,7 +14,7 @@ _log = structlog.get_logger()
 
 
 class Pauses:
-    """The pauses of a role while a dependency is unavailable. They double, up to a second."""
+    """The pauses of a role while a dependency is unavailable. They double, by default up to a second."""
 
     def __init__(self, event: str) -> None:
         self._event = event
@@ -25,12 +25,11 @@ class Pauses:
         self._seconds = _SHORTEST_SECONDS
 
     async def log_and_wait(
-        self, error: Exception, stop: asyncio.Event, *, seconds: float | None = None, **facts: int
+        self, error: Exception, stop: asyncio.Event, *, longest: float = _LONGEST_SECONDS, **facts: int
     ) -> None:
-        """Log an outage with *facts*. Pause for *seconds*, by default longer each time, or until *stop*."""
-        if seconds is None:
-            seconds = self._seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads replicas, keeps no secret
-            self._seconds = min(2 * self._seconds, _LONGEST_SECONDS)
+        """Log an outage with *facts*. Pause, longer each time up to *longest* seconds, or until *stop*."""
+        seconds = min(self._seconds, longest) * random.uniform(0.5, 1.0)  # noqa: S311 - spreads replicas
+        self._seconds = min(2 * self._seconds, longest)
         _log.warning(self._event, pause_seconds=round(seconds, 2), error=logs.summarize(error), **facts)
         await wait_at_most(seconds, stop)
 

@@ -23,6 +23,7 @@ ErrorCode = Literal[
     "idempotency_key_in_flight",
     "body_too_large",
     "unsupported_media_type",
+    "unsupported_transfer_encoding",
     "required",
     "blank",
     "invalid_type",

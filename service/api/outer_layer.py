@@ -7,6 +7,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Iterable
+from http import HTTPStatus
 from typing import Any
 
 import structlog
@@ -15,12 +16,26 @@ from litestar.enums import HttpMethod, ScopeType
 from litestar.exceptions import NotFoundException
 
 from service.api import errors
+from service.api.errors import ApiError
 from service.server import probes
 from service.server.asgi import ASGIApp, Header, Message, Receive, Scope, Send
 from service.server.limits import LONGEST_PATH
 from service.telemetry import api_metrics, logs, tracing
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # an id that is safe to echo
+_CLOSE = (b"connection", b"close")  # because what follows may be the body, or the next request
+_HOSTS = ApiError(
+    HTTPStatus.BAD_REQUEST,
+    "malformed_request",
+    "The HTTP request is malformed: check its path and its Host header.",
+    _CLOSE,
+)
+_UNKNOWN_CODING = ApiError(
+    HTTPStatus.NOT_IMPLEMENTED,
+    "unsupported_transfer_encoding",
+    "The only Transfer-Encoding that is served is chunked.",
+    _CLOSE,
+)
 
 _log = structlog.get_logger()
 
@@ -52,7 +67,7 @@ class OuterLayer:
             parent=tracing.find(scope["headers"]),
         ):
             route, status = await self._serve(scope, receive, send)
-            status = status or 500  # uvicorn sends 500 if the application sends nothing
+            status = status or 500  # Granian sends 500 if the application sends nothing
             tracing.describe(
                 ({"http.route": route} if route else {})
                 | {"http.response.status_code": status}
@@ -66,7 +81,7 @@ class OuterLayer:
         started_at = time.perf_counter()
         method = scope["method"]
         if method == HttpMethod.HEAD:
-            # Served as GET. uvicorn drops the body, because HEAD is still in uvicorn's own scope.
+            # Served as GET. hyper drops the body, because it knows the method that was sent.
             scope = {**scope, "method": HttpMethod.GET}
         request_id = _request_id(scope["headers"])
         traceparent = tracing.onward(tracing.find(scope["headers"]))
@@ -105,14 +120,28 @@ class OuterLayer:
         """Serve each path under one spelling. Otherwise another spelling could bypass a gateway's rules.
 
         The router would serve `//metrics` and `/%6detrics` as `/metrics`. Long paths are rejected, because
-        the router caches paths.
+        the router caches paths. Requests that a gateway may have read differently are rejected, too.
         """
+        if refusal := _check_framing(scope):
+            return errors.refuse(scope, refusal)(scope, receive, send)
         path = scope["raw_path"]
         if len(path) > LONGEST_PATH or b"//" in path or (path.endswith(b"/") and path != b"/"):
             return errors.refuse(scope, NotFoundException())(scope, receive, send)
         if b"%" in path:
             scope["path"] = path.decode("ascii")  # The path stays encoded, so no handler accepts it.
         return self._app(scope, receive, send)
+
+
+def _check_framing(scope: Scope) -> ApiError | None:
+    """Return why the headers Host and Transfer-Encoding are refused, or None. hyper accepts others."""
+    hosts = 0
+    for name, value in scope["headers"]:
+        if name == b"host":
+            hosts += 1
+        elif name == b"transfer-encoding" and value.lower() != b"chunked":
+            return _UNKNOWN_CODING
+    # RFC 9112, section 3.2
+    return None if hosts == 1 or (not hosts and scope["http_version"] == "1.0") else _HOSTS
 
 
 def _request_id(headers: Iterable[Header]) -> bytes:

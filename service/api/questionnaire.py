@@ -3,14 +3,16 @@
 import hashlib
 from http import HTTPStatus
 from importlib import resources
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import get
+from litestar import Response, get
+from litestar.params import HeaderParameter
 
-from service.api import admission, envelope
+from service.api.documenting import documented
+from service.api.envelope import Envelope, succeed
+from service.api.guards import requires_api_key_or_token
 from service.api.resources import ApiRequest
-from service.server.asgi import Response, header_values
 
 ResponseType = Literal["text", "number", "select", "date", "radio_button", "currency"]
 
@@ -68,20 +70,42 @@ def load() -> QuestionnaireStructure:
     return msgspec.convert({"questionnaire": questions}, QuestionnaireStructure)
 
 
+IfNoneMatch = Annotated[
+    str | None,
+    HeaderParameter(
+        name="If-None-Match", description="The `ETag` of the questions that the caller already has."
+    ),
+]
+
 _QUESTIONS = msgspec.Raw(msgspec.json.encode(load()))  # encoded once
 # Weak, because the timestamp in the envelope differs each time.
 _ETAG = f'W/"{hashlib.sha256(bytes(_QUESTIONS)).hexdigest()[:32]}"'
 
 
-@get("/v1/questionnaire/structure", before_request=admission.requires_api_key_or_token)
-async def questionnaire_structure(request: ApiRequest[None]) -> Response:
+@get(
+    "/v1/questionnaire/structure",
+    guards=[requires_api_key_or_token],
+    tags=["questionnaire"],
+    security=[{"api_key": []}, {"access_token": []}],
+    **documented(
+        {"ok": QuestionnaireStructure(load().questionnaire[:4])},
+        headers={"ETag": True, "Cache-Control": True},
+        may_be_unchanged=True,
+    ),
+)
+async def questionnaire_structure(
+    request: ApiRequest[None],
+    if_none_match: IfNoneMatch = None,  # noqa: ARG001 - for the document; there may be several
+) -> Response[Envelope[QuestionnaireStructure]]:
     """Return the questions from which a form is built, or 304 when the caller has them."""
     # Callers may cache the questions, and must revalidate them each time. `Vary` is not needed, because the
     # questions are the same for every caller, and shared caches may not store them.
-    headers = [(b"etag", _ETAG.encode()), (b"cache-control", b"private, no-cache")]
-    if _is_current(header_values(request.scope, b"if-none-match")):
-        return Response(HTTPStatus.NOT_MODIFIED, headers, b"")
-    return envelope.ok(_QUESTIONS, *headers)
+    headers = {"etag": _ETAG, "cache-control": "private, no-cache"}
+    if _is_current(request.headers.getall("if-none-match", [])):
+        unchanged: Response[Any] = Response(None, status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+        return unchanged
+    answer: Envelope[Any] = succeed(_QUESTIONS)
+    return Response(answer, headers=headers)
 
 
 def _is_current(if_none_match: list[str]) -> bool:

@@ -1,5 +1,6 @@
 """The resources that the handlers use, and how handlers access them."""
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, TypeVar
@@ -7,13 +8,20 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from litestar import Request
 from litestar.datastructures import State
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
+from service.api.decoding import body_overdue, body_too_large, malformed_body
 from service.authentication.authenticator import Authenticator
-from service.calculation_requests.model import CalculationRequest, RetrievedCalculationRequest
+from service.calculation_requests.model import (
+    CalculationRequest,
+    CalculationRequestView,
+    RetrievedCalculationRequest,
+)
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
 from service.calculation_requests.storing import Storage
 from service.postgres import connections
 from service.postgres.pool import Connection, Pool
+from service.server import limits
 from service.settings import ServiceSettings
 
 User = TypeVar("User")
@@ -32,9 +40,9 @@ class Resources(msgspec.Struct, frozen=True):
         """Acquire a connection for the statements of one HTTP request. Raises PostgresUnavailable."""
         return connections.Acquired(self.pool, seconds=self.settings.database_timeout_seconds)
 
-    def view(self, stored: CalculationRequest) -> RetrievedCalculationRequest:
+    def view(self, stored: CalculationRequest) -> CalculationRequestView:
         """Return what the API shows of a request. Raises SecretKeyMissing."""
-        return stored.view(*stored.secret_and_url(self.secret_keys, self.settings.app_url))
+        return stored.view_with_secret(*stored.secret_and_url(self.secret_keys, self.settings.app_url))
 
     def listed(self, found: Sequence[CalculationRequest]) -> list[RetrievedCalculationRequest]:
         """Return what a page shows. A request whose secret key is missing is shown without its link."""
@@ -48,10 +56,17 @@ class Resources(msgspec.Struct, frozen=True):
 
 
 class ApiRequest(Request[User, Any, State], Generic[User]):
-    """An HTTP request to the API. Its `user` is the caller that the `before_request` admitted."""
+    """An HTTP request to the API. Its `user` is the caller that the guard admitted."""
 
-    @property
-    def resources(self) -> Resources:
-        """The resources of the application."""
-        resources: Resources = self.app.state.resources
-        return resources
+    async def body(self) -> bytes:
+        """Return the body. Raises ApiError if it is too large, empty or overdue."""
+        try:
+            async with asyncio.timeout(limits.BODY_SECONDS):
+                body = await super().body()
+        except TimeoutError:
+            raise body_overdue() from None
+        except RequestEntityTooLarge:
+            raise body_too_large(self.content_length) from None
+        if not body:  # Litestar would not ask the decoder.
+            raise malformed_body("The body is empty: send a JSON object.")
+        return body

@@ -74,13 +74,16 @@ class AccessTokens:
         self._clients = _names(settings.auth_clients)
         self._internal_clients = _names(settings.auth_internal_clients)
 
-    async def verify(self, token: str) -> Caller | InternalReader:
+    def verify(self, token: str) -> Caller | InternalReader:
         """Return the caller. Raises InvalidCredentials or SigningKeysUnavailable."""
         _check_form(token)
         try:
-            header = jwt.get_unverified_header(token)
+            unverified = jwt.decode_complete(token, options={"verify_signature": False})
+            if unverified["payload"].get("iss", self._settings.auth_issuer) != self._settings.auth_issuer:
+                raise jwt.InvalidIssuerError  # First, because other issuers' tokens differ in the rest, too.
+            header = unverified["header"]
             self._check_header(header)
-            signing_key = await self._signing_keys.find(header["kid"])
+            signing_key = self._signing_keys.find(header["kid"])
             if signing_key is None:
                 raise InvalidCredentials(
                     "The access token is signed with a key that the issuer does not publish.", "AUTH_JWKS_URL"
@@ -99,7 +102,7 @@ class AccessTokens:
         except jwt.MissingRequiredClaimError as error:
             settings = ["AUTH_AUDIENCE"] if error.claim == "aud" else []
             raise InvalidCredentials(f"The access token lacks the claim {error.claim}.", *settings) from None
-        except (jwt.PyJWTError, ValueError, OverflowError) as error:
+        except (jwt.PyJWTError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidCredentials(*_REASONS.get(type(error), (_NOT_VALID,))) from None
 
     def _check_header(self, header: dict[str, Any]) -> None:
@@ -180,8 +183,8 @@ def _check_form(token: str) -> None:
         raise InvalidCredentials("This endpoint takes no API key: send an access token.")
     if looks_like_secret(token):
         raise InvalidCredentials(
-            "This endpoint takes no request's secret, which opens only GET /v1/request/{uuid}: send an "
-            "access token."
+            "This endpoint takes neither a request's secret, which opens only GET /v1/request/{uuid}, nor an "
+            "opaque token: send an access token that is a JWT."
         )
     if len(token) > _LARGEST_TOKEN:
         raise InvalidCredentials(

@@ -48,17 +48,17 @@ class Authenticator:
             maxsize=_MOST_CACHED, ttu=_cached_until, timer=time.time
         )
 
-    async def verify_access_token(self, token: str, *, scope: str) -> Caller:
+    def verify_access_token(self, token: str, *, scope: str) -> Caller:
         """Return the caller. Raises InvalidCredentials, InsufficientScope or SigningKeysUnavailable."""
-        caller = await self._verify(token)
+        caller = self._verify(token)
         if isinstance(caller, InternalReader) or scope not in caller.scopes:
             prefix = self._settings.auth_scope_prefix
             raise InsufficientScope(scope, prefix=prefix, is_internal=isinstance(caller, InternalReader))
         return caller
 
-    async def verify_reader(self, token: str) -> Caller | InternalReader:
+    def verify_reader(self, token: str) -> Caller | InternalReader:
         """Return a caller with the scope READ, or an internal reader. Raises like `verify_access_token`."""
-        caller = await self._verify(token)
+        caller = self._verify(token)
         if isinstance(caller, Caller) and READ not in caller.scopes:
             raise InsufficientScope(READ, prefix=self._settings.auth_scope_prefix)
         return caller
@@ -69,7 +69,7 @@ class Authenticator:
         Raises as `verify_access_token` does, and PostgresUnavailable, because API keys are in Postgres.
         """
         if not looks_like_api_key(token):
-            await self._verify(token)
+            self._verify(token)
             return
         seconds = self._settings.database_timeout_seconds
         async with connections.Acquired(self._pool, seconds=seconds) as connection:
@@ -79,10 +79,10 @@ class Authenticator:
                 "The API key is not valid: it was revoked or never issued, or its firm is disabled."
             )
 
-    async def _verify(self, token: str) -> Caller | InternalReader:
+    def _verify(self, token: str) -> Caller | InternalReader:
         if caller := self._verified.get(token):
             return caller
-        caller = await self._access_tokens.verify(token)
+        caller = self._access_tokens.verify(token)
         self._verified[token] = caller
         return caller
 

@@ -13,20 +13,29 @@ import httpx
 import jwt
 import msgspec
 import structlog
-from jwt.algorithms import AllowedPublicKeys
+from jwt.algorithms import AllowedPublicKeys, OKPAlgorithm
 
 from service.telemetry import api_metrics
 
-_RSA_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
-ALGORITHMS = (*_RSA_ALGORITHMS, "ES256", "ES384", "ES512", "EdDSA")
+_ED_25519 = "Ed25519"  # RFC 9864: EdDSA, limited to this curve
+# What a key without `alg` is for, by the algorithm that PyJWT assumes. Others have one algorithm per curve.
+_OF_TYPE = {
+    "RS256": ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    "EdDSA": ("EdDSA", _ED_25519),
+}
+ALGORITHMS = (*_OF_TYPE["RS256"], "ES256", "ES384", "ES512", *_OF_TYPE["EdDSA"])
 _REFRESH_SECONDS = 300.0  # between regular fetches, so that a withdrawn key is soon dropped
 _FETCH_SECONDS = 5.0  # for one fetch
 _INTERVAL_SECONDS = 1.0  # the least time between two fetches, because any made-up key id causes one
-_COOLDOWN_SECONDS = 10.0  # after a failed fetch
-_CALLER_WAIT_SECONDS = 1.5  # the longest that a caller waits for the interval and a fetch
+_COOLDOWN_SECONDS = 10.0  # from a failed fetch to the next regular one
+# How long after a fetch an unknown key is refused: longer than Retry-After, so that a retry ends in a 401.
+_FRESH_SECONDS = 10.0
 _LARGEST_DOCUMENT = 1024 * 1024
 
 _log = structlog.get_logger()
+
+with suppress(ValueError):  # PyJWT 2.15 lacks it. A release that has it raises ValueError.
+    jwt.register_algorithm(_ED_25519, OKPAlgorithm())
 
 
 class SigningKeysUnavailable(Exception):
@@ -56,29 +65,27 @@ class SigningKeys:
         self._failure: Exception | None = jwt.PyJWKSetError("not fetched yet")  # of the last fetch
         self._fetching: asyncio.Task[None] | None = None
         self._last_attempt = float("-inf")
+        self._fetched_at = float("-inf")  # when the last fetch that succeeded began
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
         return ssl.create_default_context()  # takes 20 ms or more
 
-    async def find(self, key_id: str) -> SigningKey | None:
+    def find(self, key_id: str) -> SigningKey | None:
         """Return the key with this id, or None if the issuer does not have it. Raises SigningKeysUnavailable.
 
-        An unknown id may belong to a new key, so this waits for a fetch that begins after the call, unless a
-        fetch has just failed.
+        An unknown id may belong to a new key, so it starts a fetch, at most one each second. No caller waits
+        for the fetch: anybody can make up ids, and waiting callers would hold all connections.
         """
-        asked = time.monotonic()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CALLER_WAIT_SECONDS):
-                while key_id not in self._by_id and self._last_attempt < asked:
-                    has_failed = self._failure and asked - self._last_attempt < _COOLDOWN_SECONDS
-                    if has_failed and not self._fetching:
-                        break
-                    await asyncio.wait([self._fetch()])
-        if key_id not in self._by_id and (self._fetching or self._failure):
-            # None would become a 401, and callers would discard a token that may be valid.
-            raise SigningKeysUnavailable from self._failure
-        return self._by_id.get(key_id)
+        key = self._by_id.get(key_id)
+        if key is None:
+            now = time.monotonic()
+            if now - self._last_attempt >= _INTERVAL_SECONDS:
+                self._fetch()
+            if now - self._fetched_at >= _FRESH_SECONDS:
+                # None would become a 401, and callers would discard a token that may be valid.
+                raise SigningKeysUnavailable from self._failure
+        return key
 
     async def refresh(self) -> None:
         """Fetch the keys, and wait for the result. Raises SigningKeysUnavailable if the fetch fails."""
@@ -87,12 +94,12 @@ class SigningKeys:
             raise SigningKeysUnavailable from self._failure
 
     async def run(self) -> None:
-        """Fetch the keys now, and then at intervals until cancelled."""
+        """Fetch the keys at intervals until cancelled."""
         try:
             while True:
+                await asyncio.sleep(_COOLDOWN_SECONDS if self._failure else _REFRESH_SECONDS)
                 with suppress(SigningKeysUnavailable):  # The failure was logged.
                     await self.refresh()
-                await asyncio.sleep(_COOLDOWN_SECONDS if self._failure else _REFRESH_SECONDS)
         finally:
             if self._fetching is not None:
                 self._fetching.cancel()
@@ -105,11 +112,10 @@ class SigningKeys:
 
     async def _replace(self) -> None:
         try:
-            await asyncio.sleep(self._last_attempt + _INTERVAL_SECONDS - time.monotonic())
-            self._last_attempt = time.monotonic()
+            self._last_attempt = began = time.monotonic()
             async with asyncio.timeout(_FETCH_SECONDS):
                 document = await self._download()
-            self._by_id = _read_jwk_set(document)
+            self._by_id, self._fetched_at = _read_jwk_set(document), began
         except Exception as error:  # noqa: BLE001 - whatever the failure, the cached keys stay in use
             self._failure = error
             _log.warning("signing_keys_not_fetched", error=type(error).__name__, keys_kept=len(self._by_id))
@@ -128,11 +134,15 @@ class SigningKeys:
         address = urlsplit(self._url)
         if address.scheme == "file":
             return await asyncio.to_thread(Path(unquote(address.path)).read_bytes)
-        client = httpx.AsyncClient(verify=self._tls, timeout=_FETCH_SECONDS)
+        client = httpx.AsyncClient(
+            verify=self._tls, timeout=_FETCH_SECONDS, headers={"Accept-Encoding": "identity"}
+        )
         document = b""
         async with client, client.stream("GET", self._url) as response:
             response.raise_for_status()
-            async for part in response.aiter_bytes():
+            if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+                raise jwt.PyJWKSetError("compressed")  # A few bytes can decompress to gigabytes.
+            async for part in response.aiter_raw():
                 document += part
                 if len(document) > _LARGEST_DOCUMENT:
                     raise jwt.PyJWKSetError("too large")
@@ -155,13 +165,13 @@ def _read_jwk(entry: dict[str, Any]) -> SigningKey | None:
     is_public = "d" not in entry  # Anybody can sign with a key whose private half is published.
     if not isinstance(key_id, str) or not is_for_signatures or not is_public:
         return None
+    algorithm = entry.get("alg") or None
     try:
-        jwk = jwt.PyJWK.from_dict(entry)
+        jwk = jwt.PyJWK.from_dict(entry, "EdDSA" if algorithm == _ED_25519 else algorithm)
     except Exception as error:  # noqa: BLE001 - PyJWT and cryptography raise many kinds of errors here
         _log.warning("signing_key_not_usable", key_id=key_id[:100], error=type(error).__name__)
         return None
     if jwk.algorithm_name not in ALGORITHMS:
         return None
-    # For an RSA key without `alg` PyJWT assumes RS256. Keys of other types have one algorithm per curve.
-    takes_any_rsa = jwk.key_type == "RSA" and not entry.get("alg")
-    return SigningKey(key_id, jwk.key, _RSA_ALGORITHMS if takes_any_rsa else (jwk.algorithm_name,))
+    presumed = _OF_TYPE.get(jwk.algorithm_name, (jwk.algorithm_name,))
+    return SigningKey(key_id, jwk.key, (algorithm,) if algorithm else presumed)

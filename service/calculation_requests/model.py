@@ -1,4 +1,4 @@
-"""The request as a row, in its events and in answers of the API. request_body.py has the body of a create."""
+"""The request as a row, in its events and in answers of the API. api/bodies.py has the body of a create."""
 
 import time
 from datetime import UTC, datetime
@@ -110,10 +110,17 @@ class CalculationRequest(EventSource, frozen=True):
 
     def view(self, secret: str | None, request_url: str | None) -> "RetrievedCalculationRequest":
         """Return what the API shows of this request, with *secret* and *request_url* as given."""
+        return RetrievedCalculationRequest(**self._shown(), secret=secret, request_url=request_url)
+
+    def view_with_secret(self, secret: str, request_url: str) -> "CalculationRequestView":
+        """Return what the API shows of this request to its firm."""
+        return CalculationRequestView(**self._shown(), secret=secret, request_url=request_url)
+
+    def _shown(self) -> dict[str, Any]:
         shown = dict(zip(_SHOWN, _shown_values(self), strict=True))
         if self.meta_data is not None:
             shown["meta_data"] = msgspec.json.decode(self.meta_data)
-        return RetrievedCalculationRequest(**shown, secret=secret, request_url=request_url)
+        return shown
 
 
 # Rows become structs by position, so the columns are written once, as the fields of the struct. `SELECT *` is

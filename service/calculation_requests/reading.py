@@ -92,14 +92,14 @@ async def find_by_secret(
     Raises WrongSecret (401) if the secret is wrong, no such request exists, or the secret's key is missing.
     """
     row = await connection.fetchrow(_FIND_FOR_CUSTOMER, request_id)
-    # If the request or its key is missing, this takes as long, so that the time does not show it.
-    salt, key_id = (row["secret_salt"], row["secret_key_id"]) if row else (request_id.bytes, keys.current_id)
+    if row is None:
+        raise WrongSecret
     try:
-        expected = keys.secret(request_id, salt=salt, key_id=key_id)
+        expected = keys.secret(request_id, salt=row["secret_salt"], key_id=row["secret_key_id"])
     except SecretKeyMissing:
-        row, expected = None, keys.secret(request_id, salt=salt, key_id=keys.current_id)
+        raise WrongSecret from None
     # Compares the texts, because several texts decode to the same bytes.
-    if not hmac.compare_digest(expected.encode(), secret.encode()) or row is None:
+    if not hmac.compare_digest(expected.encode(), secret.encode()):
         raise WrongSecret
     return CalculationRequest(**dict.fromkeys(CalculationRequest.__struct_fields__) | dict(row))
 
@@ -209,21 +209,21 @@ async def read_page(connection: Connection, listing: Listing, *, conveyancer_id:
 
 HORIZON_SECONDS = 30
 CHANGED_AT = "date_trunc('second', statement_timestamp())"  # the updated_at of every change
-_CHANGES = 0x0C4A  # the first key of the advisory locks of changes; the second is the time in seconds
+_CHANGES = 0x0C4A  # The keys of changes' advisory locks have this in the upper 32 bits, then the time.
 
 
 async def begin_change(connection: Connection) -> None:
     """Mark the caller's transaction, whose later statements set updated_at to CHANGED_AT. See _HORIZON."""
     await connection.execute(
-        "SELECT pg_advisory_xact_lock_shared($1, floor(extract(epoch FROM clock_timestamp()))::integer)",
-        _CHANGES,
+        "SELECT pg_advisory_xact_lock_shared($1 + floor(extract(epoch FROM clock_timestamp()))::bigint)",
+        _CHANGES << 32,
     )
 
 
 # The list of changes ends at the time that this statement returns. Every change before that time is visible
 # to the later statement that reads the page. A transaction that changes a request first marks itself with an
-# advisory lock whose key is the time. Then it sets updated_at to CHANGED_AT. HORIZON_SECONDS are for a clock
-# that is set back meanwhile, for example by a failover. When this statement runs,
+# advisory lock whose key has the time, in seconds. Then it sets updated_at to CHANGED_AT. HORIZON_SECONDS are
+# for a clock that is set back meanwhile, for example by a failover. When this statement runs,
 # - the transaction holds its lock. The time is found here, and updated_at is not before it.
 # - Or the transaction has no lock yet. Then updated_at will be after this statement.
 # - Or the transaction has ended. Then the page shows its change, because the snapshot for the page is taken
@@ -234,7 +234,7 @@ _HORIZON = f"""
                                 - make_interval(secs => $1))
       FROM pg_locks
      WHERE locktype = 'advisory'
-       AND (classid, objsubid) = ({_CHANGES}, 2)
+       AND (classid, objsubid) = ({_CHANGES}, 1)
        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     HAVING pg_current_wal_lsn() IS NOT NULL
 """  # noqa: S608 - constants only

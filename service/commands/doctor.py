@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from functools import partial
 
+import asyncpg
 import click
 import httpx
 import jwt
 
 from service import diagnosis
-from service.authentication.access_tokens import AccessTokens, InternalReader, InvalidCredentials
+from service.authentication.access_tokens import AccessTokens, Caller, InternalReader, InvalidCredentials
 from service.authentication.signing_keys import SigningKeys
+from service.calculation_requests.conveyancers import UnknownConveyancer, charges_calculation_fee
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import Answer, answering
 from service.diagnosis import Check, Finding, Reasons
@@ -60,8 +62,9 @@ async def _signing_keys(settings: ServiceSettings) -> AsyncIterator[Finding]:
 async def examine_token(environment: Mapping[str, str], token: str) -> list[Finding]:
     """Judge one access token by the settings of the API."""
     settings, problems = examine(ServiceSettings, environment)
-    problems = {name: problem for name, problem in problems.items() if name.startswith("AUTH_")}
-    check = Check("token", problems.keys(), partial(_judge, settings, token), _DO, _REASONS)
+    matter = [name for name in problems if name.startswith("AUTH_") or name == "DATABASE_URL"]
+    problems = {name: problems[name] for name in matter}
+    check = Check("token", matter, partial(_judge, settings, token), _DO, _REASONS)
     return await diagnosis.diagnose(problems, {}, [check])
 
 
@@ -69,17 +72,16 @@ async def _judge(settings: ServiceSettings, token: str) -> AsyncIterator[Finding
     signing_keys = SigningKeys(settings.auth_jwks_url)
     await signing_keys.refresh()
     try:
-        caller = await AccessTokens(settings, signing_keys).verify(token)
+        caller = AccessTokens(settings, signing_keys).verify(token)
     except InvalidCredentials as refused:
         do = ", ".join(_shown(settings, name) for name in refused.settings)
         yield Finding("wrong", "token", str(refused).rstrip("."), do and f"the settings that matter: {do}")
     else:
         if isinstance(caller, InternalReader):
-            says = f"accepted as the internal reader {caller.client_id!a}"
+            yield Finding("ok", "token", f"accepted as the internal reader {caller.client_id!a}")
         else:
-            scopes = ", ".join(sorted(caller.scopes)) or "no scope of this service"
-            says = f"accepted as the conveyancer {caller.conveyancer_id!a}, with {scopes}"
-        yield Finding("ok", "token", says)
+            yield _scopes_of(caller, settings)
+            yield await _firm_of(caller, settings)
     with suppress(jwt.PyJWTError, ValueError):
         decoded = jwt.decode_complete(token, options={"verify_signature": False})
         names = (*_CLAIMS, settings.auth_client_claim, settings.auth_scope_claim)
@@ -87,6 +89,31 @@ async def _judge(settings: ServiceSettings, token: str) -> AsyncIterator[Finding
         # json.dumps writes ASCII, because control characters of a forged token could manipulate the terminal.
         says = f"header {json.dumps(decoded['header'])}, claims {json.dumps(claims)}"
         yield Finding("ok", "token", says)
+
+
+def _scopes_of(caller: Caller, settings: ServiceSettings) -> Finding:
+    says = f"accepted as the conveyancer {caller.conveyancer_id!a}, with "
+    if caller.scopes:
+        return Finding("ok", "token", says + ", ".join(sorted(caller.scopes)))
+    do = ", ".join(_shown(settings, name) for name in ("AUTH_SCOPE_CLAIM", "AUTH_SCOPE_PREFIX"))
+    says += "no scope of this service: it opens only the questionnaire"
+    return Finding("wrong", "token", says, f"the settings that matter: {do}")
+
+
+async def _firm_of(caller: Caller, settings: ServiceSettings) -> Finding:
+    """Look the firm up, because the API refuses most calls of firms that are not registered."""
+    try:
+        connection = await asyncpg.connect(settings.database_url, statement_cache_size=0)
+        try:
+            await charges_calculation_fee(connection, caller.conveyancer_id)
+        finally:
+            connection.terminate()
+    except UnknownConveyancer:
+        says = f"{caller.conveyancer_id!a} is not registered, or is disabled"
+        return Finding("wrong", "conveyancer", says, "look at `python -m service conveyancer list`")
+    except Exception as error:  # noqa: BLE001 - what is known of the token is shown nevertheless
+        return Finding("wrong", "conveyancer", diagnosis.reason(error, {}), diagnosis.ASK_POSTGRES)
+    return Finding("ok", "conveyancer", "registered")
 
 
 # The claims that decide, of all identity providers in deploy/README.md. They have no personal data.

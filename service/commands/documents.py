@@ -3,14 +3,14 @@
 import click
 import msgspec
 
-from service.contracts import asyncapi as messages
-from service.contracts import openapi as http
+from service import app
+from service.outbox import asyncapi as messages
 
 
 @click.command()
 def openapi() -> None:
     """Print the OpenAPI document of the HTTP API."""
-    click.echo(msgspec.json.format(msgspec.json.encode(http.document())).decode())
+    click.echo(msgspec.json.format(msgspec.json.encode(app.describe())).decode())
 
 
 @click.command()

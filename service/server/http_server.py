@@ -1,34 +1,56 @@
-"""Serves an ASGI application on a socket until asked to stop: the API, and the worker's probes."""
+"""Serves an ASGI application until asked to stop: the API, and the worker's probes.
+
+The server is the embedded one of Granian, in which hyper reads HTTP/1.1. Granian calls it experimental, which
+is a known risk. The documented alternative, `granian.Granian`, was tried: it runs the application in a child
+process, so each process of ours would take 28 MB more, and would have to configure its settings, logs and
+signals again in the child.
+"""
 
 import asyncio
 import gc
 import os
 import signal
 import socket
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from typing import TypeAlias
 
-import uvicorn
+import structlog
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
+from granian.server.embed import Server
 
-from service.server import limits
-from service.server.asgi import ASGIApp
-from service.server.http_protocol import HttpProtocol
+from service.server.asgi import ASGIApp, Message, Receive, Scope, Send
+from service.server.limits import LARGEST_HEAD, MOST_CONNECTIONS
 from service.settings import InvalidSetting
+from service.telemetry import logs
 
-_SWEEP_SECONDS = 1.0  # between two checks for overdue callers
+Address: TypeAlias = tuple[str, int]  # the host as a number, and the port
+
+_BACKLOG = 1024  # connections that wait to be accepted
+_CUT_OFF_SECONDS = 1.0  # for cancelled requests to be answered
 # The garbage collector may run rarely, because nearly everything is freed without it.
 _OBJECTS_PER_COLLECTION = 10_000
 
+_log = structlog.get_logger()
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises InvalidSetting when the address cannot be used."""
+
+class ServerFailed(Exception):
+    """The HTTP server failed: the log says why."""
+
+
+def find_address(host: str, port: int) -> Address:
+    """Return the address to listen on. Raises InvalidSetting when it cannot be used.
+
+    Granian resolves no names. It would also share a port with another process that listens on it.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
+        with socket.create_server((host, port), family=family) as listening:
+            found: str = listening.getsockname()[0]
     except OSError as error:
         # Name resolution errors have negative numbers, which strerror does not know.
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else "no such host"
         raise InvalidSetting(f"cannot listen on {host}:{port} ({reason})") from None
+    return found, port
 
 
 def spare_loaded_objects() -> None:
@@ -48,62 +70,83 @@ def stop_on_signals() -> asyncio.Event:
 
 async def serve(
     app: ASGIApp,
-    listening: socket.socket,
+    address: Address,
     stop: asyncio.Event,
     *,
     shutdown_seconds: float,
-    keep_alive_seconds: int = 5,
+    drain_seconds: float = 0.0,
+    keep_alive_seconds: int = 75,
 ) -> None:
     """Serve until *stop*, then finish the requests in flight, in at most *shutdown_seconds*.
 
-    If the application fails to start, the process ends. The log says why.
+    For the first *drain_seconds* of these, new requests are served, too, and each response closes its
+    connection. So a caller that uses a connection again and again gets no error. Raises ServerFailed, for
+    example if the application does not start.
     """
-    config = uvicorn.Config(
-        app,
-        interface="asgi3",
-        http=HttpProtocol,
-        ws="none",
-        proxy_headers=False,  # The client's address is not used.
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        reset_contextvars=True,  # Otherwise a pipelined request would continue the previous trace.
-        timeout_keep_alive=keep_alive_seconds,
-        timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
+    in_flight: set[asyncio.Task[None]] = set()
+    server = Server(
+        _tracked(app, in_flight, stop),
+        *address,
+        interface=Interfaces.ASGI,
+        http=HTTPModes.http1,
+        websockets=False,
+        backlog=_BACKLOG,
+        backpressure=MOST_CONNECTIONS,
+        # hyper applies this time to the head of each request, and while it waits for one.
+        http1_settings=HTTP1Settings(
+            header_read_timeout=keep_alive_seconds * 1000, max_buffer_size=LARGEST_HEAD
+        ),
+        # Its log lines contain whole tracebacks, with values. `_tracked` logs what fails.
+        log_enabled=False,
+        log_dictconfig={"incremental": True, "handlers": {}, "loggers": {}},
     )
-    await _Server(config, stop).serve(sockets=[listening])
+    serving = asyncio.create_task(server.serve())
+
+    async def end() -> None:
+        await stop.wait()
+        await asyncio.sleep(drain_seconds)
+        server.stop()
+        await asyncio.sleep(shutdown_seconds - drain_seconds)
+        for task in in_flight:
+            task.cancel()
+        await asyncio.sleep(_CUT_OFF_SECONDS)
+        serving.cancel()  # Only callers that do not read their responses are left.
+
+    ending = asyncio.create_task(end())
+    try:
+        await asyncio.wait([serving])
+    finally:
+        ending.cancel()
+        server.stop()  # if this task was cancelled
+    if not serving.cancelled() and (error := serving.exception()):
+        raise ServerFailed from error
+    if not stop.is_set():
+        raise ServerFailed
 
 
-class _Server(uvicorn.Server):
-    """A server that handles no signals and stops on an event, because it is only part of a process."""
+def _tracked(app: ASGIApp, in_flight: set[asyncio.Task[None]], stop: asyncio.Event) -> ASGIApp:
+    """Return *app* with tasks in *in_flight*, failures logged, and connections closed after *stop*."""
 
-    def __init__(self, config: uvicorn.Config, stop: asyncio.Event) -> None:
-        super().__init__(config)
-        self._stop = stop
+    async def tracked(scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        if scope["type"] == "http" and task is not None:
+            in_flight.add(task)
+        try:
+            await app(scope, receive, _closing(send) if stop.is_set() else send)
+        except Exception as error:
+            _log.error("application_failed", scope=scope["type"], **logs.describe(error))
+            raise
+        finally:
+            if task is not None:
+                in_flight.discard(task)
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def main_loop(self) -> None:
-        while not self._stop.is_set():
-            await self.on_tick(0)  # updates the Date header
-            now = asyncio.get_running_loop().time()
-            # One pass over all connections costs less than a timer for each request.
-            end_overdue(self.server_state.connections, now)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_SWEEP_SECONDS):
-                    await self._stop.wait()
+    return tracked
 
 
-def end_overdue(connections: Iterable[object], now: float) -> None:
-    """Cut off overdue callers, then the slowest readers until the total of unread bytes is in bounds."""
-    ours = [each for each in connections if isinstance(each, HttpProtocol)]
-    for connection in ours:
-        connection.end_if_overdue(now)
-    unread = sum(each.unread for each in ours)
-    for reader in sorted((each for each in ours if each.unread), key=HttpProtocol.expendability):
-        if unread <= limits.MOST_UNREAD:
-            return
-        unread -= reader.unread
-        reader.cut_off()
+def _closing(send: Send) -> Send:
+    async def send_and_close(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return send_and_close

@@ -1,7 +1,6 @@
 """`/livez`, `/readyz` and `/metrics`. service/app.py and worker/process.py list what /readyz checks."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import TypeAlias
@@ -14,6 +13,7 @@ from service.postgres.pool import Pool
 from service.postgres.schema import SchemaOutdated
 from service.server import http_server
 from service.server.asgi import Receive, Response, Scope, Send
+from service.server.http_server import Address
 
 # Raises an error if the process cannot work. Returns a warning if it can work but something is wrong.
 Check: TypeAlias = Callable[[], Awaitable[str | None]]
@@ -92,7 +92,7 @@ def _state(error: Exception) -> str:
 
 
 async def serve(
-    checks: Checks, read_gauges: ReadGauges | None, listening: socket.socket, stop: asyncio.Event
+    checks: Checks, read_gauges: ReadGauges | None, address: Address, stop: asyncio.Event
 ) -> None:
     """Until *stop*, serve the probes of a process that has no API."""
 
@@ -105,4 +105,4 @@ async def serve(
             response = _in_json(HTTPStatus.NOT_FOUND, {"status": "not found"})
         await response(scope, receive, send)
 
-    await http_server.serve(app, listening, stop, shutdown_seconds=1.0)
+    await http_server.serve(app, address, stop, shutdown_seconds=1.0)

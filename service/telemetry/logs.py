@@ -22,7 +22,6 @@ from service.settings import Settings
 _LEVELS = {
     **dict.fromkeys(("aio_pika", "aiosmtplib", "asyncio", "asyncpg", "httpcore", "httpx"), "WARNING"),
     "aiormq": "CRITICAL",  # Its errors quote messages. The code that needs a connection logs outages.
-    "uvicorn": "ERROR",  # Its warnings are about callers' errors, which are in the access log.
 }
 _encoder = msgspec.json.Encoder(enc_hook=repr)
 

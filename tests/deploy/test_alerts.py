@@ -42,6 +42,7 @@ RETURNED = 'consumer_messages_total{queue="notifications",outcome="returned"}'
 DELAYS = 'email_delivery_seconds_bucket{le="300.0"}'
 OVERDUE = 'reconciliation_discrepancies{kind="email_overdue"}'
 SENT = 'emails_total{outcome="sent"}'
+PENDING = "emails_pending"
 REFUSED = 'emails_total{outcome="failed"}'
 RECIPIENT_REFUSED = 'emails_total{outcome="recipient_refused"}'
 POSTPONED = 'emails_total{outcome="postponed"}'
@@ -133,11 +134,12 @@ def nodes(count: int) -> dict[str, str]:
     }
 
 
-def members(count: int) -> dict[str, str]:
+def members(count: int, vhost: str = "/") -> dict[str, str]:
     """Return the series of *count* nodes that hold a queue, and of those that only know of it."""
     membership = [*["leader"][:count], *["follower"] * (count - 1), *["undefined"] * (3 - count)]
+    queue = f'vhost="{vhost}",queue="notifications"'
     return {
-        f'rabbitmq_detailed_queue_info{{instance="{node}",queue="notifications",membership="{one}"}}': "1x400"
+        f'rabbitmq_detailed_queue_info{{instance="{node}",{queue},membership="{one}"}}': "1x400"
         for node, one in enumerate(membership)
     }
 
@@ -145,7 +147,7 @@ def members(count: int) -> dict[str, str]:
 def members_before_4_1(count: int) -> dict[str, str]:
     """Return the series of *count* nodes of an older RabbitMQ that hold a queue."""
     return {
-        f'rabbitmq_detailed_raft_term_total{{instance="{node}",queue="notifications"}}': "1x400"
+        f'rabbitmq_detailed_raft_term_total{{instance="{node}",vhost="/",queue="notifications"}}': "1x400"
         for node in range(count)
     }
 
@@ -299,6 +301,17 @@ CASES: dict[str, list[Case]] = {
         fires("one, up to the limit", {RETURNED: "0+1x20 20x60"}, at="8m", too_early="3m"),
         silent("few, at a restart", {RETURNED: "0x10 5x90"}, at="8m"),
     ],
+    "EmailsNotSent": [
+        fires(
+            "our sender's domain is refused, from the tenth minute on",
+            {PENDING: "0x40 0+1x200", SENT: "0+1x40 40x200"},
+            at="19m30s",
+        ),
+        silent("mailboxes are full, in a quiet night", {PENDING: "80x240", SENT: "9x240"}, at="40m"),
+        silent("more than can be sent", {PENDING: "0+9x240", SENT: "0+1x240"}, at="40m"),
+        silent("few, in a quiet night", {PENDING: "0x60 5x180", SENT: "9x240"}, at="20m"),
+        silent("Postgres is away", {PENDING: NOT_COUNTED, SENT: "9x60"}, at="12m"),
+    ],
     "EmailsFailing": [
         fires("half", {SENT: "0+1x240", REFUSED: "0+1x240"}, at="30m", too_early="4m"),
         fires("none can be made", {SENT: "0x240", INTERNAL_ERROR: "0+1x240"}, at="30m"),
@@ -407,12 +420,13 @@ CASES: dict[str, list[Case]] = {
         silent("none is", nodes(3), at="11m"),
     ],
     "QueueMemberMissing": [
-        fires("one is", members(2), at="91m", too_early="89m"),
+        fires("one is", members(2), at="91m", too_early="89m", vhost="/"),
         silent("none is", members(3), at="91m"),
-        fires("one is, before 4.1", members_before_4_1(2), at="91m"),
+        fires("one is, before 4.1", members_before_4_1(2), at="91m", vhost="/"),
         silent("none is, before 4.1", members_before_4_1(3), at="91m"),
-        fires("one is, and the others export both", members(2) | members_before_4_1(2), at="91m"),
+        fires("one is, and the others export both", members(2) | members_before_4_1(2), at="91m", vhost="/"),
         silent("none is, halfway through an upgrade", members(2) | members_before_4_1(3), at="91m"),
+        fires("one is, but not in another virtual host", members(2) | members(3, "b"), at="91m", vhost="/"),
     ],
     "QueueGrowing": [
         fires(

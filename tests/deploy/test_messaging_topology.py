@@ -39,6 +39,7 @@ def test_manifests_name_what_the_worker_declares_and_no_more():
     assert {exchange["name"] for exchange in specifications("Exchange")} == topology.EXCHANGES.keys()
     assert bindings == {
         *((queue.exchange, queue.name, queue.routing_key) for queue in topology.QUEUES),
+        *((queue.bypass, queue.name, queue.routing_key) for queue in topology.QUEUES if queue.bypass),
         *((topology.DEAD_LETTERS, queue.dead_letters, queue.dead_letters) for queue in topology.QUEUES),
     }
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from service.server.limits import LARGEST_BODY, MOST_CONNECTIONS, MOST_HEADERS
@@ -14,12 +16,14 @@ from tests.end_to_end.callers import client_of
 from tests.harness.examples import A_REQUEST
 from tests.harness.processes import Process, api_process, started
 from tests.harness.raw_connection import connect_to, head_with
+from tests.harness.waiting import eventually
 
 _LARGEST_MEGABYTES = 200.0
 _ATTACK_SECONDS = 20.0
 _LIVEZ = b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n"
 _BUNDLE = b"GET /schema/rapidoc-min.js HTTP/1.1\r\nHost: api\r\n\r\n"
 _TINY_HEADERS = b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 15_000
+CALLS: list[tuple[str, str, object]] = [("GET", "/livez", None), ("POST", "/v1/request", A_REQUEST)]
 
 Send = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -57,6 +61,19 @@ def stall(data: bytes) -> Send:
     return send
 
 
+def name_unknown_keys(token: str) -> Send:
+    """Return a caller whose tokens are signed with a key that nobody publishes: one call a second."""
+
+    async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(head_with(token, line="GET /v1/request HTTP/1.1"))
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+            await asyncio.sleep(1)
+
+    return send
+
+
 @asynccontextmanager
 async def attacked(api: Process, *callers: tuple[int, Send]) -> AsyncIterator[None]:
     """Keep as many connections of each kind open, reconnecting those that the server closes."""
@@ -80,7 +97,7 @@ async def attacked(api: Process, *callers: tuple[int, Send]) -> AsyncIterator[No
 
 async def others_are_served(api: Process, token: str) -> None:
     """Check the probe and a create, each over a new connection."""
-    for method, path, body in (("GET", "/livez", None), ("POST", "/v1/request", A_REQUEST)):
+    for method, path, body in CALLS:
         async with client_of(api, token) as client:
             assert (await client.request(method, path, json=body)).status_code == 200
 
@@ -114,6 +131,47 @@ async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(api, 
     assert closed <= len(seconds) // 10
 
 
+def _of_full_size(name: str, **fields: object) -> bytes:
+    """Return a body of nearly the largest size, in which *name* has a value of 85,000 objects."""
+    body = msgspec.json.encode({**A_REQUEST, **fields, name: {"a": [{}] * 85_000}})
+    assert len(body) <= LARGEST_BODY
+    return body
+
+
+_REASON = "calculation_fee_exempt_reason"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (_of_full_size(_REASON, calculation_fee_exempt=True), 503),
+        (_of_full_size(_REASON), 503),
+        (_of_full_size("meta_data", calculation_fee_exempt=True), 422),
+        (msgspec.json.encode({**A_REQUEST, "calculation_fee_exempt": True, "é😀" + 255_000 * "x": 1}), 422),
+    ],
+    ids=["reason", "ignored reason", "meta_data", "unknown field"],
+)
+async def test_memory_is_bounded_while_creates_with_large_wrong_values_wait(
+    api, issuer, database, body, status
+):
+    json = {"Content-Type": "application/json"}
+    async with started(api), client_of(api, issuer.token()) as client:
+        await others_are_served(api, issuer.token())
+        await database.execute("BEGIN; LOCK TABLE conveyancer, calculation_request")
+        async with asyncio.TaskGroup() as group:
+            calls = [
+                group.create_task(client.post("/v1/request", content=body, headers=json)) for _ in range(150)
+            ]
+        peak = api.peak_megabytes()
+        await database.execute("ROLLBACK")
+
+    print(f"{peak:.0f} MB")  # noqa: T201 - shown on failure
+    # A body with an error is rejected at once. The others have waited.
+    assert {call.result().status_code for call in calls} == {status}
+    assert peak < _LARGEST_MEGABYTES
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("sent", [_LIVEZ, _LIVEZ[:-2], _BUNDLE * 5], ids=["idle", "head", "unread"])
 async def test_others_are_served_while_one_caller_holds_all_connections(api, issuer, sent):
@@ -124,6 +182,27 @@ async def test_others_are_served_while_one_caller_holds_all_connections(api, iss
             while time.monotonic() < until:
                 await others_are_served(api, issuer.token())
             assert open_files(api) < MOST_CONNECTIONS + 50
+
+
+@pytest.mark.long
+async def test_others_are_served_while_all_connections_name_unknown_keys(api, issuer):
+    token = issuer.token()
+    made_up = name_unknown_keys(issuer.token(headers={"kid": "made-up"}))
+    answered: Counter[tuple[str, bool]] = Counter()
+    async with started(api), attacked(api, (MOST_CONNECTIONS + 18, made_up)):
+        await eventually(lambda: open_files(api) > MOST_CONNECTIONS)
+        until = time.monotonic() + _ATTACK_SECONDS
+        while time.monotonic() < until:
+            for method, path, body in CALLS:
+                async with client_of(api, token) as client:
+                    try:
+                        response = await client.request(method, path, json=body)
+                        answered[path, response.status_code == 200] += 1
+                    except httpx.TransportError:
+                        answered[path, False] += 1
+
+    assert not answered["/livez", False], answered
+    assert answered["/v1/request", False] <= answered["/v1/request", True] / 100, answered
 
 
 @pytest.mark.long

@@ -93,8 +93,14 @@ async def test_broker_refuses_a_user_what_its_process_does_not_do(broker_urls, u
             await is_refused(broker_urls[user], partial(read, name=queue.name))
     await is_refused(broker_urls[user], lambda ours: ours.declare_queue("of-another-team"))
     await is_refused(broker_urls[user], lambda ours: ours.queue_delete(NOTIFICATIONS.name))
+    consumers = {"notifications", "calculations"}
+    writers = {
+        topology.REQUESTS: {"relay"},
+        topology.NOTIFICATIONS_ALONE: {"relay"},
+        topology.DEAD_LETTERS: consumers,
+    }
     for exchange in topology.EXCHANGES:
-        if exchange != topology.DEAD_LETTERS and (user, exchange) != ("relay", topology.REQUESTS):
+        if user not in writers.get(exchange, ()):
             await is_refused(broker_urls[user], partial(write, name=exchange))
 
 

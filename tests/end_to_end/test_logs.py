@@ -11,7 +11,7 @@ import msgspec
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 
-from service.api.request_body import CreateBody
+from service.api.bodies import CreateBody
 from service.authentication import api_keys
 from service.postgres.pool import Connection
 from tests.end_to_end.callers import client_of

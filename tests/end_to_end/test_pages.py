@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from deploy.local.machine.folders import LOCAL
-from service.contracts import openapi
+from service import app
 
 pytest.importorskip("playwright", reason="Playwright is installed by `make test-long`")
 from axe_playwright_python.async_playwright import Axe
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long
 
 SCREENSHOTS = LOCAL / "screenshots"
 SCREENS = {"phone": ViewportSize(width=390, height=844), "desk": ViewportSize(width=1280, height=800)}
-DOCUMENT: dict[str, Any] = msgspec.to_builtins(openapi.document())
+DOCUMENT: dict[str, Any] = msgspec.to_builtins(app.describe())
 OPERATIONS = [operation for item in DOCUMENT["paths"].values() for operation in item.values()]
 CREATE = "[id='post-/v1/request']"
 MAIN = "rapi-doc [part=section-main-content]"

@@ -1,16 +1,28 @@
 """The programs with one part broken on purpose, to see the harness find it: `… NAME worker relay`."""
 
+import asyncio
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any
 from uuid import UUID
 
+import msgspec
+from aiosmtplib import SMTP
+
 from service import __main__ as service
+from service import json_faults
 from service.api import idempotency_key_header
+from service.authentication.access_tokens import InvalidCredentials
+from service.authentication.authenticator import Authenticator
+from service.authentication.signing_keys import SigningKeysUnavailable
 from service.outbox import events
 from service.postgres.pool import Connection
 from worker import __main__ as worker
+from worker.consumers import incoming
+from worker.consumers.incoming import Incoming
 from worker.mail import ledger, postman, smtp
 from worker.mail.ledger import Email
 from worker.relay import loop, outbox_tables
@@ -90,17 +102,46 @@ def store_replies() -> None:
 
 def keep_sessions() -> None:
     """Leave every connection to the mail server open."""
-    forgotten: list[smtp.Session] = []  # The garbage collector would close them.
+    forgotten: list[SMTP] = []  # The garbage collector would close them.
+    release = smtp.Mailer._release  # noqa: SLF001
 
-    def leave_open(self: smtp.Session) -> None:
-        forgotten.append(self)
+    def leave_open(self: smtp.Mailer, connection: SMTP, *, is_usable: bool) -> None:
+        forgotten.append(connection)
+        release(self, connection if is_usable else SMTP(), is_usable=is_usable)
 
-    smtp.Session.close = leave_open  # type: ignore[method-assign]
+    smtp.Mailer._release = leave_open  # type: ignore[method-assign] # noqa: SLF001
 
 
 def forget_keys() -> None:
     """Treat every repeat under a key as a new request."""
-    idempotency_key_header.parse_key = lambda values: None  # noqa: ARG005
+    idempotency_key_header.parse_key = lambda *_: None
+
+
+def wait_for_keys() -> None:
+    """Wait for the key of a token before the token is refused."""
+    verify = Authenticator.verify_api_key_or_token
+
+    async def verify_patiently(self: Authenticator, token: str) -> None:
+        try:
+            await verify(self, token)
+        except (InvalidCredentials, SigningKeysUnavailable):
+            await asyncio.sleep(1.5)
+            raise
+
+    Authenticator.verify_api_key_or_token = verify_patiently  # type: ignore[method-assign]
+
+
+def keep_bodies() -> None:
+    """Decode every message, however large, and keep it while others arrive."""
+    read = incoming.read
+    kept: deque[Any] = deque(maxlen=256)
+
+    def read_and_keep(body: bytes) -> Incoming:
+        with suppress(*json_faults.UNREADABLE):
+            kept.append(msgspec.json.decode(body))
+        return read(body)
+
+    incoming.read = read_and_keep
 
 
 BREAKAGES: dict[str, Callable[[], Any]] = {
@@ -112,6 +153,8 @@ BREAKAGES: dict[str, Callable[[], Any]] = {
     "leaves-at-once": leave_at_once,
     "stores-replies": store_replies,
     "keeps-sessions": keep_sessions,
+    "waits-for-keys": wait_for_keys,
+    "keeps-bodies": keep_bodies,
     "forgets-keys": forget_keys,
 }
 _PROGRAMS = {"service": service.main, "worker": worker.main}

@@ -15,6 +15,7 @@ from tests.faults.verdict.records import (
     CALCULATED,
     CREATED,
     EMAIL_SENT,
+    LIVEZ,
     Acceptance,
     Answer,
     Arrival,
@@ -68,6 +69,7 @@ RECORD = Record(
 )
 
 REPEATED = "repeats only in a fault's unconfirmed window"
+SERVED = "others are served"
 SENT_ONCE = "e-mails sent once"
 LATER = Arrival("req_3.request.created.1", "case-3", CREATED, 1, 101.0)
 UNCALCULATED = Stored("case-1", UUID, "ada@example.com", None)
@@ -98,6 +100,13 @@ def refused(copies: int, *others: Span) -> dict[str, Any]:
         "spans": [Span("messages refused", 98.9, 102.1, repeats_events=True), *others],
         "arrivals": [*ARRIVALS, *[arrival(CREATED, 1, 101.0)] * copies],
     }
+
+
+def flooded(*others: Span, calculated: float = 104.9, **facts: Any) -> dict[str, Any]:
+    """Return a flood of two seconds, in which a request was created and then calculated."""
+    arrivals = [ARRIVALS[0], arrival(CALCULATED, 2, calculated), arrival(EMAIL_SENT, 3, 106.0)]
+    spans = [Span("deep messages", 99.0, 101.0, repeats_events=False), *others]
+    return {"floods": [Interval(99.0, 101.0)], "spans": spans, "arrivals": arrivals, **facts}
 
 
 def recovered(seconds: float, *faults: str) -> dict[str, Any]:
@@ -182,6 +191,14 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "secret stored": ({"secrets_stored": ["req_1.request.created.1"]}, {"no secret stored"}),
     "connections left open": ({"mail_connections": 33}, {"mail connections bounded"}),
+    "probe without an answer": (flooded(calls={LIVEZ: [True] * 999 + [False]}), {SERVED}),
+    "a call without an answer": (flooded(calls={"GET /": [True] * 99 + [False]}), set()),
+    "calls without an answer": (flooded(calls={"GET /": [True] * 98 + [False] * 2}), {SERVED}),
+    "much memory": (flooded(peaks={"api-1": 200.0, "calculations-1": 150.0}), set()),
+    "too much memory of an API": (flooded(peaks={"api-1": 200.1}), {"memory bounded"}),
+    "too much memory of a worker": (flooded(peaks={"calculations-1": 150.1}), {"memory bounded"}),
+    "late calculation": (flooded(calculated=105.1), {"calculations in time"}),
+    "late calculation, another fault": (flooded(RELAY_KILLED, calculated=105.1), set()),
     "full outbox": ({"outbox_left": 1}, {"outbox drained"}),
     "poison gone": ({"held": set()}, {"outbox drained"}),
     "follower gone": ({"held": {"req_2 poison"}}, {"outbox drained"}),

@@ -9,18 +9,19 @@ import httpx
 import jsonschema_rs
 import msgspec
 
-from service.api import request_body
+from service import app
+from service.api.bodies import CreateBody
+from service.api.decoding import parse
 from service.api.envelope import ErrorEnvelope, FieldError
 from service.api.errors import ApiError
-from service.contracts import openapi
-from service.contracts.endpoints import FULL_REQUEST
+from service.api.examples import FULL_REQUEST
 from service.server.limits import LARGEST_BODY
 from tests.fuzz.conftest import LONG
 from tests.fuzz.mutations import mutants
 
 _BODIES = 200_000 if LONG else 4_000
 _SENT = 10_000 if LONG else 200
-_BODY: Any = msgspec.to_builtins(openapi.document()["components"]["schemas"]["CreateBody"])
+_BODY: Any = msgspec.to_builtins(app.describe()["components"]["schemas"]["CreateBody"])
 # Without a waiver the API ignores this field. The document does not say so, because it asks for a text.
 del _BODY["properties"]["calculation_fee_exempt_reason"]["type"]
 _ALLOWED = jsonschema_rs.Draft202012Validator(_BODY)
@@ -57,8 +58,8 @@ async def test_service_answers_as_the_validator_judges_and_returns_what_was_sent
 def judge(body: bytes) -> list[FieldError]:
     """Return why *body* is refused, as a caller would read it."""
     try:
-        parsed = request_body.parse(body)
-        parsed.validated(waiver_applies=parsed.asks_for_waiver)
+        parsed = parse(CreateBody, body)
+        parsed.validated(waiver_applies=parsed.calculation_fee_exempt)
     except ApiError as error:
         problems = msgspec.json.decode(error.answer().body, type=ErrorEnvelope).errors
         assert problems

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from service.contracts import openapi
+from service import app
 
 _NPX = shutil.which("npx") or ""
 
@@ -22,7 +22,7 @@ _NPX = shutil.which("npx") or ""
     ],
 )
 def test_linter_finds_nothing(tmp_path, package, options, rules, token_url):
-    (tmp_path / "openapi.json").write_bytes(msgspec.json.encode(openapi.document(token_url)))
+    (tmp_path / "openapi.json").write_bytes(msgspec.json.encode(app.describe(token_url)))
     command = [_NPX, "--yes", package, *options.split(), Path(__file__).with_name(rules), "openapi.json"]
 
     linted = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

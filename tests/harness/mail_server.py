@@ -7,6 +7,7 @@ implementation sends wrong replies.
 import asyncio
 import ssl
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from email import message_from_bytes
@@ -181,6 +182,7 @@ class ScriptedMailServer:
         self.replies_once: dict[str, bytes | None] = {}
         self.contents: list[bytes] = []  # of every e-mail that was sent, whatever the reply
         self.connections = 0
+        self.commands: Counter[str] = Counter()  # how often each was sent
         self._ports = {sender: free_port() for sender in senders}
         self._listening: list[asyncio.Server] = []
         self._open: set[Session] = set()
@@ -232,6 +234,7 @@ class ScriptedMailServer:
     async def _reply_in_sequence(self, session: Session, line: bytes) -> bytes | None:
         """Return the reply to a command. DATA needs a recipient that was accepted."""
         command = line[:4].decode().strip().upper()
+        self.commands[command] += 1
         if command == "DATA" and not session.recipient:
             return b"503 No recipient"
         reply = await self.reply_to(session, command, line)

@@ -135,8 +135,15 @@ class Process:
 
     def rss_megabytes(self) -> float:
         """Return the memory it has in use."""
+        return self._megabytes("VmRSS:")
+
+    def peak_megabytes(self) -> float:
+        """Return the most memory that it has had in use."""
+        return self._megabytes("VmHWM:")
+
+    def _megabytes(self, name: str) -> float:
         status = Path(f"/proc/{self.running.pid}/status").read_text()
-        kilobytes = status.partition("VmRSS:")[2].split()[0]
+        kilobytes = status.partition(name)[2].split()[0]
         return int(kilobytes) * 1024 / 1e6
 
 

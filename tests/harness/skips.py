@@ -12,6 +12,8 @@ _ALLOWED = (
     # Only the tests of pages need it, and not every system has a package of it.
     "Chromium is missing",
     "Playwright is installed by `make test-long`",
+    # Its processes switch to other users.
+    "Postfix starts only as root",
     # CI needs no Docker engine.
     "no Docker engine answers",
     "Docker Compose is not installed",

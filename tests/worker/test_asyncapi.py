@@ -7,9 +7,8 @@ import msgspec
 import pytest
 from aio_pika import ExchangeType
 
-from service.contracts import asyncapi
 from service.identifiers import parse_uuid, uuid_of
-from service.outbox import events
+from service.outbox import asyncapi, events
 from service.outbox.events import CloudEvent, RequestCreated
 from tests.harness.waiting import eventually
 from tests.worker.conftest import outbox_row, take

@@ -5,7 +5,7 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 
-from service.contracts import openapi
+from service import app
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import worker_probes
 from tests.harness.waiting import eventually
@@ -17,7 +17,7 @@ from worker.rabbitmq.topology import CALCULATION_RESULTS
 FITS = jsonschema_rs.Draft202012Validator(
     {
         "$ref": "#/components/schemas/Envelope_CalculationRequestEvents_",
-        "components": msgspec.to_builtins(openapi.document()["components"]),
+        "components": msgspec.to_builtins(app.describe()["components"]),
     },
     validate_formats=True,
 )

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import click
 import msgspec
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
 from aiormq.exceptions import ChannelNotFoundEntity, DeliveryError
 from yarl import URL
 
@@ -30,7 +30,7 @@ from worker.settings import AmqpUrl
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
 ANSWER_SECONDS = 10.0  # for each reply from the broker
 ARRIVAL_SECONDS = 2.0  # for the arrival of the next message
-_IN_MEMORY = 200  # unacknowledged messages at a time; if 200 cannot be moved, no more arrive
+_PAGE = 200  # messages; the most in memory at a time
 
 # Headers that record how a message was dead-lettered. A redriven message does not have them.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
@@ -68,11 +68,15 @@ class Redriven(msgspec.Struct, frozen=True):
     queue: str
     moved: int
     left: int
-    undecodable: int  # how many of those left have undecodable properties
+    undecodable: int  # how many of those read have undecodable properties
 
 
 _message_ids = click.option(
-    "--message-id", "message_ids", multiple=True, metavar="ID", help="Only this message. Repeatable."
+    "--message-id",
+    "message_ids",
+    multiple=True,
+    metavar="ID",
+    help="Only the first with this id. Repeatable.",
 )
 
 
@@ -87,20 +91,25 @@ async def list_letters(
 ) -> Answer:
     """Count the dead letters of each queue and show the first ones. Nothing is removed.
 
+    If there are more than 200, reading them may change their order.
+
     Messages named by --message-id or --position are shown with headers and body (personal data!).
     """
     is_any_named = bool(message_ids) or position is not None
     listings = []
     for name in names or QUEUES:
         queue = QUEUES[name]
-        async with _opened(queue) as (channel, dead):
-            count = _count(dead)
-            letters = []
-            number, prefetch = (count, 0) if is_any_named else (min(limit, count), limit)
-            async for place, message in _read(channel, dead, number=number, prefetch=prefetch):
-                is_named = place == position or message.message_id in message_ids
+        wanted = set(message_ids)
+        letters: list[DeadLetter] = []
+        async with _opened(queue) as (connection, count):
+            number = count if is_any_named else min(limit, count)
+            async for place, message in _read(connection, queue, number):
+                is_named = place == position or message.message_id in wanted
                 if is_named or not is_any_named:
                     letters.append(_describe(message, place, in_full=is_named))
+                wanted.discard(message.message_id or "")
+                if is_any_named and not wanted and place >= (position or 0):
+                    break
         listings.append(DeadLetters(queue.dead_letters, count, letters))
     return Answer(listings, "\n\n".join(map(_as_text, listings)))
 
@@ -137,7 +146,7 @@ def _as_text(listing: DeadLetters) -> str:
 @answering
 @on_record
 async def redrive(*, name: str, message_ids: Sequence[str], by: Operator) -> Answer:
-    """Move dead letters back to the end of their queue, in order. A crash may leave a message in both queues.
+    """Move dead letters back to the end of their queue. A crash may leave a message in both queues.
 
     Messages with undecodable properties stay, because their consumer would refuse them again.
 
@@ -145,20 +154,22 @@ async def redrive(*, name: str, message_ids: Sequence[str], by: Operator) -> Ans
     message that names no request is moved without a record.
     """
     queue = QUEUES[name]
+    wanted = set(message_ids)
     moved = undecodable = 0
-    async with command_line.postgres() as connection, _opened(queue) as (channel, dead):
-        count = _count(dead)
+    async with command_line.postgres() as postgres, _opened(queue) as (connection, count):
+        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
         with command_line.progress("redriving", count) as advance:
-            # Messages that are not moved stay unacknowledged until the end.
-            prefetch = 0 if message_ids else _IN_MEMORY
-            async for _, message in _read(channel, dead, number=count, prefetch=prefetch):
+            async for _, message in _read(connection, queue, count):
                 if UNDECODABLE in message.headers:
                     undecodable += 1
-                elif not message_ids or message.message_id in message_ids:
-                    await _record(connection, message, by)
+                elif not message_ids or message.message_id in wanted:
+                    await _record(postgres, message, by)
                     await _move_back(channel, queue, message)
                     moved += 1
+                wanted.discard(message.message_id or "")
                 advance(1)
+                if message_ids and not wanted:
+                    break
     redriven = Redriven(name, moved, count - moved, undecodable)
     text = f"{moved} messages moved to {name}, {redriven.left} left, {undecodable} of them undecodable"
     return Answer(redriven, text)
@@ -197,8 +208,8 @@ async def _move_back(channel: AbstractChannel, queue: Queue, message: AbstractIn
 
 
 @asynccontextmanager
-async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractChannel, AbstractQueue]]:
-    """Open a queue's dead-letter queue over a new connection. Raises InvalidSetting or BrokerUnavailable.
+async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractConnection, int]]:
+    """Connect, and count the dead letters of a queue. Raises InvalidSetting or BrokerUnavailable.
 
     Nothing is declared. Closing the connection returns unacknowledged messages to the queue in their order,
     even on RabbitMQ 3.10, the oldest supported release. A reject would change the order.
@@ -209,10 +220,9 @@ async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractChannel, Abstract
         raise InvalidSetting("AMQP_URL: not the address of a RabbitMQ server") from None
     try:
         async with open_connection(url, name="operator", seconds=ANSWER_SECONDS) as connection:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+            async with asyncio.timeout(ANSWER_SECONDS), connection.channel() as channel:
                 dead = await channel.declare_queue(queue.dead_letters, passive=True)
-            yield channel, dead
+            yield connection, _count(dead)
     except ChannelNotFoundEntity:
         message = f"{queue.dead_letters}: no such queue. A worker declares it when it starts."
         raise click.ClickException(message) from None
@@ -225,20 +235,29 @@ def _count(dead: AbstractQueue) -> int:
 
 
 async def _read(
-    channel: AbstractChannel, dead: AbstractQueue, *, number: int, prefetch: int
+    connection: AbstractConnection, queue: Queue, number: int
 ) -> AsyncIterator[tuple[int, AbstractIncomingMessage]]:
-    """Yield the first *number* messages, with their positions. Raises ClickException if fewer arrive.
+    """Yield the first *number* dead letters, with their positions. Raises ClickException if fewer arrive.
 
-    At most *prefetch* messages are unacknowledged at a time. 0 means no limit.
+    Until the connection is closed, a message that the caller does not acknowledge counts towards the prefetch
+    of its consumer. So after each _PAGE of them, the next arrive at another consumer.
+
+    RabbitMQ returns messages behind those that it has returned before. So the order stays the same only if
+    there is one page.
     """
     arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-    async with asyncio.timeout(ANSWER_SECONDS):
-        await channel.set_qos(prefetch_count=prefetch)
-        await dead.consume(arrived.put)
+    kept = pages = 0
     for position in range(1, number + 1):
+        if kept == _PAGE * pages:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                channel = await connection.channel()
+                await channel.set_qos(prefetch_count=_PAGE)
+                await (await channel.get_queue(queue.dead_letters, ensure=False)).consume(arrived.put)
+            pages += 1
         try:
             message = await asyncio.wait_for(arrived.get(), ARRIVAL_SECONDS)
         except TimeoutError:  # A message held by another consumer never arrives.
-            text = f"{dead.name}: {number - position + 1} of {number} messages did not arrive. Run it again."
-            raise click.ClickException(text) from None
+            missing = f"{number - position + 1} of {number} messages did not arrive"
+            raise click.ClickException(f"{queue.dead_letters}: {missing}. Run it again.") from None
         yield position, message
+        kept += not message.processed

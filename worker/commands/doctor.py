@@ -17,7 +17,12 @@ from aiormq.exceptions import (
     InvalidFrameError,
     ProbableAuthenticationError,
 )
-from aiosmtplib import SMTPAuthenticationError, SMTPException, SMTPResponseException, SMTPSenderRefused
+from aiosmtplib import (
+    SMTPAuthenticationError,
+    SMTPRecipientRefused,
+    SMTPResponseException,
+    SMTPSenderRefused,
+)
 from yarl import URL
 
 from service import diagnosis
@@ -29,6 +34,7 @@ from service.postgres.pool import Connection
 from service.settings import examine
 from worker import reconciliation
 from worker.mail.message import Sender
+from worker.mail.replies import Reply
 from worker.mail.smtp import Mailer
 from worker.rabbitmq import topology
 from worker.rabbitmq.alarm import is_blocked
@@ -110,11 +116,12 @@ async def _events(connection: Connection) -> AsyncIterator[Finding]:
 
 
 async def _emails(connection: Connection) -> AsyncIterator[Finding]:
-    """Count the pending e-mails, and all e-mails of the last day's requests, by state and reason."""
+    """Count the pending e-mails, and all e-mails of the last day's requests, by state and reply or reason."""
     rows = await connection.fetch(
         """
         SELECT state, count(*) AS emails,
-               coalesce(nullif(smtp_code, 0)::text, reason, substring(server_reply FROM '^[45]..')) AS why
+               coalesce(substring(server_reply FROM '^[45][0-9]{2}(?: [45](?:[.][0-9]{1,3}){2})?'),
+                        nullif(smtp_code, 0)::text, reason) AS why
           FROM email
          WHERE request_id >= $1
             OR state = 'pending'
@@ -189,17 +196,22 @@ async def _alarm(connection: AbstractConnection) -> Finding:
 
 
 async def _mail_server(settings: EmailSettings) -> AsyncIterator[Finding]:
-    """Start an e-mail, up to its sender: EHLO, STARTTLS, the certificate, login, MAIL FROM."""
+    """Start an e-mail from MAIL_FROM to itself: EHLO, STARTTLS, the certificate, login, MAIL, RCPT.
+
+    RCPT may be refused for what is wrong with us, and may then be the first command that is refused.
+    """
+    sender = Sender.parse(settings.mail_from).address
+    connection = await Mailer(settings).connect()
     try:
-        connection = await Mailer(settings).connect()
-    except SMTPException as error:
-        if "STARTTLS" not in str(error):
-            raise
-        yield Finding("wrong", "mail server", "it does not offer STARTTLS", _CHECK_SMTP_SETTINGS)
-        return
-    try:
-        await connection.mail(Sender.parse(settings.mail_from).address)
+        await connection.mail(sender)
         certificate = connection.get_transport_info("peercert")
+        await connection.rcpt(sender)
+    except SMTPRecipientRefused as error:
+        refusal = Reply("RCPT", error.code, error.message)
+        if refusal.fault == "sender":
+            says = f"it refuses e-mails of ours: {printable(refusal.words)}"
+            yield Finding("wrong", "mail server", says, _CHECK_SMTP_SETTINGS)
+            return
     finally:
         connection.close()
     if certificate is None:

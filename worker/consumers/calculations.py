@@ -76,8 +76,7 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
     """Record each result once, however often it is delivered, in the caller's transaction.
 
     The failures are RequestNotFound, RequestErased, CalculationAlreadyRecorded and RowLocked. If a batch has
-    two results for a request, the second fails with RowLocked. It is retried after the first is recorded, and
-    then compared with the first.
+    several results for a request, the first counts.
     """
     ids = {result.request_id for result in results}
     free = await announcing.lock(connection, ids, waits=False)
@@ -87,9 +86,9 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
     # Erased requests are read last, so a request erased meanwhile counts as locked or erased, not as unknown.
     gone = await reading.find_erased(connection, absent) if absent else set()
     failures: list[Failure] = []
-    new = []
+    new: dict[UUID, Result] = {}
     for result in results:
-        request = free.pop(result.request_id, None)
+        request = free.get(result.request_id)
         failure: Failure = None
         if result.request_id in gone:
             failure = RequestErased(f"{result.path}request_uuid: the request was erased")
@@ -97,15 +96,15 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
             failure = RequestNotFound(f"{result.path}request_uuid: there is no such request")
         elif request is None:
             failure = RowLocked()
-        elif request.calculation_id is None:
-            new.append((request, result))
-        elif request.calculation_id != result.calculation_id:
-            failure = CalculationAlreadyRecorded(
-                f"{result.path}calculation_id: the request has another calculation"
-            )
+        else:
+            recorded = request.calculation_id or new.setdefault(request.id, result).calculation_id
+            if recorded != result.calculation_id:
+                failure = CalculationAlreadyRecorded(
+                    f"{result.path}calculation_id: the request has another calculation"
+                )
         failures.append(failure)  # None even for a redelivery: the first delivery wrote the event.
     if new:
-        await _set_calculations(connection, new)
+        await _set_calculations(connection, [(free[each.request_id], each) for each in new.values()])
     return failures
 
 

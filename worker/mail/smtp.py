@@ -1,14 +1,9 @@
-"""Sends e-mails by SMTP, with pipelining over kept connections (RFC 5321, RFC 2920).
-
-aiosmtplib connects, encrypts and logs in. Then a `Session` takes over, because aiosmtplib waits for every
-reply before it sends the next command.
-"""
+"""Sends e-mails by SMTP, over connections that are kept."""
 
 import asyncio
-import re
 import socket
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+import time
+from collections.abc import Callable
 from urllib.parse import unquote, urlsplit
 
 import aiosmtplib
@@ -16,153 +11,28 @@ from aiosmtplib import SMTPException, SMTPResponseException
 
 from service.telemetry import logs
 from service.telemetry.tracing import Attributes
+from worker.mail.replies import NO_REPLY, Reply
 from worker.settings import EmailSettings
 
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
-# The code in a `Reply` if the mail server sent no reply, or a reply that cannot belong to the command.
-NO_REPLY = 0
-_SERVICE_NOT_AVAILABLE = 421  # The mail server ends the session.
-# After the content, these codes mean a provider's limit on e-mails or connections. After RCPT, 454 refuses
-# one recipient, for example with Postfix's "454 4.7.1 Relay access denied".
-_THROTTLING = frozenset({432, 454})
 # The reply to the content may take this many times as long as another reply, because the server filters the
 # content first. This allows ten minutes by default (RFC 5321, section 4.5.3.2.6).
 _CONTENT_PATIENCE = 10
-_REPLY_LINE = re.compile(rb"([2-5][0-9]{2})(?:([- ])(.*))?\r?\n", re.DOTALL)
-_MOST_LINES = 100  # of one reply
-_LONGEST_LINE = 8 * 1024
-
-
-class Reply(NamedTuple):
-    """A mail server's reply to a command, or to the content of an e-mail."""
-
-    to: str  # connection (which includes the login), MAIL, RCPT, DATA or content
-    code: int
-    text: str = ""
-
-    @property
-    def words(self) -> str:
-        """The code and text of the reply, or why there is no reply."""
-        return f"{self.code} {self.text}" if self.code else self.text or f"no reply to {self.to}"
-
-    @property
-    def is_acceptance(self) -> bool:
-        """Whether the command was carried out. A `Reply` to `connection` is always a refusal."""
-        return self.to != "connection" and NO_REPLY < self.code < 400
-
-    @property
-    def ends_session(self) -> bool:
-        """Whether no further command would be carried out."""
-        return self.code in {NO_REPLY, _SERVICE_NOT_AVAILABLE}
-
-    @property
-    def is_outage(self) -> bool:
-        """Whether this refusal concerns every e-mail."""
-        return self.to in {"connection", "MAIL"} or (self.to == "content" and self.code in _THROTTLING)
+# If a new connection fails while others are in use, the next one is tried after this time: soon if the mail
+# server limits the connections, which it says by 421; later if it refuses the login.
+_FULL_SECONDS = 5.0
+_REFUSED_SECONDS = 60.0
 
 
 class MailServerUnavailable(Exception):
-    """The mail server is unreachable, or accepts no e-mail at all.
+    """The mail server is unreachable, or refuses the greeting, the login or MAIL.
 
-    The e-mail is not at fault, so no attempt is counted. A refused login or sender address counts as an
-    outage, because it concerns every e-mail. A provider's limit is an outage that lasts about a second.
+    This concerns every e-mail, so no attempt is counted.
     """
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.code)
         self.reply = reply
-
-
-class Session:
-    """An SMTP session for one e-mail at a time. It ends if a command before the content is refused."""
-
-    def __init__(self, connection: aiosmtplib.SMTP, *, seconds: float) -> None:
-        """Take over *connection* after EHLO. From then on nothing else may read from it.
-
-        Each reply must arrive within *seconds*. The reply to the content may take ten times as long.
-        """
-        if connection.transport is None:
-            raise ConnectionResetError
-        transport = cast("asyncio.Transport", connection.transport)
-        loop = asyncio.get_running_loop()
-        self._seconds = seconds
-        self._reader = asyncio.StreamReader(limit=_LONGEST_LINE, loop=loop)
-        protocol = asyncio.StreamReaderProtocol(self._reader, loop=loop)
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
-        self._writer = asyncio.StreamWriter(transport, protocol, self._reader, loop)
-        self._pipelines = connection.supports_extension("pipelining")
-        self._between_emails = True
-        # Close an idle connection, because a firewall may drop it silently, and an e-mail would wait in vain.
-        self._expiry = loop.call_later(seconds, self.close)
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether another e-mail may be sent."""
-        return self._between_emails and not self._writer.is_closing()
-
-    async def send(
-        self, sender: str, recipient: str, content: bytes, *, before_content: Callable[[], None]
-    ) -> Reply:
-        """Send an e-mail, whose lines end with CRLF. Returns the first refusal, or the reply to the content.
-
-        *before_content* is called just before the content is sent. If it raises an error, no content is sent.
-        """
-        self._between_emails = False
-        self._expiry.cancel()
-        commands = (f"MAIL FROM:<{sender}>", f"RCPT TO:<{recipient}>", "DATA")
-        for together in [commands] if self._pipelines else [[command] for command in commands]:
-            lines = "".join(f"{command}\r\n" for command in together).encode("ascii")
-            names = [command[:4] for command in together]
-            for reply in await self._exchange(lines, names, seconds=self._seconds):
-                if not reply.is_acceptance:
-                    return reply
-        before_content()
-        stuffed = re.sub(rb"(?m)^\.", b"..", content) + b".\r\n"
-        (reply,) = await self._exchange(stuffed, ["content"], seconds=self._seconds * _CONTENT_PATIENCE)
-        self._between_emails = not reply.ends_session
-        self._expiry = asyncio.get_running_loop().call_later(self._seconds, self.close)
-        return reply
-
-    def close(self) -> None:
-        """Close the connection. Between two e-mails, send QUIT first, without waiting for the reply."""
-        if self.is_usable:
-            self._writer.write(b"QUIT\r\n")
-        self._writer.close()
-
-    async def _exchange(self, sent: bytes, commands: Sequence[str], *, seconds: float) -> list[Reply]:
-        """Send *commands* as the bytes *sent*, and return the replies.
-
-        If a reply is late or cannot belong to its command, NO_REPLY takes its place, and no later reply is
-        read. Otherwise a surplus reply would be taken for the reply to the next command.
-        """
-        replies: list[Reply] = []
-        try:
-            if self._writer.is_closing():
-                raise ConnectionResetError  # uvloop would raise RuntimeError when writing.
-            self._writer.write(sent)
-            async with asyncio.timeout(seconds):
-                for command in commands:
-                    replies.append(await self._read_reply(command))  # noqa: PERF401 - kept if a later one fails
-        except (OSError, TimeoutError, ValueError):  # ValueError: a line is too long or does not fit
-            self._writer.close()
-            replies.append(Reply(commands[len(replies)], NO_REPLY))
-        return replies
-
-    async def _read_reply(self, command: str) -> Reply:
-        acceptance = 3 if command == "DATA" else 2
-        texts: list[str] = []
-        while len(texts) < _MOST_LINES:
-            line = _REPLY_LINE.fullmatch(await self._reader.readline())
-            if line is None:
-                break
-            texts.append((line[3] or b"").strip().decode(errors="replace"))
-            if line[2] != b"-":
-                code = int(line[1])
-                if code < 400 and code // 100 != acceptance:
-                    raise ValueError("a reply to something else")
-                return Reply(command, code, "\n".join(texts))
-        raise ValueError("not in the form of SMTP")
 
 
 class Mailer:
@@ -174,10 +44,14 @@ class Mailer:
         self._port = url.port or _DEFAULT_PORTS[url.scheme]
         self._scheme = url.scheme
         self._username = unquote(url.username) if url.username else None
-        self._password = unquote(url.password) if url.password else None
+        self._password = unquote(url.password or "")
         self._seconds = settings.smtp_timeout_seconds
         self._greeting_name = settings.smtp_helo_name
-        self._idle: list[Session] = []
+        self._idle: list[tuple[float, aiosmtplib.SMTP]] = []  # since when, by this machine's clock
+        self._busy = 0  # connections that are being opened, or are sending an e-mail
+        self._freed = asyncio.Event()  # A connection is no longer busy.
+        self._failure: MailServerUnavailable | None = None  # of the latest connection
+        self._full_until = 0.0  # until when no connection is opened while others are busy, after a failure
 
     def describe(self) -> Attributes:
         """Return the span attributes of the mail server."""
@@ -186,48 +60,111 @@ class Mailer:
     async def send(
         self, sender: str, recipient: str, content: bytes, *, before_content: Callable[[], None]
     ) -> Reply:
-        """Send an e-mail, and return the reply that accepted or refused it, as `Session.send` does.
+        """Send an e-mail. Returns the first refusal, or the reply to the content.
 
-        If MAIL is refused, or RCPT or DATA gets 421 or no reply, this retries once over a new connection,
-        because the server may be going down or limit the e-mails per connection. This cannot send the e-mail
-        twice. Raises MailServerUnavailable for a refusal that concerns every e-mail.
+        *before_content* is called just before the content is sent. If it raises an error, no content is sent.
+
+        If MAIL is refused, this retries once over a new connection, because the server may be going down or
+        limit the e-mails per connection. Raises MailServerUnavailable in an outage.
         """
         for is_repeat in (False, True):
-            session = self._idle.pop() if self._idle and not is_repeat else await self._open()
+            connection = await self._take(is_new=is_repeat)
+            is_usable = False
             try:
-                reply = await session.send(sender, recipient, content, before_content=before_content)
+                reply = await self._send(connection, sender, recipient, content, before_content)
+                is_usable = await _is_ready_after(reply, connection)
             finally:
-                if session.is_usable:
-                    self._idle.append(session)
-                else:
-                    session.close()
-            if reply.to == "content" or (reply.to != "MAIL" and not reply.ends_session):
+                self._release(connection, is_usable=is_usable)
+            if reply.to != "MAIL":
                 break
-        if reply.is_outage:
+        if reply.fault == "outage":
             raise MailServerUnavailable(reply)
         return reply
 
+    async def _send(
+        self,
+        connection: aiosmtplib.SMTP,
+        sender: str,
+        recipient: str,
+        content: bytes,
+        before_content: Callable[[], None],
+    ) -> Reply:
+        to = "MAIL"
+        try:
+            await connection.mail(sender)
+            to = "RCPT"
+            await connection.rcpt(recipient)
+            before_content()
+            to = "content"
+            response = await connection.data(content, timeout=self._seconds * _CONTENT_PATIENCE)
+        except SMTPResponseException as refusal:
+            return _reply(to, refusal)
+        except (SMTPException, OSError):
+            return Reply(to, NO_REPLY)
+        return Reply(to, response.code, _readable(response.message))
+
+    async def _take(self, *, is_new: bool) -> aiosmtplib.SMTP:
+        """Return an idle connection or, if *is_new* or none is idle, a new one. Raises MailServerUnavailable.
+
+        If a new connection fails while others are in use, wait for one of those.
+        """
+        while is_new or not self._has_idle():
+            is_new = False
+            if self._busy == 0 or time.monotonic() >= self._full_until:
+                if self._failure is not None:  # Let the others wait while this one tries.
+                    self._full_until = time.monotonic() + _FULL_SECONDS
+                try:
+                    return await self._open()
+                except MailServerUnavailable as failure:
+                    seconds = _FULL_SECONDS if failure.reply.ends_session else _REFUSED_SECONDS
+                    self._failure, self._full_until = failure, time.monotonic() + seconds
+            if self._busy:
+                self._freed.clear()
+                await self._freed.wait()
+            if self._failure is not None and not (self._busy or self._idle):
+                raise MailServerUnavailable(self._failure.reply)
+        self._busy += 1
+        return self._idle.pop()[1]
+
+    def _has_idle(self) -> bool:
+        """Close connections that were idle for long, which a firewall may have dropped silently."""
+        stale = [each for since, each in self._idle if time.monotonic() >= since + self._seconds]
+        self._idle = [(since, each) for since, each in self._idle if each not in stale and each.is_connected]
+        for connection in stale:
+            connection.close()
+        return bool(self._idle)
+
+    def _release(self, connection: aiosmtplib.SMTP, *, is_usable: bool) -> None:
+        self._busy -= 1
+        self._freed.set()
+        if is_usable:
+            self._idle.append((time.monotonic(), connection))
+        else:
+            connection.close()
+
     def close(self) -> None:
         """Close every idle connection."""
-        for session in self._idle:
-            session.close()
+        for _, connection in self._idle:
+            connection.close()
         self._idle.clear()
 
-    async def _open(self) -> Session:
-        """Return a session over a new connection. Raises MailServerUnavailable."""
+    async def _open(self) -> aiosmtplib.SMTP:
+        """Return a new connection, which counts as busy. Raises MailServerUnavailable."""
+        self._busy += 1
+        connection = None
         try:
             connection = await self.connect()
-            try:
-                await connection.rset()  # This sends EHLO first, unless connecting has sent it.
-                return Session(connection, seconds=self._seconds)
-            except BaseException:
-                connection.close()
-                raise
         except SMTPResponseException as error:
-            raise MailServerUnavailable(Reply("connection", error.code, error.message)) from error
+            raise MailServerUnavailable(_reply("connection", error)) from error
         except (SMTPException, OSError, ValueError) as error:
             reply = Reply("connection", NO_REPLY, f"no connection: {logs.summarize(error)}")
             raise MailServerUnavailable(reply) from error
+        finally:
+            if connection is None:
+                self._busy -= 1
+                self._freed.set()
+        self._failure = None
+        return connection
 
     async def connect(self) -> aiosmtplib.SMTP:
         """Return a new connection, encrypted and logged in as SMTP_URL says. Raises aiosmtplib's errors."""
@@ -235,17 +172,58 @@ class Mailer:
         connection = aiosmtplib.SMTP(
             hostname=self._host,
             port=self._port,
-            username=self._username,
-            password=self._password,
             use_tls=self._scheme == "smtps",
             # Never None: aiosmtplib would use STARTTLS only if offered, and an attacker can hide the offer.
             start_tls=self._scheme == "smtp+starttls",
             timeout=self._seconds,
             local_hostname=self._greeting_name,
         )
-        async with asyncio.timeout(self._seconds):
-            await connection.connect()
+        try:
+            async with asyncio.timeout(self._seconds):
+                await connection.connect()
+                await connection.rset()  # This sends EHLO first, unless connecting has sent it.
+                if self._username is not None:
+                    await self._log_in(connection, self._username)
+        except BaseException:
+            connection.close()
+            raise
         return connection
+
+    async def _log_in(self, connection: aiosmtplib.SMTP, username: str) -> None:
+        """Log in by one mechanism, because a provider may count each refusal and then ban this client.
+
+        `connection.login` would try all that are offered. PLAIN is the one that all servers must have with
+        TLS (RFC 4954, section 4).
+        """
+        if "plain" in connection.supported_auth_methods:
+            await connection.auth_plain(username, self._password)
+        elif "login" in connection.supported_auth_methods:
+            await connection.auth_login(username, self._password)
+        else:
+            await connection.login(username, self._password)
+
+
+async def _is_ready_after(reply: Reply, connection: aiosmtplib.SMTP) -> bool:
+    """Whether another e-mail may be sent after this reply. After a refusal, reset the connection for it."""
+    if reply.is_acceptance or reply.to == "MAIL" or reply.ends_session:
+        return reply.is_acceptance and connection.is_connected
+    try:
+        await connection.rset()
+    except (SMTPException, OSError):
+        return False
+    return True
+
+
+def _reply(to: str, refusal: SMTPResponseException) -> Reply:
+    """Return a refusal as a reply. One that cannot belong to the command is none."""
+    if refusal.code < 400:
+        return Reply(to, NO_REPLY)
+    return Reply(to, refusal.code, _readable(refusal.message))
+
+
+def _readable(text: str) -> str:
+    """Return a text of aiosmtplib without the surrogates that stand for bytes that are not UTF-8."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _name_of_this_machine() -> str:

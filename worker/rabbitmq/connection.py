@@ -19,7 +19,7 @@ from worker.settings import WorkerSettings
 BROKER_ERRORS = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
 CLOSE_SECONDS = 2.0  # to close a connection or a consumer cleanly
-_HEARTBEAT_SECONDS = 10  # A peer counts as lost after two missed heartbeats.
+_HEARTBEAT_SECONDS = 10  # aiormq gives up a silent broker after (10 + 1) * 3 = 33 s.
 _DECLARE_SECONDS = 60.0
 
 _log = structlog.get_logger()

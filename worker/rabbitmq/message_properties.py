@@ -2,9 +2,13 @@
 
 pamqp itself raises an error for a bad property. The error ends the connection, and RabbitMQ delivers all
 in-flight messages again. So one malformed message could bring all others to the delivery limit.
+
+aio-pika raises an error for a delivery_mode above 2, which RabbitMQ 4 delivers, and for an expiration that is
+no number. Such a message would never reach its consumer, and would count towards the prefetch forever.
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from pamqp import decode
 from pamqp.commands import Basic
@@ -14,6 +18,8 @@ UNDECODABLE: Final = "x-undecodable"  # the header that names the properties lef
 # Longer headers count as undecodable. pamqp's time grows with the square of the length: 3 s for 128 KiB.
 _LONGEST_BYTES = 16_384
 _DECODERS = {**decode.METHODS}
+# Each raises ValueError for a value from which aio-pika cannot construct a message.
+_CHECKS: Final[dict[str, Callable[[Any], object]]] = {"delivery_mode": range(3).index, "expiration": float}
 
 
 def decode_tolerantly() -> None:
@@ -35,7 +41,10 @@ def _unmarshal(properties: Basic.Properties, flags: int, data: bytes) -> None:
             kind = properties.amqp_type(name)
             size = _size(kind, data)
             try:
-                setattr(properties, name, _DECODERS[kind](data[: min(size, _LONGEST_BYTES)])[1])
+                value = _DECODERS[kind](data[: min(size, _LONGEST_BYTES)])[1]
+                if check := _CHECKS.get(name):
+                    check(value)
+                setattr(properties, name, value)
             except (ValueError, OverflowError, RecursionError):
                 undecodable.append(name)
             data = data[size:]

@@ -17,6 +17,7 @@ from worker import metrics
 # `service` names these exchanges, because its AsyncAPI document describes them.
 REQUESTS: Final = events.EXCHANGE
 CALCULATIONS: Final = events.CALCULATIONS_EXCHANGE
+NOTIFICATIONS_ALONE: Final = "calculation-requests.notifications"  # No other team may bind a queue to it.
 DEAD_LETTERS: Final = "calculation-requests.dead-letters"
 
 _DELIVERY_LIMIT = 20
@@ -25,11 +26,12 @@ _DEAD_LETTER_DAYS = 30  # So a dead letter may outlive an erased request by 30 d
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """A queue of this service, and the messages routed to it."""
+    """A queue of this service, and the messages routed to it. *bypass* is a second exchange for them."""
 
     name: str
     exchange: str
     routing_key: str
+    bypass: str | None = None
 
     @property
     def dead_letters(self) -> str:
@@ -50,13 +52,16 @@ class Queue(msgspec.Struct, frozen=True):
         }
 
 
-NOTIFICATIONS: Final = Queue(events.NOTIFICATIONS_QUEUE, REQUESTS, RequestCreated.type)
+NOTIFICATIONS: Final = Queue(
+    events.NOTIFICATIONS_QUEUE, REQUESTS, RequestCreated.type, bypass=NOTIFICATIONS_ALONE
+)
 CALCULATION_RESULTS: Final = Queue(events.CALCULATION_RESULTS_QUEUE, CALCULATIONS, CalculationCreated.type)
 QUEUES: Final = (NOTIFICATIONS, CALCULATION_RESULTS)
 
 EXCHANGES: Final = {
     REQUESTS: ExchangeType.TOPIC,
     CALCULATIONS: ExchangeType.TOPIC,
+    NOTIFICATIONS_ALONE: ExchangeType.DIRECT,
     DEAD_LETTERS: ExchangeType.DIRECT,
 }
 
@@ -115,6 +120,8 @@ async def _declare_queue(channel: AbstractChannel, *, queue: Queue, passive: boo
     if not passive:
         await dead_letters.bind(DEAD_LETTERS, queue.dead_letters)
         await living.bind(queue.exchange, queue.routing_key)
+        if queue.bypass is not None:
+            await living.bind(queue.bypass, queue.routing_key)
     # The metric may be too low, because RabbitMQ reports 0 messages while a queue has no leader.
     metrics.consumer_dead_letters.labels(queue.name).set(dead_letters.declaration_result.message_count or 0)
 

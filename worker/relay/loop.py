@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import structlog
 from aio_pika.abc import AbstractChannel
 
@@ -25,11 +26,10 @@ from service.telemetry import logs
 from worker import metrics
 from worker.rabbitmq import topology
 from worker.rabbitmq.alarm import Alarm
-from worker.rabbitmq.connection import BrokerUnavailable, open_role
+from worker.rabbitmq.connection import CLOSE_SECONDS, BrokerUnavailable, open_channel, open_role
 from worker.relay import outbox_tables
-from worker.relay.outbox_tables import LaneLost, OutboxRow
+from worker.relay.outbox_tables import OutboxRow
 from worker.relay.publisher import Publisher, PublishResult
-from worker.relay.retries import Retries
 from worker.relay.work import LaneMarks, find_work
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
@@ -43,13 +43,15 @@ _QUICK_LOOK_SECONDS = (0.001, 0.002, 0.004, 0.008)
 # The deadline of find_work without low-water marks (see LaneMarks). The query may then read millions of dead
 # rows, which vacuum cannot remove during a backup.
 _FIRST_LOOK_SECONDS = 30.0
-# A transaction is idle while its events are published, for at most BROKER_TIMEOUT_SECONDS. If it is idle for
-# this much longer, Postgres ends the session, and another relay publishes the same events again.
-_SPARE_SECONDS = 2.0
+# A transaction is idle while its events are published, for at most twice BROKER_TIMEOUT_SECONDS. If it is
+# idle for this much longer, Postgres ends the session, and another relay publishes the same events again.
+_SPARE_SECONDS = 2 * CLOSE_SECONDS
 _BATCH_SIZE = 1_000  # events that are read and published together
-_HELD_BATCH_SIZE = 20  # held events of each kind, in addition
-_RETRY_SECONDS = 1.0  # an event's pause after its first refusal; also the pause between two retries
+_HELD_BATCH_SIZE = 20  # held events, in addition. Each retry adds a copy to every queue that takes the event.
+_RETRY_SECONDS = 1.0  # an event's pause after its first refusal. It doubles with each refusal.
 
+_EXCHANGES = (topology.REQUESTS, topology.NOTIFICATIONS_ALONE)
+_NOT_CONFIRMED = "not confirmed: a bound queue has no majority of its members, or is very slow"
 _NOT_CONNECTED = "not connected to RabbitMQ"
 
 _log = structlog.get_logger()
@@ -69,7 +71,6 @@ class Relay:
         self._woken = woken
         self._obstacle = _NOT_CONNECTED
         self._alarm = Alarm()
-        self._retries = Retries(pause_seconds=_RETRY_SECONDS)
         self._statement_seconds = settings.work_timeout_seconds
         metrics.broker_blocked.set_function(lambda: self._alarm.is_raised)
 
@@ -81,22 +82,24 @@ class Relay:
             raise NotReady(self._obstacle)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Relay until *stop*. Resume after every outage of RabbitMQ or Postgres."""
+        """Relay until *stop*. Reconnect after every outage of RabbitMQ."""
         pauses = Pauses("relay_paused")
         while not stop.is_set():
             try:
-                async with open_role(self._settings, name="relay", needs=[topology.REQUESTS]) as channel:
+                async with open_role(self._settings, name="relay", needs=_EXCHANGES) as channel:
                     await self._relay_on(channel, pauses, stop)
-            except (BrokerUnavailable, PostgresUnavailable, LaneLost) as error:
-                self.marks.forget()
-                reason = str(error) if isinstance(error, BrokerUnavailable) else ""
-                self._obstacle = reason or _NOT_CONNECTED
+            except BrokerUnavailable as error:
+                self._obstacle = str(error) or _NOT_CONNECTED
                 await pauses.log_and_wait(error, stop)
             finally:
                 self._alarm = Alarm()
 
     async def _relay_on(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
-        """Relay on one channel until *stop* or the first outage. Wait after a pass that published nothing."""
+        """Relay on one channel until *stop*. Wait after a pass that published nothing.
+
+        Returns early if the channel must be replaced although RabbitMQ answers: a queue blocks it, or
+        Postgres failed during a publish. Raises BrokerUnavailable in an outage of RabbitMQ.
+        """
         quick_looks: Iterator[float] = iter(())
         publisher = await Publisher.on(channel, timeout_seconds=self._settings.broker_timeout_seconds)
         async with in_background("broker_alarm", partial(self._alarm.watch, channel)):
@@ -105,8 +108,15 @@ class Relay:
             while not stop.is_set():
                 if channel.is_closed:
                     raise BrokerUnavailable("the channel was closed")
+                if not publisher.is_usable:
+                    return
                 self._woken.clear()
-                moved = await self.relay_due(publisher)
+                try:
+                    moved = await self.relay_due(publisher)
+                except PostgresUnavailable as error:
+                    self.marks.forget()
+                    await pauses.log_and_wait(error, stop)
+                    continue
                 pauses.reset()
                 if moved:
                     quick_looks = iter(_QUICK_LOOK_SECONDS)
@@ -122,10 +132,6 @@ class Relay:
         """
         seconds = self._statement_seconds if any(self.marks.low_water) else _FIRST_LOOK_SECONDS
         async with connections.Acquired(self._pool, seconds=seconds) as connection:
-            # After a confirmed retry, each pass makes some more refused events due, until none is left.
-            kinds = self._retries.recovering
-            if kinds and await outbox_tables.make_refused_due(connection, kinds, limit=_HELD_BATCH_SIZE) == 0:
-                self._retries.end_recovery()
             work = await find_work(connection, self.marks.low_water)
         self.marks.note(work)
         with_work = work.lanes
@@ -147,7 +153,7 @@ class Relay:
         longest = self._settings.broker_timeout_seconds
         async with connections.transaction(
             self._pool,
-            seconds=longest + 2 * self._statement_seconds,
+            seconds=2 * longest + 2 * self._statement_seconds,
             # If Postgres crashes and loses this commit, the same events are published again, in order.
             waits_for_disk=False,
         ) as connection:
@@ -155,11 +161,11 @@ class Relay:
             if not pending and not due:
                 return 0
             window = [*_first_of_each_request(pending), *due]
-            publishing = asyncio.create_task(publisher.publish(window))
+            publishing = asyncio.create_task(self._publish(publisher, window))
             try:
                 await asyncio.wait([publishing], timeout=connections.SILENCE_SECONDS / 2)
                 if not publishing.done():
-                    await connection.execute(connections.allow_silence(longest + _SPARE_SECONDS))
+                    await connection.execute(connections.allow_silence(2 * longest + _SPARE_SECONDS))
                 result = await publishing
             finally:
                 publishing.cancel()
@@ -167,7 +173,6 @@ class Relay:
             await outbox_tables.delete(connection, "outbox", delivered)
             moved = len(delivered)
             if due or result.failed or any(row.must_wait for row in pending):
-                self._retries.note(window, result)
                 moved += await self._settle_held(connection, pending, due, result)
         _count([row for row in window if row.id in result.confirmed])
         if moved:
@@ -175,6 +180,37 @@ class Relay:
         if result.outage is not None:
             raise BrokerUnavailable from result.outage
         return moved
+
+    async def _publish(self, publisher: Publisher, window: Sequence[OutboxRow]) -> PublishResult:
+        """Publish a window. If RabbitMQ answers, but does not confirm an event in time, the event has failed.
+
+        RabbitMQ confirms nothing while a bound quorum queue has no majority. It also blocks the channel, for
+        a minute for each message. The queue may be another team's. So that e-mails do not wait for it, the
+        unconfirmed `request.created` are published to our own queue, over another connection.
+        """
+        result = await publisher.publish(window)
+        if self._alarm.is_raised or not isinstance(result.outage, TimeoutError):
+            return result
+        late = [row for row in window if row.id not in result.confirmed and row.id not in result.failed]
+        seconds = self._settings.broker_timeout_seconds
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                open_channel(self._settings, name="relay-notifications") as channel,
+            ):
+                bypass = await Publisher.on(
+                    channel, timeout_seconds=seconds, exchange=topology.NOTIFICATIONS_ALONE
+                )
+                await bypass.probe(self._alarm, asyncio.Event())
+                bypassed = await bypass.publish(
+                    [row for row in late if row.type == topology.NOTIFICATIONS.routing_key]
+                )
+        except (BrokerUnavailable, TimeoutError):
+            return result
+        if bypassed.outage is not None:
+            return result
+        failed = {**result.failed, **dict.fromkeys((row.id for row in late), _NOT_CONFIRMED)}
+        return msgspec.structs.replace(result, failed=failed, outage=None)
 
     async def _take(
         self, connection: Connection, some_lanes: Sequence[int], due_lanes: Sequence[int]
@@ -194,7 +230,7 @@ class Relay:
         if not due_lanes:
             return pending, []
         limit = math.ceil(_HELD_BATCH_SIZE / len(due_lanes))
-        return pending, self._retries.choose(await outbox_tables.read_due(connection, due_lanes, limit=limit))
+        return pending, await outbox_tables.read_due(connection, due_lanes, limit=limit)
 
     async def _settle_held(
         self,

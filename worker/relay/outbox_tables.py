@@ -1,31 +1,18 @@
 """Reads and settles the events in the tables outbox and outbox_held. loop.py locks their lanes first."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from enum import Enum
 from typing import Literal
 from uuid import UUID
 
 import msgspec
 
 from service.identifiers import uuid_of
-from service.outbox.events import RequestCreated, event_id
-from service.outbox.lanes import LANES
+from service.outbox.events import event_id
 from service.postgres.pool import Connection
 from worker import metrics
 from worker.gauges import COUNT_LIMIT
 from worker.relay.work import LaneMarks
-
-
-class LaneLost(Exception):
-    """Published events were gone despite the lock of their lane. A person or another program deleted them."""
-
-
-class Kind(Enum):
-    """The two kinds of events, which are retried separately."""
-
-    CREATED = "request.created"  # causes the customer's e-mail
-    OTHER = "other types"
 
 
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,11 +28,6 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     attempts: int
     must_wait: bool  # whether an earlier event of its request is in outbox_held
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of the event."""
-        return Kind.CREATED if self.type == RequestCreated.type else Kind.OTHER
 
     @property
     def event_id(self) -> str:
@@ -80,21 +62,18 @@ async def read(
 
 
 async def read_due(connection: Connection, lanes: Sequence[int], *, limit: int) -> list[OutboxRow]:
-    """Return the due held events of locked lanes. Each event is the first of its request.
+    """Return at most *limit* due held events of each locked lane. Each is the first event of its request.
 
-    Of each kind, at most *limit* events per lane are returned. Events that were not refused come first, then
-    the events that have waited longest.
+    Events that were not refused come first, then the events that have waited longest.
     """
     rows = await connection.fetch(
         """
         SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, attempts,
                false AS must_wait
           FROM unnest($1::smallint[]) AS lane
-         CROSS JOIN (VALUES (true), (false)) AS kind (is_created)
          CROSS JOIN LATERAL (SELECT *
                                FROM outbox_held AS candidate
                               WHERE candidate.lane = lane.lane
-                                AND (candidate.type = 'request.created') = kind.is_created
                                 AND next_attempt_at <= now()
                                 AND NOT EXISTS (SELECT
                                                   FROM outbox_held AS earlier
@@ -113,14 +92,10 @@ async def read_due(connection: Connection, lanes: Sequence[int], *, limit: int) 
 async def delete(
     connection: Connection, table: Literal["outbox", "outbox_held"], events: Sequence[OutboxRow]
 ) -> None:
-    """Delete events that the broker has confirmed. Raises LaneLost if an event was already gone.
-
-    Something else then takes events from a locked lane, so their order is uncertain. `hold` and `postpone`
-    do not check this, because an event that was deleted by hand should not be sent.
-    """
+    """Delete events that the broker has confirmed."""
     if not events:
         return
-    command_tag = await connection.execute(
+    await connection.execute(
         f"""
         DELETE FROM {table}
          USING unnest($1::smallint[], $2::bigint[]) AS confirmed (lane, id)
@@ -129,8 +104,6 @@ async def delete(
         """,  # noqa: S608 - constants only
         *_keys(events),
     )
-    if command_tag != f"DELETE {len(events)}":
-        raise LaneLost
 
 
 async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
@@ -184,43 +157,6 @@ async def postpone(
         [errors[event.id] for event in events],
         base_seconds,
     )
-
-
-async def make_refused_due(connection: Connection, kinds: Iterable[Kind], *, limit: int) -> int:
-    """Make refused events of these kinds due. Returns the number.
-
-    From each lane, even if it is locked, at most *limit* events of a kind become due. Rows that a relay is
-    settling are skipped.
-    """
-    woken = await connection.fetch(
-        """
-        WITH late AS (
-            SELECT lane, id
-              FROM generate_series(0, $1 - 1) AS number
-             CROSS JOIN unnest($2::boolean[]) AS kind (is_created)
-             CROSS JOIN LATERAL (SELECT lane, id
-                                   FROM outbox_held
-                                  WHERE lane = number::smallint
-                                    AND (type = 'request.created') = is_created
-                                    AND next_attempt_at > now()
-                                    AND next_attempt_at < 'infinity'
-                                    AND last_error NOT LIKE 'unencodable:%'
-                                  ORDER BY next_attempt_at
-                                  LIMIT $3
-                                    FOR UPDATE SKIP LOCKED) AS refused
-        )
-        UPDATE outbox_held
-           SET next_attempt_at = clock_timestamp()
-          FROM late
-         WHERE outbox_held.lane = late.lane
-           AND outbox_held.id = late.id
-        RETURNING true
-        """,
-        LANES,
-        [kind is Kind.CREATED for kind in kinds],
-        limit,
-    )
-    return len(woken)
 
 
 async def read_gauges(marks: LaneMarks, connection: Connection) -> None:

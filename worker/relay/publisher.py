@@ -2,51 +2,59 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import aiormq
 import msgspec
+from aio_pika import DeliveryMode
 from aio_pika.abc import AbstractChannel
-from aiormq.abc import ChannelFrame
-from aiormq.exceptions import DeliveryError, PublishError
+from aiormq import spec
+from aiormq.exceptions import AMQPError, DeliveryError, PublishError
+from pamqp.common import FieldValue
 
+from service.outbox import events
 from service.telemetry import tracing
 from worker.rabbitmq import topology
 from worker.rabbitmq.alarm import Alarm
 from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable
-from worker.relay import amqp_frames
 from worker.relay.outbox_tables import OutboxRow
+from worker.relay.window import Message, wait, write
 from worker.waiting import wait_at_most
 
 _UNBOUND_KEY = "relay.probe"
-_CLOSING_SECONDS = 0.1  # for confirms that arrived just before the channel closed
-
-# The future of each event's confirm, by row id. It fails if RabbitMQ nacks or returns the event.
-Confirms: TypeAlias = dict[int, asyncio.Future[Any]]
 
 
 class PublishResult(msgspec.Struct, frozen=True):
     """The outcome of a window, by row id. An event neither confirmed nor failed counts as not sent."""
 
     confirmed: frozenset[int] = frozenset()
-    failed: Mapping[int, str] = {}  # the reason by row id: returned, refused or unencodable
-    unencodable: frozenset[int] = frozenset()  # the failed events that were not sent
+    failed: Mapping[int, str] = {}  # the reason by row id
     outage: Exception | None = None  # If it is set, the channel must not be used again.
 
 
 class Publisher:
-    """Publishes windows of events to the exchange, one window at a time."""
+    """Publishes windows of events to an exchange, one window at a time."""
 
-    def __init__(self, channel: aiormq.Channel, *, timeout_seconds: float) -> None:
+    def __init__(
+        self, channel: aiormq.Channel, *, timeout_seconds: float, exchange: str = topology.REQUESTS
+    ) -> None:
+        self._is_intact = True  # not after an outage or a cancelled publish
         self._channel = channel
+        self._exchange = exchange
         self._timeout_seconds = timeout_seconds
 
     @classmethod
-    async def on(cls, channel: AbstractChannel, *, timeout_seconds: float) -> "Publisher":
+    async def on(
+        cls, channel: AbstractChannel, *, timeout_seconds: float, exchange: str = topology.REQUESTS
+    ) -> "Publisher":
         """Return a publisher on *channel*, which was opened with on_return_raises."""
-        # aio-pika's own publish costs 1.5 times as much, because it waits for the socket each time.
         underlay = cast("aiormq.Channel", await channel.get_underlay_channel())
-        return cls(underlay, timeout_seconds=timeout_seconds)
+        return cls(underlay, timeout_seconds=timeout_seconds, exchange=exchange)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the channel can publish another window."""
+        return self._is_intact and not self._channel.is_closed
 
     async def probe(self, alarm: Alarm, stop: asyncio.Event) -> None:
         """Publish two empty messages that no queue gets. RabbitMQ reports an alarm only after a publish.
@@ -61,7 +69,7 @@ class Publisher:
     async def _probe_once(self, alarm: Alarm, stop: asyncio.Event) -> None:
         answered = asyncio.Event()
         probing = asyncio.create_task(
-            self._channel.basic_publish(b"", exchange=topology.DEAD_LETTERS, routing_key=_UNBOUND_KEY)
+            self._channel.basic_publish(b"", exchange=topology.NOTIFICATIONS_ALONE, routing_key=_UNBOUND_KEY)
         )
         probing.add_done_callback(lambda _: answered.set())
         try:
@@ -79,73 +87,50 @@ class Publisher:
     async def publish(self, window: Sequence[OutboxRow]) -> PublishResult:
         """Publish all events of *window* together, and wait for their confirms, within one timeout.
 
+        After an outage, or if this is cancelled, messages may be numbered but unsent. Then the channel is not
+        used again.
+
         No two events may belong to one request. If the first were refused, the second would overtake it.
         """
         if not window:
             return PublishResult()
         if tracing.is_on():
             window = [_traced(row) for row in window]
-        confirms: Confirms = {}
+        self._is_intact = False
         until = asyncio.get_running_loop().time() + self._timeout_seconds
         try:
             async with asyncio.timeout_at(until):
-                await self._write(window, confirms)
+                confirms = await write(self._channel, [self._message(row) for row in window])
         except BROKER_ERRORS as error:
             return PublishResult(outage=error)
-        return _outcome(confirms, await self._wait(list(confirms.values()), until=until))
+        reason = await wait(self._channel, confirms, until=until)
+        outcome = _outcome(window, confirms, reason)
+        self._is_intact = outcome.outage is None
+        return outcome
 
-    async def _write(self, window: Sequence[OutboxRow], confirms: Confirms) -> None:
-        """Encode all events of *window*, write them together, and add their futures to *confirms*.
-
-        aiormq's basic_publish does this for one message, with a task, a lock and a timeout. Used for every
-        message, it halved the rate of the relay. The attributes of aiormq's channel are undocumented, so
-        pyproject.toml bounds aiormq's version.
-
-        The broker numbers the messages of a channel 1, 2, 3, … as they arrive, and confirms them by number.
-        aiormq finds the future of a number in `confirmations`. So each message gets the next `delivery_tag`,
-        under which its future is stored. The channel's lock is held until all messages are in the write
-        queue. After an error the channel must be closed, because numbered messages may never be sent.
-        """
-        channel, loop = self._channel, asyncio.get_running_loop()
-        payload = []
-        async with channel.lock:
-            for row in window:
-                confirms[row.id] = confirm = loop.create_future()
-                event_id = row.event_id
-                try:
-                    written = amqp_frames.encode_event(
-                        row, event_id, channel=channel.number, longest_body=channel.max_content_size
-                    )
-                except amqp_frames.UNENCODABLE as error:
-                    confirm.set_exception(error)
-                    continue
-                payload.append(written)
-                channel.delivery_tag += 1
-                channel.confirmations[channel.delivery_tag] = confirm
-                # RabbitMQ returns a message with its event id, which occurs only once in a window.
-                channel.message_id_delivery_tag[event_id] = channel.delivery_tag
-            await channel.write_queue.put(ChannelFrame(payload=b"".join(payload), should_close=False))
-
-    async def _wait(self, confirms: Sequence[asyncio.Future[Any]], *, until: float) -> Exception | None:
-        """Wait for all confirms, at most until the deadline. Stop if the channel closes, and return why.
-
-        If confirms are missing then, they are cancelled, and the channel must not be used again.
-        """
-        closing = self._channel.closing  # A closed channel does not complete the confirms.
-        confirming = asyncio.create_task(asyncio.wait(confirms))
-        try:
-            left = until - asyncio.get_running_loop().time()
-            await asyncio.wait([confirming, closing], timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if closing.done():
-                await asyncio.wait(confirms, timeout=_CLOSING_SECONDS)
-        finally:
-            for each in (*confirms, confirming, closing):
-                each.cancel()
-            self._channel.message_id_delivery_tag.clear()  # A late return belongs to no window.
-        if closing.cancelled():
-            return None
-        reason = closing.exception()  # CancelledError if aiormq has stopped reading
-        return reason if isinstance(reason, Exception) else BrokerUnavailable("the connection is closed")
+    def _message(self, row: OutboxRow) -> Message:
+        """Return an event as a persistent message."""
+        event_id = row.event_id
+        headers: dict[str, FieldValue] = {
+            "cloudEvents:id": event_id,
+            "cloudEvents:source": events.SOURCE,
+            "cloudEvents:specversion": events.SPECVERSION,
+            "cloudEvents:subject": event_id.partition(".")[0],
+            "cloudEvents:type": row.type,
+            "sequence": row.sequence,
+        }
+        if row.traceparent is not None:
+            headers["traceparent"] = row.traceparent
+        properties = spec.Basic.Properties(
+            content_type=events.CONTENT_TYPE,
+            headers=headers,
+            delivery_mode=DeliveryMode.PERSISTENT,
+            message_id=event_id,
+            timestamp=row.created_at,
+            message_type=row.type,
+        )
+        mandatory = row.type in events.MUST_BE_ROUTED
+        return Message(self._exchange, row.type, mandatory, properties, row.payload)
 
 
 def _traced(row: OutboxRow) -> OutboxRow:
@@ -170,25 +155,25 @@ def _traced(row: OutboxRow) -> OutboxRow:
         return msgspec.structs.replace(row, traceparent=tracing.onward(row.traceparent))
 
 
-def _outcome(confirms: Confirms, reason: Exception | None) -> PublishResult:
+def _outcome(
+    window: Sequence[OutboxRow], confirms: Sequence[asyncio.Future[Any]], reason: Exception | None
+) -> PublishResult:
     confirmed = set()
     failed: dict[int, str] = {}
-    unencodable = set()
     outage: Exception | None = None
-    for row_id, confirm in confirms.items():
+    for row, confirm in zip(window, confirms, strict=True):
         if confirm.cancelled():
-            outage = outage or reason or BrokerUnavailable("not confirmed in time")
+            outage = outage or reason or TimeoutError("not confirmed in time")
             continue
         match confirm.exception():
             case None:
-                confirmed.add(row_id)
+                confirmed.add(row.id)
             case PublishError():
-                failed[row_id] = "returned: no queue is bound for it"
+                failed[row.id] = "returned: no queue is bound for it"
             case DeliveryError():
-                failed[row_id] = "refused by the broker"
-            case error if isinstance(error, amqp_frames.UNENCODABLE):  # The event has no delivery tag.
-                failed[row_id] = f"unencodable: {error}"
-                unencodable.add(row_id)
-            case Exception() as error:
+                failed[row.id] = "refused by the broker"
+            case AMQPError() as error:
                 outage = error
-    return PublishResult(frozenset(confirmed), failed, frozenset(unencodable), outage)
+            case error:  # AMQP cannot carry the event. The service writes no such event.
+                failed[row.id] = f"refused by AMQP: {error}"
+    return PublishResult(frozenset(confirmed), failed, outage)

@@ -1,14 +1,30 @@
 """Serves the journey on the loopback interface until SIGTERM: `python -m deploy.local.journey`."""
 
+import asyncio
 import os
+import signal
 
 import msgspec
-import uvicorn
+from granian.constants import Interfaces
+from granian.server.embed import Server
 
 from deploy.local.journey.app import create_app
 from deploy.local.journey.resources import Settings
 
+
+async def _serve(settings: Settings) -> None:
+    # There is no access log, because it would have the queries, and so the secrets.
+    server = Server(
+        create_app(settings),
+        port=settings.port,
+        interface=Interfaces.ASGI,
+        websockets=False,
+        log_enabled=False,
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, server.stop)
+    await server.serve()
+
+
 if __name__ == "__main__":
-    settings = msgspec.convert(dict(os.environ), Settings, strict=False)
-    # No access log of uvicorn's, because it would have the queries, and so the secrets.
-    uvicorn.run(create_app(settings), port=settings.port, access_log=False, log_level="warning")
+    asyncio.run(_serve(msgspec.convert(dict(os.environ), Settings, strict=False)))

@@ -18,11 +18,10 @@ from deploy.local.journey.resources import Journey, TeamRequest, bearer, transcr
 _COOKIE = "request_secret"
 _NO_SECRET = "none"  # noqa: S105 - opens nothing
 _LONGEST_ANSWER = 255
-_SORRY: dict[int, str] = {
-    HTTPStatus.UNAUTHORIZED: "This link is not valid, or no longer valid. Please open the link in the newest "
-    "e-mail from your conveyancer, or ask your conveyancer for another.",
-    HTTPStatus.GONE: "This request was deleted. Please ask your conveyancer.",
-}
+_NOT_VALID = (
+    "This link is not valid, or no longer valid. Please open the link in the newest e-mail from your "
+    "conveyancer, or ask your conveyancer for another."
+)
 _LATER = "Your questions cannot be shown at the moment. Please try again in a few minutes."
 
 
@@ -97,7 +96,8 @@ async def _open(request: TeamRequest, step: int) -> Form:
     secret = request.cookies.get(_COOKIE, _NO_SECRET)
     opened = await resources.http.get(f"/v1/request/{uuid}", headers=bearer(secret))
     if not opened.is_success:
-        raise HTTPException(_SORRY.get(opened.status_code, _LATER), status_code=opened.status_code)
+        is_refused = opened.status_code == HTTPStatus.UNAUTHORIZED
+        raise HTTPException(_NOT_VALID if is_refused else _LATER, status_code=opened.status_code)
     fetched = await resources.questionnaire.fetch(resources.http, bearer(resources.settings.api_key))
     journey = resources.journeys[uuid]
     if step > 1 and not journey.opened:

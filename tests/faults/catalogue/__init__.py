@@ -2,6 +2,7 @@
 
 from tests.faults.catalogue import broker as broker
 from tests.faults.catalogue import connections as connections
+from tests.faults.catalogue import floods as floods
 from tests.faults.catalogue import mail_server as mail_server
 from tests.faults.catalogue import malformed as malformed
 from tests.faults.catalogue import postgres as postgres

@@ -65,7 +65,7 @@ async def poison_queues(world: World) -> None:
             for body in world.chance.sample(bodies, k=3):
                 await _publish_poison(world, channel, queue, body)
             for name, written in world.chance.sample(_UNDECODABLE, k=3):
-                raw = RawMessage(b"{}", name, written, message_id=_poison_id(world, queue))
+                raw = RawMessage(b"{}", name, written, message_id=poison_id(world, queue))
                 await channel.default_exchange.publish(raw, queue.name, mandatory=True)
         if other_calculation is not None:
             await _publish_poison(world, channel, topology.CALCULATION_RESULTS, other_calculation)
@@ -80,12 +80,13 @@ async def _another_calculation(connection: Connection) -> bytes | None:
 
 
 async def _publish_poison(world: World, channel: AbstractChannel, queue: topology.Queue, body: bytes) -> None:
-    message_id = _poison_id(world, queue)
+    message_id = poison_id(world, queue)
     message = Message(body, message_id=message_id, delivery_mode=DeliveryMode.PERSISTENT)
     await channel.default_exchange.publish(message, queue.name, mandatory=True)
 
 
-def _poison_id(world: World, queue: topology.Queue) -> str:
+def poison_id(world: World, queue: topology.Queue) -> str:
+    """Return the id of a new message for a queue that is to become a dead letter."""
     message_id = f"poison-{len(world.record.poison_messages)}"
     world.record.poison_messages.add(f"{queue.name} {message_id}")
     return message_id

@@ -10,6 +10,7 @@ from tests.faults.verdict.records import (
     CREATED,
     EMAIL_FAILED,
     EMAIL_SENT,
+    LIVEZ,
     Acceptance,
     Arrival,
     Interval,
@@ -27,6 +28,8 @@ _SILENCES_BROKER = ("AMQP connections", "RabbitMQ", "memory alarm")  # how the n
 _LANES_FREE_SECONDS = 10.0 + 2.0  # BROKER_TIMEOUT_SECONDS, and what the relay adds to it
 _MOST_MAIL_CONNECTIONS = 32  # two senders with eight, each of which may be closing as many
 _ON_THE_WAY_SECONDS = 1.0  # content that had left its sender before the freeze
+_MOST_MEGABYTES = {"api": 200.0, "calculations": 150.0}  # of memory, by role
+_UNANSWERED = 0.01  # the share of calls
 
 
 Check = Callable[[Record], Iterable[str]]
@@ -120,6 +123,37 @@ def nothing_published_while_read_only(record: Record) -> Iterable[str]:
 def _by_itself(record: Record, interval: Interval) -> bool:
     """Whether no other fault happened at the same time: others cause copies, too."""
     return sum(span.began <= interval.ended and interval.began <= span.ended for span in record.spans) == 1
+
+
+def others_served(record: Record) -> Iterable[str]:
+    """While one caller or team floods a process, others get answers: every probe, and 99 % of the calls."""
+    for call, answers in record.calls.items():
+        unanswered = answers.count(False)
+        if unanswered > (0 if call == LIVEZ else _UNANSWERED * len(answers)):
+            yield f"{unanswered} of {len(answers)} calls got no answer: {call}"
+
+
+def calculations_in_time(record: Record) -> Iterable[str]:
+    """While one team floods the queue of calculations, those of others are recorded within the bar."""
+    at: dict[str, dict[str, float]] = defaultdict(dict)
+    for arrival in record.arrivals:
+        at[arrival.type].setdefault(arrival.key, arrival.at)
+    for flood in filter(partial(_by_itself, record), record.floods):
+        seconds = [
+            at[CALCULATED].get(key, math.inf) - created
+            for key, created in at[CREATED].items()
+            if flood.began <= created <= flood.ended
+        ]
+        if max(seconds, default=0.0) > record.recovery_bar_seconds:
+            yield f"{max(seconds):.1f} s in a flood of {flood.ended - flood.began:.1f} s"
+
+
+def memory_bounded(record: Record) -> Iterable[str]:
+    """A flood does not make a process need more memory than its limit."""
+    for process, megabytes in record.peaks.items():
+        most = _MOST_MEGABYTES[process.partition("-")[0]]
+        if megabytes > most:
+            yield f"{process} took {megabytes:.0f} MB, more than {most:.0f}"
 
 
 def one_request_per_key(record: Record) -> Iterable[str]:
@@ -276,6 +310,9 @@ CHECKS: Mapping[str, Check] = {
     "repeats only in a fault's unconfirmed window": repeats_explained,
     "copies bounded while a queue refuses": copies_bounded,
     "nothing published while Postgres is read-only": nothing_published_while_read_only,
+    "others are served": others_served,
+    "calculations in time": calculations_in_time,
+    "memory bounded": memory_bounded,
     "one key is one request": one_request_per_key,
     "e-mails sent once": emails_sent_once,
     "e-mails reach their recipient": emails_reach_their_recipient,

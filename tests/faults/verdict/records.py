@@ -12,6 +12,7 @@ CREATED = "request.created"
 CALCULATED = "request.calculated"
 EMAIL_SENT = "request.email_sent"
 EMAIL_FAILED = "request.email_failed"
+LIVEZ = "GET /livez HTTP/1.1"
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
@@ -108,6 +109,9 @@ class Record(msgspec.Struct, kw_only=True):
     freezes: list[Interval] = msgspec.field(default_factory=list)  # from a SIGSTOP to its SIGCONT
     refusals: list[Interval] = msgspec.field(default_factory=list)  # while a queue refused every event
     read_only: list[Interval] = msgspec.field(default_factory=list)  # while no process could write
+    floods: list[Interval] = msgspec.field(default_factory=list)  # while one team sent too much
+    calls: dict[str, list[bool]] = msgspec.field(default_factory=dict)  # of others: answered or not
+    peaks: dict[str, float] = msgspec.field(default_factory=dict)  # megabytes of memory, by process
     recoveries: list[Recovery] = msgspec.field(default_factory=list)
     outbox_left: int = 0
     held: set[str] = msgspec.field(default_factory=set)  # request id and type of each

@@ -48,6 +48,9 @@ def _totals(record: Record, repeated: int) -> str:
         f"{len(record.acceptances)} e-mails accepted ({sum(1 for _ in second_emails(record))} repeats), "
         f"{len(record.poison_rows)} poison rows, {len(record.poison_messages)} poison messages"
     )
+    calls = {call: f"{answers.count(True)} of {len(answers)}" for call, answers in record.calls.items()}
+    peaks = {process: f"{megabytes:.0f} MB" for process, megabytes in record.peaks.items()}
+    totals += f"\nin floods: answered {calls}, peaks of memory {peaks}"
     return f"{totals}\ncommit → consumer: {latencies}"
 
 

@@ -88,6 +88,7 @@ async def started(
                 apis,
                 random.Random(plan.seed + 1),  # noqa: S311 - its pace must not change the faults
             ),
+            issuer=issuer,
             record=record,
             chance=chance,
             longest_stall_seconds=plan.longest_stall,

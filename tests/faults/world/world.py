@@ -15,6 +15,7 @@ from tests.faults.verdict.records import Record
 from tests.faults.world.callers import Callers
 from tests.faults.world.mail import MailServer
 from tests.faults.world.workers import Worker
+from tests.harness.issuer import Issuer
 from tests.harness.servers import Servers
 from tests.harness.tcp_proxy import TcpProxy
 
@@ -33,6 +34,7 @@ class World:
     workers: Sequence[Worker]
     mail: MailServer
     callers: Callers
+    issuer: Issuer
     record: Record
     chance: random.Random
     longest_stall_seconds: float

@@ -1,4 +1,4 @@
-"""POST /v1/request. tests/service/contracts/test_openapi.py provokes each refusal."""
+"""POST /v1/request. tests/service/api/test_openapi.py provokes each refusal."""
 
 import asyncio
 import re
@@ -8,7 +8,7 @@ from datetime import datetime
 import msgspec
 from structlog.testing import capture_logs
 
-from service.contracts.endpoints import FULL_REQUEST
+from service.api.examples import FULL_REQUEST
 from service.identifiers import parse_uuid
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client

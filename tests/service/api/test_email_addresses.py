@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from service.api import request_body
+from service.api.bodies import CreateBody
+from service.api.decoding import parse
+from service.api.errors import InvalidSubmission
 from service.calculation_requests import email_addresses
 from tests.harness.examples import A_REQUEST
 
@@ -39,10 +41,14 @@ def is_valid(address: str) -> bool:
 def test_address_is_accepted_exactly_if_email_validator_accepts_it(local, domain):
     address = f"{local}@{domain}"
 
-    body = request_body.parse(msgspec.json.encode(A_REQUEST | {"customer_email": address}))
+    try:
+        parse(CreateBody, msgspec.json.encode(A_REQUEST | {"customer_email": address}))
+    except InvalidSubmission:
+        is_accepted = False
+    else:
+        is_accepted = True
 
-    expected = is_valid(address) and len(address) <= 254 and bool(address.strip())
-    assert (not body.errors) == expected
+    assert is_accepted == (is_valid(address) and len(address) <= 254 and bool(address.strip()))
 
 
 @pytest.mark.parametrize("digit", ["0", "\u0660", "\u06f0", "\u0966"])

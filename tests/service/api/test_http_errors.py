@@ -12,7 +12,7 @@ import pytest
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from service.api import json_body
+from service.api import decoding
 from service.api.errors import ApiError
 from service.api.outer_layer import OuterLayer
 from service.identifiers import new_request_id, uuid_of
@@ -197,8 +197,8 @@ async def test_too_large_body_of_unknown_size_is_refused(shared_client):
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP", "identity, gzip"])
 def test_compressed_body_is_refused_by_its_header(encoding):
     with pytest.raises(ApiError, match="Content-Encoding"):
-        json_body.check_declared("application/json", encoding)
-    json_body.check_declared("application/json", "Identity")
+        decoding.check_declared("application/json", encoding)
+    decoding.check_declared("application/json", "Identity")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from service.api import list_query
+from service.api import listing
 from service.api.envelope import FieldError
 from service.api.errors import InvalidSubmission
 from service.calculation_requests import reading
@@ -46,7 +46,7 @@ async def page(client: httpx.AsyncClient, **parameters: Any) -> Any:
 def errors(query: str) -> list[FieldError]:
     """Return the errors of a query, by field."""
     with pytest.raises(InvalidSubmission) as refusal:
-        list_query.parse_listing(query.encode())
+        listing.read_listing(query.encode())
     assert {error.pointer for error in refusal.value.errors} == {None}
     return sorted(refusal.value.errors, key=lambda error: str(error.field))
 
@@ -152,6 +152,31 @@ async def test_changes_are_listed_oldest_first_to_the_horizon(client, database, 
     assert recent["updated_at"] > later["next_updated_since"] >= pages[-1]["next_updated_since"]
     assert (later["requests"], later["next_cursor"]) == ([], None)
     assert [each["uuid"] for each in their_page["requests"]] == [theirs.json()["data"]["uuid"]]
+
+
+async def test_changes_are_ordered_beyond_the_seconds_of_31_bits(database, other_connection):
+    await database.execute(
+        """
+        CREATE SCHEMA later;
+        CREATE FUNCTION later.clock_timestamp() RETURNS timestamptz
+            RETURN current_setting('later.now')::timestamptz;
+        CREATE FUNCTION later.statement_timestamp() RETURNS timestamptz
+            RETURN current_setting('later.now')::timestamptz
+        """
+    )
+    for connection, now in ((database, "2050-01-01Z"), (other_connection, "2040-01-01Z")):
+        await connection.execute(f"SET search_path = later, pg_catalog, public; SET later.now = '{now}'")
+
+    async def horizon() -> datetime | None:
+        changes = Listing(None, 20, PlaceByChange(datetime.min.replace(tzinfo=UTC), UUID(int=0)))
+        return (await reading.read_page(database, changes, conveyancer_id=CONVEYANCER)).horizon
+
+    async with other_connection.transaction():
+        await reading.begin_change(other_connection)
+        during = await horizon()
+
+    assert during == datetime(2039, 12, 31, 23, 59, 30, tzinfo=UTC)
+    assert await horizon() == datetime(2049, 12, 31, 23, 59, 30, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from service.api import request_body
+from service.api.bodies import CreateBody
+from service.api.decoding import parse
 from service.api.envelope import FieldError
 from service.api.errors import ApiError, InvalidSubmission
 from service.calculation_requests.field_docs import META_DATA_BYTES, META_DATA_DEPTH
@@ -28,14 +29,14 @@ _UNKNOWN = "There is no such field: check its name."
 
 def accepted(**fields: Any) -> dict[str, Any]:
     """Return the columns of a request with these fields, whose waiver applies if it has one."""
-    parsed = request_body.parse(msgspec.json.encode(A_REQUEST | fields))
-    return parsed.validated(waiver_applies=parsed.asks_for_waiver)
+    parsed = parse(CreateBody, msgspec.json.encode(A_REQUEST | fields))
+    return parsed.validated(waiver_applies=parsed.calculation_fee_exempt)
 
 
 def refusals(body: bytes) -> list[FieldError]:
     """Return the errors of a body whose waiver applies."""
     with pytest.raises(InvalidSubmission) as refusal:
-        request_body.parse(body).validated(waiver_applies=True)
+        parse(CreateBody, body).validated(waiver_applies=True)
     return refusal.value.errors
 
 
@@ -167,7 +168,7 @@ def test_waiver_needs_a_reason(reason, code, message):
     fields = {"calculation_fee_exempt": True, _REASON: reason}
 
     assert refused(**fields) == {(_REASON, code, message)}
-    ignored = request_body.parse(msgspec.json.encode(A_REQUEST | fields)).validated(waiver_applies=False)
+    ignored = parse(CreateBody, msgspec.json.encode(A_REQUEST | fields)).validated(waiver_applies=False)
     assert (ignored["calculation_fee_exempt"], ignored[_REASON]) == (False, None)
 
 
@@ -213,7 +214,7 @@ def test_body_with_every_field_at_its_limit_is_accepted_and_fits_when_it_is_full
 
     assert len(address) == 254
     assert len(escaped) <= LARGEST_BODY
-    stored = request_body.parse(escaped).validated(waiver_applies=True)
+    stored = parse(CreateBody, escaped).validated(waiver_applies=True)
     assert stored | {"meta_data": largest["meta_data"]} == accepted() | largest
 
 
@@ -238,7 +239,13 @@ def test_meta_data_is_stored_as_it_was_sent_but_for_fractions_and_exponents(sent
 def test_integral_number_is_an_integer_in_any_notation():
     body = msgspec.json.encode(A_REQUEST).removesuffix(b"}") + b', "property_value": 3.0e5}'
 
-    assert repr(request_body.parse(body).validated(waiver_applies=False)["property_value"]) == "300000"
+    assert repr(parse(CreateBody, body).validated(waiver_applies=False)["property_value"]) == "300000"
+
+
+def test_name_of_an_unknown_field_is_cut():
+    (error,) = refusals(json.dumps(A_REQUEST | {"é" * 256: 1}).encode())
+
+    assert (error.code, error.field, error.pointer) == ("unknown_field", "é" * 255, "/" + "é" * 255)
 
 
 def test_at_most_fifty_unknown_fields_are_reported():
@@ -277,7 +284,7 @@ def test_body_that_is_not_an_object_is_refused_as_a_whole(body):
 )
 def test_malformed_body_is_refused_with_the_reason_and_the_position(body, reason):
     with pytest.raises(ApiError) as refusal:
-        request_body.parse(body)
+        parse(CreateBody, body)
 
     assert str(refusal.value) == f"The body is not readable JSON: {reason}."
     assert is_documented(400, "malformed_body", str(refusal.value))

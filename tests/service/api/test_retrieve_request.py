@@ -5,9 +5,9 @@ import json
 import pytest
 
 from service.api import errors
+from service.api.examples import FULL_REQUEST
 from service.calculation_requests.model import RequestErased, RequestNotFound
 from service.calculation_requests.request_secrets import WrongSecret
-from service.contracts.endpoints import FULL_REQUEST
 from service.every_firm import erasing
 from service.identifiers import new_request_id, uuid_of
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER

@@ -1,5 +1,6 @@
 """Access tokens and API keys: which are accepted, and why others are refused."""
 
+import asyncio
 import hmac
 import time
 from collections.abc import Callable
@@ -65,6 +66,7 @@ async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.
         ({"cnf": {"jkt": "x"}}, "bound to a key"),
         ({"headers": {"typ": "JWT"}}, "at+jwt"),
         ({"headers": {"kid": "unheard-of"}}, "does not publish"),
+        ({"headers": {"kid": "unheard-of"}, "iss": "https://another.test"}, "another issuer"),
         ({"headers": {"crit": ["exp"]}}, "not valid"),
         ({"padding": "x" * 9000}, "at most 8192"),
     ],
@@ -104,6 +106,7 @@ RSA = (RSAAlgorithm, lambda: rsa.generate_private_key(65_537, 2048))
 P_384 = (ECAlgorithm, lambda: ec.generate_private_key(ec.SECP384R1()))
 P_521 = (ECAlgorithm, lambda: ec.generate_private_key(ec.SECP521R1()))
 ED_25519 = (OKPAlgorithm, ed25519.Ed25519PrivateKey.generate)
+OF_ED_25519 = {"EdDSA", "Ed25519"}
 RSA_ALGORITHMS = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
 
 
@@ -117,13 +120,14 @@ RSA_ALGORITHMS = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
         (RSA, "HS256", RSA_ALGORITHMS, set()),
         (P_384, None, {"ES384"}, {"ES384"}),
         (P_521, "ES512", {"ES512"}, {"ES512"}),
-        (ED_25519, "EdDSA", {"EdDSA"}, {"EdDSA"}),
+        (ED_25519, "EdDSA", OF_ED_25519, {"EdDSA"}),
+        (ED_25519, "Ed25519", OF_ED_25519, {"Ed25519"}),
+        (ED_25519, None, OF_ED_25519, OF_ED_25519),
     ],
 )
 async def test_key_verifies_the_algorithm_it_is_published_for_or_any_of_its_type(
-    service_settings, own_issuer, kind, published, signing, accepted, monkeypatch
+    service_settings, own_issuer, kind, published, signing, accepted
 ):
-    monkeypatch.setattr(signing_keys, "_INTERVAL_SECONDS", 0.0)
     form, generate = kind
     private = generate()
     key = form.to_jwk(private.public_key(), as_dict=True) | {"kid": "the key"}
@@ -149,6 +153,7 @@ def encoded(header: bytes) -> str:
     [
         encoded(b'{"alg":' + b"[" * 5_000) + ".e30.AAAA",
         encoded(b'["alg"]') + ".e30.AAAA",
+        encoded(b'{"alg": "ES256", "typ": "at+jwt", "kid": "local"}') + f".{encoded(b'[' * 5_000)}.AAAA",
         encoded(b'{"alg": ["ES256"], "typ": "at+jwt", "kid": "local"}') + ".e30.AAAA",
         encoded(b'{"alg": "ES256", "typ": 7, "kid": "local"}') + ".e30.AAAA",
         encoded(b'{"alg": "ES256", "typ": "at+jwt", "kid": {}}') + ".e30.AAAA",
@@ -205,26 +210,42 @@ async def test_token_is_trusted_for_a_while_after_its_key_is_withdrawn_and_use_d
     service_settings, own_issuer, monkeypatch
 ):
     monkeypatch.setattr(authenticator, "_LONGEST_CACHED_SECONDS", 1.0)
-    monkeypatch.setattr(signing_keys, "_INTERVAL_SECONDS", 0.0)
     keys = SigningKeys(own_issuer.jwks.as_uri())
     remembered, new = own_issuer.token(), own_issuer.token(jti="never seen before")
     async with open_pool(service_settings) as pool:
         verifier = Authenticator(service_settings, keys, pool)
 
-        async def is_refused(token: str) -> bool:
+        def is_refused(token: str) -> bool:
             try:
-                await verifier.verify_access_token(token, scope=READ)
+                verifier.verify_access_token(token, scope=READ)
             except InvalidCredentials:
                 return True
             return False
 
-        assert not await is_refused(remembered)
+        await keys.refresh()
+        assert not is_refused(remembered)
         own_issuer.publish("next")  # and the key "local" no more
         await keys.refresh()
 
-        assert await is_refused(new)
-        assert not await is_refused(remembered)
+        assert is_refused(new)
+        assert not is_refused(remembered)
         await eventually(lambda: is_refused(remembered))
+
+
+async def test_first_call_with_a_new_key_gets_503_and_its_retry_succeeds(
+    service_settings, own_issuer, monkeypatch
+):
+    token = own_issuer.token(headers={"kid": "next"})
+    async with api_client(service_settings, token, auth_jwks_url=own_issuer.jwks.as_uri()) as client:
+        await client.get("/livez")  # The API has started, with the key "local".
+        own_issuer.publish("next")
+        for name in ("_FRESH_SECONDS", "_INTERVAL_SECONDS"):  # The last fetch is long ago.
+            monkeypatch.setattr(signing_keys, name, 0.0)
+        first = await client.get(STRUCTURE)
+        await asyncio.sleep(int(first.headers["Retry-After"]))
+        retry = await client.get(STRUCTURE)
+
+    assert (first.status_code, retry.status_code) == (503, 200)
 
 
 async def is_refused(client: httpx.AsyncClient) -> bool:

@@ -1,6 +1,8 @@
 """The issuer's keys over real HTTPS: rotation, outage, recovery, slow and wrong answers; and odd keys."""
 
 import asyncio
+import gzip
+import itertools
 import time
 from http import HTTPStatus
 from typing import Any
@@ -24,15 +26,18 @@ async def server(authority, own_issuer):
     https = HttpsIssuer(authority)
     https.answer = status(200, own_issuer.jwks.read_bytes())
     async with https.up():
-        # The first fetch of a process imports modules, which may take longer than a caller waits.
-        await SigningKeys(https.url).refresh()
-        https.requests = 0
         yield https
 
 
-async def is_found(keys: SigningKeys, key_id: str) -> bool:
+@pytest.fixture
+def outdated(monkeypatch):
+    """Take keys for outdated as soon as they are fetched."""
+    monkeypatch.setattr(signing_keys, "_FRESH_SECONDS", 0.0)
+
+
+def is_found(keys: SigningKeys, key_id: str) -> bool:
     try:
-        return await keys.find(key_id) is not None
+        return keys.find(key_id) is not None
     except SigningKeysUnavailable:
         return False
 
@@ -41,48 +46,64 @@ async def test_certificate_of_an_unknown_authority_is_not_trusted(server, monkey
     monkeypatch.delenv("SSL_CERT_FILE")
 
     with pytest.raises(SigningKeysUnavailable):
-        await SigningKeys(server.url).find("local")
+        await SigningKeys(server.url).refresh()
 
 
-async def test_new_key_is_fetched_on_first_use(server, own_issuer):
+@pytest.mark.usefixtures("outdated")
+async def test_first_uses_of_a_new_key_cause_one_fetch_and_a_retry_finds_it(server, own_issuer, monkeypatch):
     keys = SigningKeys(server.url)
-    await keys.find("local")
+    await keys.refresh()
     own_issuer.publish("next")
     server.answer = status(200, own_issuer.jwks.read_bytes())
+    monkeypatch.setattr(signing_keys, "_INTERVAL_SECONDS", 0.0)
 
-    found = await asyncio.gather(
-        is_found(keys, "next"), *(is_found(keys, f"made-up-{n}") for n in range(100))
-    )
-    assert found == [True] + 100 * [False]
-    assert not await is_found(keys, "local")
-    assert server.requests == 3, "one for each second with unknown keys"
+    for key_id in ["next"] + [f"made-up-{number}" for number in range(100)]:
+        with pytest.raises(SigningKeysUnavailable):
+            keys.find(key_id)
+    await keys.refresh()  # waits for the fetch that runs
+
+    assert is_found(keys, "next")
+    assert not is_found(keys, "local")
+    assert server.requests == 2
 
 
-async def test_unknown_keys_one_after_another_cause_no_more_than_one_fetch_in_each_interval(
-    server, monkeypatch
-):
+async def test_unknown_key_is_refused_by_a_retry(server):
+    keys = SigningKeys(server.url)
+    with pytest.raises(SigningKeysUnavailable):
+        keys.find("made-up")
+    await keys.refresh()
+
+    assert keys.find("made-up") is None
+    assert server.requests == 1
+
+
+async def test_unknown_keys_cause_no_more_than_one_fetch_in_each_interval(server, monkeypatch):
     monkeypatch.setattr(signing_keys, "_INTERVAL_SECONDS", 0.3)
     keys = SigningKeys(server.url)
+    numbers = itertools.count()
     began = time.monotonic()
 
-    for number in range(4):
-        assert not await is_found(keys, f"made-up-{number}")
+    def four_fetches() -> bool:
+        return not is_found(keys, f"made-up-{next(numbers)}") and server.requests == 4
 
-    assert server.requests == 4
+    await eventually(four_fetches)
+
     assert time.monotonic() - began >= 3 * 0.3 - 0.01
-    monkeypatch.setattr(signing_keys, "_CALLER_WAIT_SECONDS", 0.05)
-    with pytest.raises(SigningKeysUnavailable):  # The key may be new, and the next fetch is not due yet.
-        await keys.find("next")
 
 
-async def test_unknown_keys_cause_no_fetch_soon_after_one_that_failed(server):
+async def test_unknown_keys_cause_no_fetch_soon_after_one_that_failed(server, monkeypatch):
+    monkeypatch.setattr(signing_keys, "_INTERVAL_SECONDS", 60.0)
     server.answer = status(500)
     keys = SigningKeys(server.url)
+    with pytest.raises(SigningKeysUnavailable):
+        await keys.refresh()
 
     for number in range(100):
-        with pytest.raises(SigningKeysUnavailable):
-            await keys.find(f"unheard-of-{number}")
+        with pytest.raises(SigningKeysUnavailable) as raised:
+            keys.find(f"unheard-of-{number}")
 
+    assert raised.value.__cause__, "logged as the reason"
+    await asyncio.sleep(0)
     assert server.requests == 1
 
 
@@ -94,27 +115,27 @@ async def test_fetch_that_began_before_a_key_was_published_is_not_the_last_word(
     own_issuer.publish("next")
     server.answer = status(200, own_issuer.jwks.read_bytes())
 
-    assert await is_found(keys, "next")
     await fetching
+    assert await eventually(lambda: is_found(keys, "next"))
 
 
 async def test_keys_stay_in_use_during_an_outage_and_are_refreshed_after_it(
     server, own_issuer, authority, monkeypatch
 ):
-    for pause in ("_REFRESH_SECONDS", "_COOLDOWN_SECONDS", "_INTERVAL_SECONDS"):
+    for pause in ("_REFRESH_SECONDS", "_COOLDOWN_SECONDS", "_INTERVAL_SECONDS", "_FRESH_SECONDS"):
         monkeypatch.setattr(signing_keys, pause, 0.05)
     https = HttpsIssuer(authority)
     https.answer = server.answer
     async with https.up():
         keys = SigningKeys(https.url)
-        await keys.find("local")
+        await keys.refresh()
 
     with capture_logs() as logs:
         async with in_background("signing_keys", keys.run):
             await eventually(lambda: len(failures(logs)) >= 3)
-            assert await is_found(keys, "local")
+            assert is_found(keys, "local")
             with pytest.raises(SigningKeysUnavailable):  # It may be a new key.
-                await keys.find("next")
+                keys.find("next")
             own_issuer.publish("next")
             https.answer = status(200, own_issuer.jwks.read_bytes())
             async with https.up():
@@ -134,7 +155,7 @@ async def test_process_that_starts_during_an_outage_fetches_its_first_keys_witho
         async with in_background("signing_keys", keys.run):
             await eventually(lambda: failures(logs))
             with pytest.raises(SigningKeysUnavailable):
-                await keys.find("local")
+                keys.find("local")
             async with https.up():
                 await eventually(lambda: https.requests)
                 assert await eventually(lambda: is_found(keys, "local"))
@@ -147,7 +168,6 @@ WRONG: dict[str, Answer] = {
     "not UTF-8": status(200, b'{"keys": [{"kid": "\xff"}]}'),
     "too deep": status(200, b'{"keys": [{"kid":' + b"[" * 50_000),
     "no usable key": status(200, b'{"keys": [{"kty": "oct", "k": "AAAA", "kid": "local"}]}'),
-    "compressed": status(200, b"\x1f\x8b\x08\x00", "Content-Encoding: gzip"),
     "not HTTP": babble,
     "endless": pour,
     "dripping": drip,
@@ -156,19 +176,31 @@ WRONG: dict[str, Answer] = {
 
 
 @pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
+@pytest.mark.usefixtures("outdated")
 async def test_wrong_answer_keeps_the_cached_keys_and_the_fetch_ends_in_time(server, answer, monkeypatch):
-    for name, seconds in {"_COOLDOWN": 0.0, "_INTERVAL": 0.0, "_CALLER_WAIT": 20.0}.items():
-        monkeypatch.setattr(signing_keys, f"{name}_SECONDS", seconds)
     keys = SigningKeys(server.url)
-    await eventually(lambda: is_found(keys, "local"))
+    await keys.refresh()
     monkeypatch.setattr(signing_keys, "_FETCH_SECONDS", 0.2)
     server.answer = answer
 
     with capture_logs() as logs, pytest.raises(SigningKeysUnavailable):
-        await keys.find("next")
+        await keys.refresh()
 
-    assert await is_found(keys, "local")
-    assert [line["keys_kept"] for line in failures(logs)] == [1]  # The fetch ended before the caller's wait.
+    assert is_found(keys, "local")
+    assert [line["keys_kept"] for line in failures(logs)] == [1]
+    with pytest.raises(SigningKeysUnavailable):  # It may be a new key.
+        keys.find("next")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip"])
+async def test_document_is_not_decompressed(server, own_issuer, encoding):
+    document = own_issuer.jwks.read_bytes()
+    for _ in encoding.split(", "):
+        document = gzip.compress(document)
+    server.answer = status(200, document, f"Content-Encoding: {encoding}")
+
+    with pytest.raises(SigningKeysUnavailable):
+        await SigningKeys(server.url).refresh()
 
 
 async def test_document_that_is_too_large_is_not_read(server, monkeypatch):
@@ -182,7 +214,7 @@ async def test_redirect_is_not_followed(server):
     server.answer = status(HTTPStatus.TEMPORARY_REDIRECT, b"", f"Location: {server.url}?moved")
 
     with pytest.raises(SigningKeysUnavailable):
-        await SigningKeys(server.url).find("local")
+        await SigningKeys(server.url).refresh()
 
     assert server.requests == 1
 
@@ -215,10 +247,11 @@ async def test_odd_key_is_not_used_and_does_not_affect_the_others(own_issuer, li
     published = [odd | {"kid": "odd"}, {**odd, "kid": None}, good, good | {"kid": "another name"}]
     own_issuer.jwks.write_bytes(msgspec.json.encode({"keys": published}))
     keys = SigningKeys(own_issuer.jwks.as_uri())
+    await keys.refresh()
 
-    assert await keys.find("odd") is None
-    assert await keys.find("local") is not None
-    assert await keys.find("another name") is not None
+    assert not is_found(keys, "odd")
+    assert is_found(keys, "local")
+    assert is_found(keys, "another name")
 
 
 def failures(logs: list[Any]) -> list[Any]:

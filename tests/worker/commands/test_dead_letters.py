@@ -1,4 +1,4 @@
-"""`dead-letters list|redrive`: reading removes nothing, and messages move back in order."""
+"""`dead-letters list|redrive`: reading removes nothing, and messages move back."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 import pytest
-from aio_pika import DeliveryMode
+from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel
 
 from tests.harness.queues import count, holds
@@ -32,6 +32,15 @@ async def bury_many(channel: AbstractChannel, number: int) -> list[str]:
     ids = [f"message-{position}" for position in range(number)]
     for message_id in ids:
         await bury(channel, NOTIFICATIONS, message_id.encode(), message_id=message_id)
+    return ids
+
+
+async def bury_at_once(channel: AbstractChannel, number: int) -> list[str]:
+    """Dead-letter messages of the notifications, as fast as the broker confirms them. Returns their ids."""
+    exchange = await channel.get_exchange(topology.DEAD_LETTERS)
+    ids = [f"message-{position}" for position in range(number)]
+    messages = [Message(b"{}", message_id=message_id) for message_id in ids]
+    await asyncio.gather(*(exchange.publish(each, NOTIFICATIONS.dead_letters) for each in messages))
     return ids
 
 
@@ -77,27 +86,40 @@ async def test_message_is_listed_with_its_reason_and_shown_in_full_only_if_it_is
 
 
 async def test_listing_removes_nothing_and_keeps_the_order(channel):
-    ids = await bury_many(channel, 300)
+    ids = await bury_many(channel, 200)
 
-    for limit in ("7", "100", "1000"):
+    for limit in ("7", "100", "1000", "7"):
         listing = await listing_of("--limit", limit)
-        assert listing.count == 300
+        assert listing.count == 200
         assert [letter.message_id for letter in listing.letters] == ids[: int(limit)]
 
-    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 300) == ids
+    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 200) == ids
 
 
 async def test_only_the_messages_named_are_redriven_and_the_others_stay_in_order(channel):
-    ids = await bury_many(channel, 250)  # more than are held in memory otherwise
-    chosen = [ids[245], ids[3]]
+    ids = await bury_many(channel, 200)
+    chosen = [ids[195], ids[3]]
     options = [word for message_id in chosen for word in ("--message-id", message_id)]
 
     answer = await command("dead-letters", "redrive", QUEUE, *options)
 
-    assert answer.data == Redriven(QUEUE, 2, 248, 0)
-    assert await ids_in(channel, QUEUE, 2) == [ids[3], ids[245]]
+    assert answer.data == Redriven(QUEUE, 2, 198, 0)
+    assert await ids_in(channel, QUEUE, 2) == [ids[3], ids[195]]
     rest = [message_id for message_id in ids if message_id not in chosen]
-    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 248) == rest
+    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 198) == rest
+
+
+async def test_last_of_very_many_is_shown_and_redriven_and_the_others_stay(channel):
+    ids = await bury_at_once(channel, 2_500)  # RabbitMQ delivers 2,000 if no prefetch is set.
+
+    [at_position] = (await listing_of("--position", "2500")).letters
+    [listed] = (await listing_of("--message-id", ids[-1])).letters
+    answer = await command("dead-letters", "redrive", QUEUE, "--message-id", ids[-1])
+
+    assert at_position.message_id == listed.message_id == ids[-1]
+    assert answer.data == Redriven(QUEUE, 1, 2_499, 0)
+    assert await ids_in(channel, QUEUE, 1) == ids[-1:]
+    assert set(await ids_in(channel, NOTIFICATIONS.dead_letters, 2_499)) == set(ids[:-1])
 
 
 async def test_redriven_message_is_as_it_was_before_it_died_and_reaches_no_other_queue(channel, tap):
@@ -129,7 +151,7 @@ async def test_redriven_message_is_as_it_was_before_it_died_and_reaches_no_other
     assert len(await take_all(tap)) == 1  # from its sender
 
 
-async def test_dead_letters_that_cannot_be_decoded_are_listed_and_not_redriven(channel):
+async def test_dead_letters_that_cannot_be_decoded_stay_and_hide_none_behind_them(channel, monkeypatch):
     exchange = await channel.get_exchange(topology.DEAD_LETTERS)
     for name, written in UNDECODABLE.values():
         await exchange.publish(RawMessage(b"{}", name, written), NOTIFICATIONS.dead_letters, mandatory=True)
@@ -138,6 +160,7 @@ async def test_dead_letters_that_cannot_be_decoded_are_listed_and_not_redriven(c
     listing = await listing_of("--limit", "100")
     [first] = (await listing_of("--position", "1")).letters
     assert first.headers is not None
+    monkeypatch.setattr(dead_letters, "_PAGE", len(UNDECODABLE))
     answer = await command("dead-letters", "redrive", QUEUE)
 
     assert len(listing.letters) == len(UNDECODABLE) + 20

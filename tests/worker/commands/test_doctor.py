@@ -154,7 +154,7 @@ async def test_command_says_what_is_wrong_first_and_prints_no_secret(environment
         ("postgres", "user", "nobody-here", "user or password refused"),
         ("rabbitmq", "password", "hunter2", "user or password refused"),
         ("rabbitmq", "path", "/nowhere", "it closes the connection"),
-        ("mail server", "scheme", "smtp+starttls", "it does not offer STARTTLS"),
+        ("mail server", "scheme", "smtp+starttls", "SMTPException"),  # It does not offer STARTTLS.
     ],
 )
 async def test_server_that_cannot_be_used_is_found(environment, check, part, value, says):
@@ -314,7 +314,7 @@ async def test_events_and_emails_are_counted_by_state(environment, database, ret
     assert re.match(
         r"warning: unpublished: 2 pending, the oldest for \d+ s, 1 retrying, .* 1 waiting", events
     )
-    assert emails.startswith("warning: of the last day: 1 failed cancelled, 1 pending 450; ")
+    assert emails.startswith("warning: of the last day: 1 failed cancelled, 1 pending 450 4.2.1; ")
 
 
 async def test_customer_without_an_email_is_found(environment, database, stored_request):
@@ -412,6 +412,14 @@ async def test_certificate_and_login_of_the_mail_server_are_checked(
         ("MAIL", b"550 Not you", "wrong: MAIL_FROM refused (550)"),
         ("greeting", b"554 Not you", "wrong: it answers 554"),
         ("EHLO", b"421 Going down", "wrong: it answers 421"),
+        (
+            "RCPT",
+            b"450-4.1.8 <us@\x1b[1m>: Sender address rejected\r\n450 4.1.8 Domain not found",
+            "wrong: it refuses e-mails of ours: 450 4.1.8 <us@\\x1b[1m>: Sender address rejected",
+        ),
+        ("RCPT", b"554 5.7.1 Relay access denied", "wrong: it refuses e-mails of ours: 554 5.7.1 Relay"),
+        ("RCPT", b"550 5.1.1 No such user", "ok: accepts MAIL_FROM"),
+        ("RCPT", b"451 4.7.1 Greylisted", "ok: accepts MAIL_FROM"),
     ],
 )
 async def test_refusing_mail_server_is_found(environment, command, answer, line):

@@ -95,11 +95,28 @@ async def test_email_is_overdue_after_five_minutes(database, stored_request):
     assert await found() == {"email_overdue": 1}
 
 
+async def test_first_email_is_overdue_from_its_create_and_a_later_one_from_its_own(database, stored_request):
+    """As after an outage of the relay: the ledger has just got the e-mail."""
+    await make_old(database)
+    await database.execute("DELETE FROM outbox")
+    await intend(database, stored_request)
+    late = await found()
+    await database.execute("UPDATE email SET state = 'sent'")
+    await intend(database, stored_request, 2)
+
+    assert late == {"email_overdue": 1}
+    assert await found() == {}
+
+
 @pytest.mark.parametrize(
     ("reply", "overdue"),
     [
         ("452 4.2.2 The mailbox is full", 0),
-        ("450 mailbox unavailable", 0),
+        ("450 4.1.1 <ada@customer.example.com>: Recipient address rejected: unverified address", 0),
+        ("450 4.1.8 <us@service.example.com>: Sender address rejected: Domain not found", 1),
+        ("450 4.1.7 <us@service.example.com>: Sender address rejected: undeliverable address", 1),
+        ("450 4.2.1 Peak SMTP relay limit exceeded for customer", 1),
+        ("450 mailbox unavailable", 1),
         ("450 4.7.1 Greylisted", 1),
         ("451 4.3.0 queue file write error", 1),
         ("no connection: ConnectionRefusedError", 1),

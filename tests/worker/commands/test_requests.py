@@ -8,7 +8,7 @@ import click
 import httpx
 import pytest
 
-from service.api.request_body import CreateBody
+from service.api.bodies import CreateBody
 from service.calculation_requests.model import CalculationRequest, RequestErased
 from service.commands.requests import Erasure
 from service.every_firm import email_changes

@@ -20,7 +20,7 @@ from tests.worker.conftest import TRACEPARENT, publish, take
 from tests.worker.deliveries import calculate
 from worker.consumers import calculations, incoming
 from worker.consumers.calculations import Result
-from worker.consumers.incoming import Malformed
+from worker.consumers.incoming import LARGEST_BODY, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 
 CALCULATED = "SELECT * FROM outbox WHERE type = 'request.calculated'"
@@ -83,7 +83,8 @@ async def test_event_continues_the_trace_of_the_result_or_begins_one(
     [
         (b"", "not readable JSON: it is empty"),
         (b'{"\xff": 1}', "not readable JSON: it is not UTF-8"),
-        (b"[" * 100_000, "not readable JSON: it nests too deeply"),
+        (b"[" * LARGEST_BODY, "not readable JSON: it nests too deeply"),
+        (b" " * LARGEST_BODY + b"1", "larger than 16384 bytes"),
         (cloud_event({}), "data: Object missing required field request_uuid"),
         (b'{"zqmark": zqmark}', "not readable JSON: invalid character (byte 11)"),
         (b'["zqmark"]', "Expected an object, got an array"),
@@ -138,7 +139,8 @@ async def test_dead_letter_and_its_log_line_name_the_field_the_request_and_the_s
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"\xff", b"[" * 100_000, cloud_event({"uuid": "ada@example.com"}, traceparent="ada")]
+    "body",
+    [b"", b"[]", b"\xff", b"[" * LARGEST_BODY, cloud_event({"uuid": "ada@example.com"}, traceparent="ada")],
 )
 def test_message_that_names_no_request_has_no_topic(body):
     read = incoming.read(body)
@@ -160,8 +162,9 @@ def test_topic_is_the_request_that_the_result_is_recorded_for(*, as_event):
     assert incoming.read(body).uuid == meant
 
 
-def test_unknown_fields_are_ignored_and_the_longest_calculation_id_is_accepted():
+def test_unknown_fields_are_ignored_and_the_longest_message_and_calculation_id_are_accepted():
     data = GOOD | {"tax": 1250, "calculation_id": "x" * 255}
 
     assert decode(msgspec.json.encode(data)) == Result(UUID(int=0), "x" * 255)
     assert decode(cloud_event(data, dataschema="/v2")) == Result(UUID(int=0), "x" * 255, path="data.")
+    assert decode(msgspec.json.encode(data).ljust(LARGEST_BODY)) == Result(UUID(int=0), "x" * 255)

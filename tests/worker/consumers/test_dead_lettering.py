@@ -1,5 +1,9 @@
 """A message that can never be handled is moved to the dead letters of its queue, with the reason."""
 
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
 from aio_pika import Message
 from aiormq.exceptions import PublishError
 from pamqp.common import FieldTable
@@ -7,14 +11,23 @@ from structlog.testing import capture_logs
 
 from tests.harness.in_process import running
 from tests.harness.metrics import value
-from tests.harness.queues import declare_topology, holds
+from tests.harness.queues import count, declare_topology, holds
 from tests.harness.raw_messages import UNDECODABLE, NotText, RawMessage
 from tests.harness.waiting import eventually
-from tests.worker.conftest import passes, publish, take, take_all
+from tests.worker.conftest import passes, publish, settings_with, take, take_all
 from tests.worker.consumers.conftest import dead_letter
-from worker.consumers import dead_lettering
+from worker.batches import LARGEST_BATCH, Failures
+from worker.consumers.dead_lettering import DeadLetters
 from worker.rabbitmq import connection, message_properties, topology
+from worker.rabbitmq.connection import BrokerUnavailable
 from worker.rabbitmq.topology import NOTIFICATIONS
+from worker.settings import WorkerSettings
+
+
+async def publish_letters(settings: WorkerSettings, letters: Sequence[Message]) -> Failures:
+    """Publish dead letters of the notifications over a connection of their own."""
+    async with aclosing(DeadLetters(settings, NOTIFICATIONS)) as dead_letters:
+        return await dead_letters.publish(letters)
 
 
 async def test_malformed_message_is_dead_lettered_with_the_reason_to_its_own_queue_alone(consumer, channel):
@@ -86,10 +99,34 @@ async def test_no_copy_counts_as_published_when_copies_with_one_id_are_returned(
     await dead_letters.unbind(topology.DEAD_LETTERS, NOTIFICATIONS.dead_letters)
     copies = [Message(str(number).encode(), message_id="same") for number in range(3)]
 
-    failures = await dead_lettering.publish(worker_settings, NOTIFICATIONS, copies)
+    failures = await publish_letters(worker_settings, copies)
 
     assert all(isinstance(failure, PublishError) for failure in failures)
     assert len(failures) == len(copies)
+
+
+async def test_many_dead_letters_take_few_round_trips(worker_settings, channel, broker_link):
+    letters = [Message(str(number).encode(), message_id="same") for number in range(LARGEST_BATCH)]
+    broker_link.slow(bytes_per_second=1e9, delay_seconds=0.03)
+    settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=5.0)
+
+    failures = await publish_letters(settings, letters)
+
+    assert list(failures) == [None] * LARGEST_BATCH
+    assert await count(channel, NOTIFICATIONS.dead_letters) == LARGEST_BATCH
+
+
+async def test_letters_behind_the_first_fail_together_when_one_of_them_is_returned(worker_settings, channel):
+    arguments: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    await channel.queue_delete(NOTIFICATIONS.dead_letters)
+    dead_letters = await channel.declare_queue(NOTIFICATIONS.dead_letters, arguments=arguments)
+    await dead_letters.bind(topology.DEAD_LETTERS, NOTIFICATIONS.dead_letters)
+    letters = [Message(str(number).encode()) for number in range(20)]
+
+    first, *others = await publish_letters(worker_settings, letters)
+
+    assert first is None
+    assert {type(failure) for failure in others} == {BrokerUnavailable}
 
 
 async def test_undecodable_properties_dead_letter_their_message_alone(consumer, work, channel):

@@ -1,14 +1,19 @@
 """Outages of the mail server and of Postgres lose no e-mail, charge no attempt and send none twice."""
 
-import time
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from tests.harness.in_process import running
+from tests.harness.mail_server import ScriptedMailServer, Session
 from tests.harness.waiting import eventually
-from tests.worker.conftest import open_postman, settings_with
+from tests.worker.commands.steps import intend
+from tests.worker.conftest import open_postman, settings_with, store
 from tests.worker.mail.conftest import all_are, announced, attempts, record_emails
+from worker.waiting import Pauses
 
 RELEASED = """
     SELECT claimed_by IS NULL AND attempts = 0 AND created_at < next_attempt_at
@@ -29,41 +34,121 @@ async def test_unreachable_mail_server_counts_no_attempt(postman, mail_server, d
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
 
 
+LOGIN_OFFER = b"250-mail.example.com\r\n250 AUTH PLAIN LOGIN"
+
+
 @pytest.mark.parametrize(
     ("command", "refusal"),
     [
         ("greeting", "554 No mail from calculations@service.example.com"),
+        ("AUTH", "535 5.7.8 Authentication credentials invalid"),
         ("MAIL", "452 4.3.1 Insufficient storage"),
         ("MAIL", "550 Sender refused"),
-        ("content", "454 Throttling failure: Maximum sending rate exceeded"),
     ],
 )
-async def test_mail_server_that_takes_no_emails_is_tried_each_second_and_no_attempt_is_counted(
+async def test_while_the_mail_server_refuses_us_one_email_at_a_time_is_tried_after_growing_pauses(
     worker_settings, rude_server, database, command, refusal
 ):
-    await record_emails(database, 3)
-    usual, rude_server.replies[command] = rude_server.replies[command], refusal.encode()
-    settings = settings_with(worker_settings, smtp_url=rude_server.url, email_concurrency=2)
-    began = time.monotonic()
+    await record_emails(database, 20)
+    rude_server.replies["EHLO"] = LOGIN_OFFER
+    usual, rude_server.replies[command] = rude_server.replies.get(command, b"235 OK"), refusal.encode()
+    url = rude_server.url.replace("//", "//us:secret@" if command == "AUTH" else "//")
+    settings = settings_with(worker_settings, smtp_url=url, email_concurrency=2)
+
+    def pauses() -> list[MutableMapping[str, Any]]:
+        return [log for log in logs if log["event"] == "mail_paused"]
 
     with capture_logs() as logs:
         async with open_postman(settings) as postman, running(postman.run):
-            # A refused sender is tried again at once over a second connection.
-            await eventually(lambda: max(rude_server.connections, len(rude_server.contents)) >= 12)
-            seconds = time.monotonic() - began
-            open_connections = rude_server.open_connections
-            shown = await database.fetch("SELECT DISTINCT attempts, server_reply FROM email")
+            await eventually(lambda: len(pauses()) >= 3)
+            earlier = len(pauses()), rude_server.connections
+            await eventually(lambda: len(pauses()) >= 7)
+            later = len(pauses()), rude_server.connections
+            open_connections, logins = rude_server.open_connections, rude_server.commands["AUTH"]
+            shown = await database.fetch("SELECT attempts, server_reply FROM email WHERE server_reply <> ''")
             rude_server.replies[command] = usual
             await eventually(lambda: all_are(database, "sent"))
 
-    assert seconds >= 1
-    assert open_connections <= 4
-    assert shown == [(0, refusal)]
-    assert await attempts(database) == 3
-    paused = [log for log in logs if log["event"] == "mail_paused"]
-    assert {log["smtp_code"] for log in paused} == {int(refusal[:3])}
+    # A refused sender is tried again at once over a second connection.
+    assert later[1] - earlier[1] <= (2 if command == "MAIL" else 1) * (later[0] - earlier[0] + 1)
+    assert logins <= (rude_server.connections if command == "AUTH" else 0)
+    assert open_connections <= 2
+    assert pauses()[6]["pause_seconds"] > 2 * pauses()[4]["pause_seconds"] > 0.3
+    assert {tuple(row) for row in shown} == {(0, refusal)}
+    assert len(shown) >= 7  # each time another e-mail
+    assert await attempts(database) == 20
+    assert {log["smtp_code"] for log in pauses()} == {int(refusal[:3])}
     assert {log["log_level"] for log in logs if log.get("outcome") == "given_back"} == {"debug"}
     assert refusal[4:] not in str(logs)
+
+
+@pytest.mark.parametrize("longest", [1.0, 60.0])
+async def test_pauses_double_up_to_the_longest(longest):
+    pauses, stop = Pauses("paused"), asyncio.Event()
+    stop.set()
+
+    with capture_logs() as logs:
+        for _ in range(20):
+            await pauses.log_and_wait(TimeoutError(), stop, longest=longest)
+
+    seconds = [log["pause_seconds"] for log in logs]
+    assert seconds[0] <= 0.05
+    assert longest / 2 <= min(seconds[-5:]) <= max(seconds) <= longest
+
+
+class ParticularMailServer(ScriptedMailServer):
+    """Accepts two connections and logins at most, and refuses some recipients as if we were at fault."""
+
+    async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
+        """Return the reply to a command, which may depend on what came before."""
+        if command == "greeting" and self.replies["EHLO"] != LOGIN_OFFER and self.open_connections > 2:
+            session.closes_after_reply = True
+            return b"421 Too many concurrent SMTP connections"
+        if command == "AUTH":
+            return (
+                b"235 OK" if self.commands["AUTH"] <= 2 else b"535 5.7.8 Authentication credentials invalid"
+            )
+        if command == "RCPT" and b"<unlucky@" in sent:
+            return b"554 5.7.1 Relay access denied"
+        return await super().reply_to(session, command, sent)
+
+
+@pytest.mark.parametrize("limited", ["connections", "logins"])
+async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settings, database, limited):
+    await record_emails(database, 60)
+    async with ParticularMailServer() as server:
+        url = server.url
+        if limited == "logins":
+            server.replies["EHLO"] = LOGIN_OFFER
+            url = url.replace("//", "//us:secret@")
+        settings = settings_with(worker_settings, smtp_url=url, email_concurrency=8)
+
+        with capture_logs() as logs:
+            async with open_postman(settings) as postman, running(postman.run):
+                await eventually(lambda: all_are(database, "sent"))
+
+        assert len(server.contents) == 60
+        assert 2 < server.connections <= 16
+    assert "mail_paused" not in {log["event"] for log in logs}
+
+
+async def test_emails_whose_recipients_are_refused_as_if_we_were_at_fault_delay_no_others(
+    worker_settings, database
+):
+    for _ in range(40):
+        await intend(database, await store(database, customer_email="unlucky@customer.example.com"))
+    await record_emails(database, 10)
+    async with ParticularMailServer() as server:
+        settings = settings_with(worker_settings, smtp_url=server.url, email_concurrency=2)
+        with capture_logs() as logs:
+            async with open_postman(settings) as postman, running(postman.run):
+                await eventually(
+                    lambda: database.fetchval("SELECT count(*) = 10 FROM email WHERE state = 'sent'")
+                )
+
+    assert "mail_paused" not in {log["event"] for log in logs}
+    unsent = await database.fetch("SELECT DISTINCT state, server_reply FROM email WHERE state <> 'sent'")
+    assert unsent == [("pending", "554 5.7.1 Relay access denied")]
 
 
 async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_again(

@@ -3,6 +3,8 @@
 import html
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from tests.worker.mail.composing import DATE, URL, address, body, compose, compose_all_of, received, squeezed
 
@@ -102,3 +104,34 @@ def test_html_in_a_field_is_escaped():
     assert page.count("<a ") == 1
     assert "&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt; &amp; &lt;a" in page
     assert attack in body(message, "plain")
+
+
+_CHARACTERS = st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"])
+
+
+@given(st.text(_CHARACTERS, min_size=1, max_size=255), st.text(_CHARACTERS, max_size=300))
+@example("x" * 255, "x" * 300)
+@example("é" * 255, "é " * 150)
+@example("\N{GRINNING FACE}" * 64, "\N{GRINNING FACE}" * 100)
+@example(".\n..\nFrom a", "= =")
+@settings(deadline=None, max_examples=50)
+def test_source_has_short_lines_of_ascii_that_are_read_as_they_were_meant(name, firm):
+    source = compose(firm, customer_first_name=name, customer_last_name="", case_ref=name)
+
+    assert source.isascii()
+    assert b"\n" not in source.replace(b"\r\n", b"")
+    assert all(len(line) <= 998 for line in source.split(b"\r\n"))
+    message = received(source)
+    assert list(message) == list(received(compose()))
+    assert not any(value.defects for value in message.values())
+    assert len(list(message.iter_parts())) == 2
+    for kind in ("plain", "html"):
+        assert body(message, kind).splitlines().count(URL) == 1
+
+
+def test_part_cannot_end_another():
+    boundary = received(compose()).get_boundary()
+
+    message = received(compose(case_ref=f"--{boundary}--"))
+
+    assert len(list(message.iter_parts())) == 2

@@ -49,7 +49,7 @@ async def test_email_that_is_sent_again_is_equal(worker_settings, postman, mail_
                 partial(RequestEmailFailed, reason="refused", smtp_code=550),
             )
             for reply, counted_as in [
-                ("550 No such user ada@customer.example.com", "recipient_refused"),
+                ("550 5.1.1 No such user ada@customer.example.com", "recipient_refused"),
                 ("550 5.7.1 Taken for spam", "failed"),
             ]
         ),

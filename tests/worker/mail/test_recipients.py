@@ -7,7 +7,8 @@ from email_validator.rfc_constants import CASE_INSENSITIVE_MAILBOX_NAMES
 from hypothesis import HealthCheck, example, given, reject, settings
 from hypothesis import strategies as st
 
-from service.api import request_body
+from service.api.bodies import CreateBody
+from service.api.decoding import parse
 from service.api.errors import InvalidSubmission
 from tests.harness.examples import A_REQUEST
 from tests.worker.mail.composing import address, compose, received
@@ -57,7 +58,7 @@ def test_accepted_address_is_the_only_recipient(examples):
         names = {"customer_first_name": name, "sender_first_name": name}
         body = A_REQUEST | names | {"customer_email": customer, "sender_email": sender}
         try:
-            new = request_body.parse(msgspec.json.encode(body)).validated(waiver_applies=False)
+            new = parse(CreateBody, msgspec.json.encode(body)).validated(waiver_applies=False)
         except InvalidSubmission:
             reject()
 

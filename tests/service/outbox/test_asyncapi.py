@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
-from service.contracts import asyncapi
-from service.outbox import events
+from service.outbox import asyncapi, events
 from service.outbox.events import CalculationCreated
 
 COMMITTED = CHECKOUT / "deploy" / "asyncapi.json"
@@ -53,6 +52,12 @@ def test_every_reference_has_a_target():
         target = DOCUMENT
         for step in reference.split("/"):
             target = target[step]
+
+
+def test_titles_can_name_classes():
+    titles = [schema["title"] for schema in DOCUMENT["components"]["schemas"].values()]
+
+    assert all(map(str.isidentifier, titles)), titles
 
 
 @pytest.mark.parametrize("message", MESSAGES)

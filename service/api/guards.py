@@ -1,12 +1,18 @@
-"""Decides which HTTP requests reach a handler: sheds load, then authenticates the caller."""
+"""The guards of the handlers: they shed load, authenticate the caller, and check what is declared of a body.
 
-from collections.abc import Awaitable, Callable, Sequence
+Litestar runs guards before it reads the body.
+"""
+
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
 import msgspec
-from litestar import Request
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+from litestar.types import Guard
 
+from service.api.decoding import check_declared
 from service.api.errors import ApiError
 from service.api.resources import Resources
 from service.authentication.access_tokens import Caller, InternalReader, is_jwt
@@ -15,7 +21,7 @@ from service.calculation_requests.request_secrets import WrongSecret, looks_like
 from service.postgres.pool import firm_served
 from service.server.asgi import header_values
 
-AnyRequest: TypeAlias = Request[Any, Any, Any]
+Connection: TypeAlias = ASGIConnection[Any, Any, Any, Any]
 
 
 class SecretHolder(msgspec.Struct, frozen=True):
@@ -24,42 +30,44 @@ class SecretHolder(msgspec.Struct, frozen=True):
     secret: str
 
 
-def requires(scope: str) -> Callable[[AnyRequest], Awaitable[None]]:
-    """Return the `before_request` of an endpoint that needs Postgres and an access token with *scope*.
+def requires(scope: str) -> Guard:
+    """Return the guard of an endpoint that needs Postgres and an access token with *scope*."""
 
-    Litestar's guards are not used, because Litestar would copy the handler for each call, which takes 15 µs.
-    """
-
-    async def admit(request: AnyRequest) -> None:
-        authenticator = _shed_load(request).authenticator
-        _admit(request, await authenticator.verify_access_token(_token(request), scope=scope))
+    async def admit(connection: Connection, _: BaseRouteHandler) -> None:
+        authenticator = _shed_load(connection).authenticator
+        _admit(connection, authenticator.verify_access_token(_token(connection), scope=scope))
 
     return admit
 
 
-async def requires_reader(request: AnyRequest) -> None:
+async def requires_reader(connection: Connection, _: BaseRouteHandler) -> None:
     """Admit a conveyancer's caller with the scope READ, or an internal reader."""
-    _admit(request, await _shed_load(request).authenticator.verify_reader(_token(request)))
+    _admit(connection, _shed_load(connection).authenticator.verify_reader(_token(connection)))
 
 
-def _admit(request: AnyRequest, reader: Caller | InternalReader) -> None:
+def _admit(request: Connection, reader: Caller | InternalReader) -> None:
     request.scope["user"] = reader
     firm_served.set(reader.conveyancer_id if isinstance(reader, Caller) else reader.client_id)
 
 
-async def requires_reader_or_secret(request: AnyRequest) -> None:
+async def requires_reader_or_secret(request: Connection, _: BaseRouteHandler) -> None:
     """Admit a reader, or a caller whose token may be the secret of the request."""
     authenticator = _shed_load(request).authenticator
     token = _token(request)
     if is_jwt(token) or looks_like_api_key(token):
-        _admit(request, await authenticator.verify_reader(token))
+        _admit(request, authenticator.verify_reader(token))
     elif looks_like_secret(token):
         request.scope["user"] = SecretHolder(token)
     else:
         raise WrongSecret
 
 
-async def requires_api_key_or_token(request: AnyRequest) -> None:
+async def declares_json(request: Connection, _: BaseRouteHandler) -> None:
+    """Raise ApiError unless the body is declared as uncompressed JSON. Litestar does not check it."""
+    check_declared(request.headers.get("content-type"), request.headers.get("content-encoding"))
+
+
+async def requires_api_key_or_token(request: Connection, _: BaseRouteHandler) -> None:
     """Admit to the questionnaire a caller with an API key or any access token.
 
     Access tokens are verified without Postgres, so their callers are served even while Postgres is down.
@@ -69,7 +77,7 @@ async def requires_api_key_or_token(request: AnyRequest) -> None:
     await resources.authenticator.verify_api_key_or_token(_token(request))
 
 
-def _shed_load(request: AnyRequest) -> Resources:
+def _shed_load(request: Connection) -> Resources:
     """Return the resources. Raises PostgresUnavailable while Postgres is down or the pool's queue is full.
 
     This comes before authentication, because rejecting a request after reading its token and body costs
@@ -81,7 +89,7 @@ def _shed_load(request: AnyRequest) -> Resources:
     return resources
 
 
-def _token(request: AnyRequest) -> str:
+def _token(request: Connection) -> str:
     return bearer_token(header_values(request.scope, b"authorization"))
 
 

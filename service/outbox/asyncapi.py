@@ -238,4 +238,7 @@ def _schemas() -> dict[str, Any]:
 
 def generate(*types: object) -> dict[str, Any]:
     """Return the schemas of *types*, and of the types in them, by name."""
-    return msgspec.json.schema_components(types, ref_template=_SCHEMAS + "{name}")[1]
+    schemas = msgspec.json.schema_components(types, ref_template=_SCHEMAS + "{name}")[1]
+    for schema in schemas.values():  # Generators name classes by the title: "CloudEvent[…]" would be odd.
+        schema["title"] = schema["title"].replace("CloudEvent[", "CloudEventOf").rstrip("]")
+    return schemas

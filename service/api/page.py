@@ -5,17 +5,18 @@ from functools import cache
 from html import escape
 from importlib import resources
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-from litestar import MediaType, Response, get
-from litestar.exceptions import NotFoundException
-from litestar.params import FromPath
+from litestar import MediaType, Request, Response, Router, get
+from litestar.datastructures import ResponseHeader
+from litestar.openapi.plugins import OpenAPIRenderPlugin
 from litestar.response import Redirect
 
-from service.api.resources import ApiRequest
 from service.authentication.access_tokens import READ, WRITE
-from service.contracts import asyncapi, openapi
+from service.outbox import asyncapi
+from service.settings import ServiceSettings
 
 # RapiDoc 9.3 comes from `openapi-ui-bundles`, which has no dependencies. Packages with a newer RapiDoc need
 # Flask or Pydantic.
@@ -28,21 +29,29 @@ _ASSETS = {
 }
 
 
-@get("/", sync_to_thread=False)
+@get("/", sync_to_thread=False, include_in_schema=False)
 def lead_to_page() -> Redirect:
     """Lead people who open the API's address to its page."""
     return Redirect("/schema")
 
 
-@get("/schema", sync_to_thread=True)
-def show_api(request: ApiRequest[None]) -> Response[str]:
-    """Return the page of the HTTP API: how to get a token, and RapiDoc."""
-    settings = request.resources.settings
-    policy = _policy(settings.auth_token_url)
+class Page(OpenAPIRenderPlugin):
+    """The page of the HTTP API: how to get a token, and RapiDoc."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        super().__init__(path="/")
+        self._settings = settings
+
+    def render(self, _request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+        """Return the page."""
+        return _page(self._settings, openapi_schema).encode()
+
+
+def _page(settings: ServiceSettings, document: dict[str, Any]) -> str:
     prefix = escape(settings.auth_scope_prefix)
     audience = settings.auth_audience
     of_audience = f"the audience <code>{escape(audience)}</code>, " if audience is not None else ""
-    page = f"""\
+    return f"""\
 <!DOCTYPE html>
 <html lang="en"><head>
 <meta charset="utf-8">
@@ -61,7 +70,7 @@ def show_api(request: ApiRequest[None]) -> Response[str]:
 <h1>Calculation requests</h1>
 <p><a href="/schema/openapi.json">OpenAPI document</a>
 <a href="/schema/asyncapi.json">Events (AsyncAPI document)</a></p>
-<ul>{_contents(settings.auth_token_url)}</ul>
+<ul>{_contents(document)}</ul>
 <p>Access tokens come from the issuer <code>{escape(settings.auth_issuer)}</code>, by the client-credentials
 grant of OAuth 2.0. Ask its operators for a client whose tokens have {of_audience}
 the scopes <code>{prefix}{WRITE}</code> and <code>{prefix}{READ}</code>, and
@@ -73,14 +82,13 @@ customer a link: before <em>Try</em>, put an address of your own into the <em>Ex
 </rapi-doc>
 </body></html>
 """
-    return Response(page, media_type=MediaType.HTML, headers={"Content-Security-Policy": policy})
 
 
-def _contents(token_url: str | None) -> str:
+def _contents(document: dict[str, Any]) -> str:
     """Return a link to each operation on the page."""
     return "".join(
         f'<li><a href="#{method}-{re.sub("[{}]", "-", path)}">{escape(operation["summary"])}</a></li>'
-        for path, item in openapi.document(token_url)["paths"].items()
+        for path, item in document["paths"].items()
         for method, operation in item.items()
     )
 
@@ -95,34 +103,30 @@ def _policy(token_url: str | None) -> str:
     )
 
 
-@get("/schema/openapi.json", sync_to_thread=True)
-def openapi_document(request: ApiRequest[None]) -> Response[bytes]:
-    """Return the OpenAPI document."""
-    settings = request.resources.settings
-    document = msgspec.json.encode(openapi.document(settings.auth_token_url))
-    # Texts and examples of errors name scopes, too. No prefix has a character that JSON escapes.
-    for scope in (READ, WRITE):  # and READ_ALL, which begins with READ
-        document = document.replace(scope.encode(), f"{settings.auth_scope_prefix}{scope}".encode())
-    return Response(document, media_type=MediaType.JSON)
-
-
-@get("/schema/asyncapi.json", sync_to_thread=True)
+@get("/asyncapi.json", sync_to_thread=True)
 def asyncapi_document() -> Response[bytes]:
     """Return the AsyncAPI document."""
     return Response(msgspec.json.encode(asyncapi.document()), media_type=MediaType.JSON)
 
 
-@get("/schema/{asset:str}", sync_to_thread=True)
-def asset(asset: FromPath[str]) -> Response[bytes]:
+@get([f"/{name}" for name in _ASSETS], sync_to_thread=False)
+def asset(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Return a file that the page loads."""
-    if asset not in _ASSETS:
-        raise NotFoundException
-    return Response(_content(asset), media_type=_ASSETS[asset][1])
+    name = request.scope["path"].rpartition("/")[2]
+    return Response(_content(name), media_type=_ASSETS[name][1])
 
 
 @cache  # Shared by all callers, because one file has 660 KB, and slow readers keep it in memory for long.
-def _content(asset: str) -> bytes:
-    return (_ASSETS[asset][0] / asset).read_bytes()
+def _content(name: str) -> bytes:
+    return (_ASSETS[name][0] / name).read_bytes()
 
 
-handlers = [lead_to_page, show_api, openapi_document, asyncapi_document, asset]
+def router(settings: ServiceSettings | None) -> Router:
+    """Return the routes below /schema, to which Litestar adds the page and the OpenAPI document."""
+    policy = _policy(settings.auth_token_url if settings else None)
+    return Router(
+        "/schema",
+        route_handlers=[asyncapi_document, asset],
+        response_headers=[ResponseHeader(name="Content-Security-Policy", value=policy)],
+        include_in_schema=False,
+    )

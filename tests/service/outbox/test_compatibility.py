@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from service.contracts import asyncapi
+from service.outbox import asyncapi
 
 TODAY: dict[str, Any] = msgspec.to_builtins(asyncapi.document())
 RELEASED = msgspec.json.decode((Path(__file__).parent / "released_asyncapi.json").read_bytes())

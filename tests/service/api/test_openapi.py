@@ -3,25 +3,26 @@
 import copy
 import re
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import jsonschema_rs
 import msgspec
 import pytest
-from litestar.handlers import BaseRouteHandler
+from litestar.routes import HTTPRoute
 from openapi_spec_validator import validate
 
 from deploy.local.machine.ports import free_port
-from service.api import handlers, questionnaire
+from service import app
+from service.api import examples, listing, questionnaire
 from service.authentication import api_keys
-from service.contracts import endpoints, openapi
 from tests.harness import documented_errors
 from tests.harness.examples import CONVEYANCER
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer
 
-_TEXT = msgspec.json.encode(openapi.document())
+_TEXT = msgspec.json.encode(app.describe())
 DOCUMENT = msgspec.json.decode(_TEXT)
 EXAMPLES = [
     (path, method, status, name, example["value"])
@@ -114,11 +115,15 @@ def test_answers_with_a_new_error_code_or_event_type_fit_their_schemas():
         check(events["schema"], history)
 
 
-def test_every_endpoint_is_documented():
-    values = [*vars(handlers).values(), *vars(questionnaire).values()]
-    served = {value for value in values if isinstance(value, BaseRouteHandler)}
+def test_every_endpoint_is_documented(service_settings):
+    served = {
+        (route.path_format, method.lower())
+        for route in app.create_app(service_settings).routes
+        if isinstance(route, HTTPRoute) and route.path.startswith("/v1")
+        for method in route.methods - {"OPTIONS"}
+    }
 
-    assert {each.handler for each in endpoints.OPERATIONS} == served - {handlers.show_methods}
+    assert served == {(path, method) for path, item in DOCUMENT["paths"].items() for method in item}
 
 
 def test_document_and_page_for_callers_have_every_error_code_and_no_other():
@@ -142,6 +147,17 @@ def test_example_fits_its_schema(path, method, status, name, value):
     assert value["status"]["code"] == int(status), name
     for error in value["errors"] or ():
         assert documented_errors.is_documented(int(status), error["code"], error["message"])
+
+
+@pytest.mark.parametrize("name", ["external_id", "updated_since", "cursor"])
+def test_example_of_a_parameter_is_accepted(name):
+    (example,) = [
+        each["example"]
+        for each in DOCUMENT["paths"]["/v1/request"]["get"]["parameters"]
+        if each.get("name") == name
+    ]
+
+    assert listing.read_listing(urlencode({name: example}).encode()).limit == listing.DEFAULT_LIMIT
 
 
 async def test_examples_are_what_is_answered_and_what_each_kind_of_reader_gets(service_settings, issuer):
@@ -207,24 +223,24 @@ BAD_CLAIMS: dict[str, dict[str, Any]] = {
     "unknown_conveyancer": {"client_id": "nobody"},
 }
 BAD_BODIES = {
-    "malformed": endpoints.MALFORMED_REQUEST.encode(),
-    "too_large": b" " * endpoints.LARGE_REQUEST,
-    "refused_fields": endpoints.REFUSED_REQUEST.encode(),
+    "malformed": examples.MALFORMED_REQUEST.encode(),
+    "too_large": b" " * examples.LARGE_REQUEST,
+    "refused_fields": examples.REFUSED_REQUEST.encode(),
 }
 MISSING_HEADERS = {"no_token": "Authorization", "no_content_type": "Content-Type"}
 
 
 async def provoke(client: httpx.AsyncClient, issuer: Issuer, path: str, method: str, name: str) -> Any:
     """Call an operation so that it fails like the example with this name."""
-    url = path.replace("{uuid}", DOCUMENT["components"]["parameters"]["uuid"]["example"])
+    url = path.replace("{uuid}", examples.UUID)
     if name == "refused_parameters":
-        url += f"?{endpoints.REFUSED_QUERY}"
+        url += f"?{examples.REFUSED_QUERY}"
     headers = bearer(issuer.token(**BAD_CLAIMS.get(name, {}))) | {"Content-Type": "application/json"}
     headers |= BAD_HEADERS.get(name, {})
     if name == "key_reused":
-        first = await client.post(url, json=endpoints.FULL_REQUEST, headers=headers)
+        first = await client.post(url, json=examples.FULL_REQUEST, headers=headers)
         assert first.status_code == 200
-    body = BAD_BODIES.get(name, msgspec.json.encode(endpoints.SMALLEST_REQUEST))
+    body = BAD_BODIES.get(name, msgspec.json.encode(examples.SMALLEST_REQUEST))
     content = body if method == "post" else None
     request = client.build_request(method.upper(), url, content=content, headers=headers)
     if name in MISSING_HEADERS:
@@ -258,7 +274,7 @@ async def test_failures_of_the_service_are_answered_as_documented(client, servic
     key = await api_keys.create(database, CONVEYANCER)
     nowhere = f"postgresql://postgres@127.0.0.1:{free_port()}/none"
     no_keys = "file:///nowhere/jwks.json"
-    stored = await client.post("/v1/request", json=endpoints.SMALLEST_REQUEST)
+    stored = await client.post("/v1/request", json=examples.SMALLEST_REQUEST)
     await database.execute("UPDATE calculation_request SET secret_key_id = 'lost'")
     await database.execute("ALTER TABLE calculation_request ADD CHECK (false) NOT VALID")
     async with (
@@ -266,7 +282,7 @@ async def test_failures_of_the_service_are_answered_as_documented(client, servic
         api_client(service_settings, issuer.token(), auth_jwks_url=no_keys) as locked,
     ):
         answers = {
-            "unforeseen": await client.post("/v1/request", json=endpoints.SMALLEST_REQUEST),
+            "unforeseen": await client.post("/v1/request", json=examples.SMALLEST_REQUEST),
             "database_unavailable": await adrift.get("/v1/questionnaire/structure"),
             "signing_keys_unavailable": await locked.get("/v1/questionnaire/structure"),
             "secret_key_missing": await client.get(f"/v1/request/{stored.json()['data']['uuid']}"),

@@ -6,15 +6,20 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
+from typing import Annotated, Any
 from urllib.parse import parse_qsl
 from uuid import UUID
 
 import msgspec
+from litestar.openapi.spec import Example
+from litestar.params import QueryParameter
 
 from service import text_rules
+from service.api.bodies import LINE
+from service.api.decoding import UNKNOWN_FIELDS_NAMED
 from service.api.envelope import FieldError
 from service.api.errors import Failure, InvalidSubmission
-from service.api.request_body import UNKNOWN_FIELDS_NAMED
+from service.api.resources import ApiRequest
 from service.calculation_requests.model import Instant, RetrievedCalculationRequest
 from service.calculation_requests.reading import Listing, Place, PlaceByAge, PlaceByChange
 from service.identifiers import parse_uuid, uuid_of
@@ -38,7 +43,59 @@ class CalculationRequestPage(msgspec.Struct, frozen=True):
     next_updated_since: Instant | None
 
 
-def parse_listing(query_string: bytes) -> Listing:
+# These are for the document. `read_listing` checks the values, so each is declared as a text.
+ExternalIdParameter = Annotated[
+    str | None,
+    QueryParameter(
+        description="Only requests with this identifier in the caller's own system.",
+        examples=[Example(value="case-17")],
+        schema_extra={"max_length": text_rules.CHARACTERS, **LINE},
+    ),
+]
+UpdatedSinceParameter = Annotated[
+    str | None,
+    QueryParameter(
+        description="Only requests that have a calculation and were changed since this time, oldest "
+        "change first. Begin with any time, and go on with the `next_updated_since` of the last page.",
+        examples=[Example(value="2026-03-02T09:30:00Z")],
+        schema_extra={"format": "date-time"},
+    ),
+]
+LimitParameter = Annotated[
+    str | None,
+    QueryParameter(
+        description="The maximum number of requests on a page. Large requests make pages shorter: a page "
+        "with fewer requests is the last one only if its `next_cursor` is null.",
+        schema_extra={"type": "integer", "minimum": 1, "maximum": LARGEST_LIMIT, "default": DEFAULT_LIMIT},
+    ),
+]
+CursorParameter = Annotated[
+    str | None,
+    QueryParameter(
+        description="The `next_cursor` of the previous page, with its other parameters. Leave it out for the "
+        "first page.",
+        examples=[Example(value="req_01a9ZkW3mT6qPxB8vNcR4d")],
+        schema_extra={"pattern": r"^([0-9]{1,10}\.)?req_[0-6][0-9A-Za-z]{21}$"},
+    ),
+]
+
+
+def parse_listing(
+    request: ApiRequest[Any],
+    external_id: ExternalIdParameter = None,  # noqa: ARG001
+    updated_since: UpdatedSinceParameter = None,  # noqa: ARG001
+    limit: LimitParameter = None,  # noqa: ARG001
+    cursor: CursorParameter = None,  # noqa: ARG001
+) -> Listing:
+    """Return the listing that the query of an HTTP request describes, as a dependency of Litestar.
+
+    Raises InvalidSubmission with all failing parameters. Litestar itself would pass unknown parameters, take
+    the last of several with the same name, and stop at the first failing one.
+    """
+    return read_listing(request.scope["query_string"])
+
+
+def read_listing(query_string: bytes) -> Listing:
     """Return the listing that a query string describes. Raises InvalidSubmission with all failing parameters.
 
     Only the first _PARAMETERS_READ parameters are parsed, because a query may have thousands.

@@ -1,0 +1,61 @@
+"""The examples in the OpenAPI document: bodies, answers, and what is rejected."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from service.api.bodies import CreateBody
+from service.api.listing import CalculationRequestPage
+from service.calculation_requests.event_history import CalculationRequestEvents
+from service.calculation_requests.model import CalculationRequestView, RetrievedCalculationRequest
+from service.outbox import asyncapi
+from service.outbox.events import RequestEmailFailed, in_envelope
+
+UUID = "req_01a9ZkW3mT6qPxB8vNcR4d"
+_SECRET = "3q2-7wAAbmV2ZXIgYSByZWFsIHNlY3JldCBoZXJlISE"  # noqa: S105 - an example
+
+_BODY = msgspec.json.schema_components([CreateBody])[1][CreateBody.__name__]
+# Made of the examples in field_docs.py.
+FULL_REQUEST: dict[str, Any] = {name: field["examples"][0] for name, field in _BODY["properties"].items()}
+SMALLEST_REQUEST: dict[str, Any] = {name: FULL_REQUEST[name] for name in _BODY["required"]}
+BODIES = {"smallest": SMALLEST_REQUEST, "full": FULL_REQUEST}
+REFUSED_REQUEST = '{"customer_email": "ada", "property_value": -1, "waive_fee": true}'
+MALFORMED_REQUEST = '{"customer_email": "ada@customer.example.com",}'
+LARGE_REQUEST = 300_000  # bytes
+REFUSED_QUERY = "limit=0&cursor=next&sort=name"
+
+RECORD = CalculationRequestView(
+    **FULL_REQUEST,
+    uuid=UUID,
+    created_at=datetime(2026, 3, 2, 9, 30, tzinfo=UTC),
+    updated_at=datetime(2026, 3, 2, 9, 30, tzinfo=UTC),
+    calculation_id=None,
+    secret=_SECRET,
+    request_url=f"https://app.example.com/calculator/request/{UUID}?secret={_SECRET}",
+)
+_CALCULATED = replace(RECORD, calculation_id="calc-1", updated_at=datetime(2026, 3, 2, 9, 45, tzinfo=UTC))
+_RETRIEVED = RetrievedCalculationRequest(**msgspec.structs.asdict(RECORD))
+
+CREATED = {"ok": RECORD}
+LISTED = {
+    "ok": CalculationRequestPage([RECORD], UUID, None),
+    "last_changes": CalculationRequestPage([_CALCULATED], None, datetime(2026, 3, 2, 10, tzinfo=UTC)),
+}
+RETRIEVED = {
+    "ok": _RETRIEVED,
+    "by_secret": replace(
+        _RETRIEVED, notes=None, external_id=None, meta_data=None, calculation_fee_exempt_reason=None
+    ),
+    "internal_reader": replace(_RETRIEVED, secret=None, request_url=None),
+}
+EVENTS = {
+    "ok": CalculationRequestEvents(
+        [
+            in_envelope(event, time=asyncapi.EXAMPLE_TIME, traceparent=None)
+            for event in asyncapi.SENT_EXAMPLES
+            if not isinstance(event, RequestEmailFailed)
+        ]
+    )
+}

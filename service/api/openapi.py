@@ -1,0 +1,158 @@
+"""The OpenAPI document: what concerns all endpoints. Litestar takes the rest from the handlers."""
+
+from typing import Any
+
+import msgspec
+from litestar import Litestar, MediaType, Request
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import (
+    Components,
+    OAuthFlow,
+    OAuthFlows,
+    Parameter,
+    Reference,
+    Schema,
+    SecurityScheme,
+    Server,
+    Tag,
+)
+from litestar.openapi.spec.enums import OpenAPIType
+
+from service.api import documenting, page, schemas
+from service.authentication.access_tokens import READ, READ_ALL, WRITE
+from service.settings import ServiceSettings
+
+_ABOUT = """\
+Case-management systems store requests for Stamp Duty Land Tax calculations here, on behalf of their
+customers, and read them back. Each customer is e-mailed a link.
+
+Every answer is an envelope. On success `errors` is null; on failure `data` is null and `errors` lists every
+failing field at once. Distinguish errors by `code`. Besides what the examples show, a field can be refused
+as `blank`, `too_long`, `too_deep`, `invalid_type`, `invalid_choice` or `invalid_characters`. If a query
+parameter is given twice, the code is `repeated`.
+
+Besides the answers listed here: a path that does not exist, or is spelt differently (with a double or
+trailing slash, or percent-encoded), gets 404 `not_found`. A method that a path does not have gets 405
+`method_not_allowed` and the header `Allow`. An invalid `Host` gets 400 `malformed_request`. A
+`Transfer-Encoding` other than `chunked` gets 501 `unsupported_transfer_encoding`. Input that is not HTTP gets
+400, and a request line and headers larger than 64 KiB get 431, both without a body. Each path that has GET
+also has HEAD, which is GET without the body. OPTIONS gets 204 and `Allow`.
+
+New fields, error codes and types of events may be added within this version: ignore fields and events that
+you do not know, and decide about an error with an unknown code by its HTTP status. The version of this
+document is the version in the paths. Such additions do not change it."""
+
+
+# The same access tokens as those of the scheme access_token: it shows how to request them.
+_CLIENT_CREDENTIALS = "client_credentials"
+_SECURITY_SCHEMES: dict[str, SecurityScheme | Reference] = {
+    "access_token": SecurityScheme(
+        type="http",
+        scheme="bearer",
+        bearer_format="JWT",
+        description="An OAuth 2.0 access token (RFC 9068) from the issuer that the service trusts. Create "
+        f"needs the scope `{WRITE}`, reading needs `{READ}`. With `{READ_ALL}`, a client that the operators "
+        "have made an internal reader can read any firm's requests and events by uuid, without the secrets, "
+        "and the questionnaire. It cannot create or list requests, and needs no conveyancer.",
+    ),
+    "request_secret": SecurityScheme(
+        type="http",
+        scheme="bearer",
+        bearer_format="43 letters, digits, `-` and `_`",
+        description="The `secret` of a request, which is also in its `request_url`. It opens only this "
+        "request. The server of the page behind that link sends it. It is never taken from a query string.",
+    ),
+    "api_key": SecurityScheme(
+        type="http",
+        scheme="bearer",
+        bearer_format="cr_<prefix>_<secret>",
+        description="An API key, issued by the operators of the service.",
+    ),
+}
+_SCOPES = {
+    WRITE: "Create requests.",
+    READ: "Read requests.",
+    READ_ALL: "Read the requests of every firm: for internal readers.",
+}
+_PARAMETERS: dict[str, Parameter | Reference] = {
+    "X-Request-Id": Parameter(
+        name="X-Request-Id",
+        param_in="header",
+        description="Repeated in the answer and logged, if it has at most 128 letters, digits, `.`, `_` or "
+        "`-` and begins with a letter or digit. Otherwise it is replaced.",
+        schema=Schema(type=OpenAPIType.STRING, examples=["case-17"]),
+    ),
+    "traceparent": Parameter(
+        name="traceparent",
+        param_in="header",
+        description="W3C Trace Context, passed on with the events. If missing or invalid, a trace begins.",
+        schema=Schema(
+            type=OpenAPIType.STRING, examples=["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"]
+        ),
+    ),
+}
+
+
+def config(settings: ServiceSettings | None = None, *, token_url: str | None = None) -> OpenAPIConfig:
+    """Return Litestar's settings for the document. With *token_url* it says where to get access tokens."""
+    schemes = dict(_SECURITY_SCHEMES)
+    if token_url is not None:
+        schemes[_CLIENT_CREDENTIALS] = SecurityScheme(
+            type="oauth2",
+            description="An access token, requested with the id and the secret of a client of the issuer.",
+            flows=OAuthFlows(client_credentials=OAuthFlow(token_url=token_url, scopes=_SCOPES)),
+        )
+    return OpenAPIConfig(
+        title="Calculation requests",
+        version="1",
+        description=_ABOUT,
+        servers=[Server(url="/", description="The server that this document comes from.")],
+        tags=[
+            Tag(name="requests", description="Requests for calculations."),
+            Tag(name="questionnaire", description="The questions that customers answer."),
+        ],
+        components=Components(security_schemes=schemes, parameters=_PARAMETERS),
+        use_handler_docstrings=True,
+        operation_id_creator=lambda handler, *_: handler.handler_name,
+        render_plugins=[page.Page(settings), Document(settings)] if settings else [Document(settings)],
+        openapi_router=page.router(settings),
+    )
+
+
+class Document(JsonRenderPlugin):
+    """Serves the completed document."""
+
+    def __init__(self, settings: ServiceSettings | None) -> None:
+        super().__init__(media_type=MediaType.JSON)
+        self._prefix = settings.auth_scope_prefix if settings else ""
+        self._rendered = b""
+
+    def render(self, _request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+        """Return the document in JSON."""
+        if not self._rendered:
+            document = msgspec.json.encode(_complete(openapi_schema))
+            # Texts and examples of errors name scopes, too. No prefix has a character that JSON escapes.
+            for scope in (READ, WRITE):  # and READ_ALL, which begins with READ
+                document = document.replace(scope.encode(), f"{self._prefix}{scope}".encode())
+            self._rendered = document
+        return self._rendered
+
+
+def document(app: Litestar) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of an application."""
+    return _complete(app.openapi_schema.to_schema())
+
+
+def _complete(generated: dict[str, Any]) -> dict[str, Any]:
+    completed = documenting.complete(generated, schemas.generate())
+    for parameter in completed["components"]["parameters"].values():
+        parameter["x-fill-example"] = "no"  # Otherwise RapiDoc would send the example with every call.
+    if _CLIENT_CREDENTIALS in completed["components"]["securitySchemes"]:
+        for operation in documenting.operations(completed):
+            operation["security"] += [
+                {_CLIENT_CREDENTIALS: each["access_token"]}
+                for each in operation["security"]
+                if "access_token" in each
+            ]
+    return completed

@@ -1,0 +1,257 @@
+"""The endpoints of calculation requests. A handler's signature and decorator are its contract."""
+
+import asyncio
+import time
+from http import HTTPStatus
+from typing import Annotated
+from uuid import UUID
+
+import structlog
+from litestar import Controller, Response, get, post
+from litestar.di import NamedDependency, Provide
+from litestar.openapi.spec import Example
+from litestar.params import JSONBody, PathParameter, SkipValidation
+
+from service.api import examples
+from service.api.bodies import CreateBody
+from service.api.decoding import StrictBody, body_overdue, body_too_large, check_declared, parse
+from service.api.documenting import documented, link, refusal
+from service.api.envelope import Envelope, succeed
+from service.api.guards import (
+    SecretHolder,
+    declares_json,
+    requires,
+    requires_reader,
+    requires_reader_or_secret,
+)
+from service.api.idempotency_key_header import IDEMPOTENCY_KEY, REPLAYED, IdempotencyKey, parse_key
+from service.api.listing import CalculationRequestPage, cursor_of, parse_listing, read_listing
+from service.api.resources import ApiRequest, Resources
+from service.authentication.access_tokens import READ, READ_ALL, WRITE, Caller, InternalReader
+from service.authentication.authenticator import InsufficientScope
+from service.calculation_requests import conveyancers, event_history, reading, storing
+from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.calculation_requests.event_history import CalculationRequestEvents
+from service.calculation_requests.model import (
+    CalculationRequest,
+    CalculationRequestView,
+    IdempotencyKeyInFlight,
+    IdempotencyKeyReused,
+    RequestErased,
+    RequestNotFound,
+    RetrievedCalculationRequest,
+)
+from service.calculation_requests.reading import Listing
+from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
+from service.identifiers import parse_uuid
+from service.postgres.outages import PostgresUnavailable
+from service.telemetry import logs
+
+_TO_THE_REQUEST = link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid")
+_TO_ITS_EVENTS = link("events", to="list_events", uuid="$response.body#/data/uuid")
+
+Uuid = Annotated[
+    str,
+    PathParameter(
+        description="The `uuid` of the request, as create returned it.",
+        examples=[Example(value=examples.UUID)],
+    ),
+]
+
+_log = structlog.get_logger()
+
+
+class Requests(Controller):
+    """Requests for calculations: create, list, retrieve, and what has happened to one."""
+
+    path = "/v1/request"
+    tags = ("requests",)
+
+    @post(
+        status_code=HTTPStatus.OK,
+        guards=[requires(WRITE), declares_json],
+        dto=StrictBody[CreateBody],
+        return_dto=None,
+        security=[{"access_token": [WRITE]}],
+        **documented(
+            examples.CREATED,
+            bodies=examples.BODIES,
+            headers={REPLAYED: False},
+            links=_TO_THE_REQUEST | _TO_ITS_EVENTS,
+            malformed=refusal(parse, CreateBody, examples.MALFORMED_REQUEST.encode()),
+            malformed_key=refusal(parse_key, "a key"),
+            two_keys=refusal(parse_key, "one", ["one", "two"]),
+            insufficient_scope=InsufficientScope(WRITE),
+            unknown_conveyancer=UnknownConveyancer(),
+            erased=RequestErased(),
+            too_slow=body_overdue(),
+            too_large=body_too_large(examples.LARGE_REQUEST),
+            no_content_type=refusal(check_declared, None, None),
+            not_json=refusal(check_declared, "text/plain", None),
+            compressed=refusal(check_declared, "application/json", "gzip"),
+            key_in_flight=IdempotencyKeyInFlight(),
+            key_reused=IdempotencyKeyReused(),
+            secret_key_missing=SecretKeyMissing(),
+            refused_fields=refusal(parse, CreateBody, examples.REFUSED_REQUEST.encode()),
+        ),
+    )
+    async def create_request(
+        self,
+        request: ApiRequest[Caller],
+        data: JSONBody[CreateBody],
+        resources: NamedDependency[SkipValidation[Resources]],
+        idempotency_key: IdempotencyKey = None,
+    ) -> Response[Envelope[CalculationRequestView]]:
+        """Store a request for a calculation; its e-mail and its calculation follow."""
+        conveyancer_id = request.user.conveyancer_id
+        state = request.scope["state"]
+        key = parse_key(idempotency_key, request.headers.getall(IDEMPOTENCY_KEY, []))
+        until = time.monotonic() + resources.settings.database_timeout_seconds
+        waiver_applies = False
+        if data.calculation_fee_exempt:
+            async with resources.connection() as connection:
+                waiver_applies = await conveyancers.charges_calculation_fee(connection, conveyancer_id)
+        new = storing.new_request(
+            data.validated(waiver_applies=waiver_applies),
+            conveyancer_id=conveyancer_id,
+            keys=resources.secret_keys,
+        )
+        try:
+            stored, is_repeat = await resources.storage.store(
+                new, data.idempotency(key), traceparent=state.get("traceparent"), until=until
+            )
+        except (PostgresUnavailable, asyncio.CancelledError):
+            state["uuid"] = new.uuid  # The request may have been stored nevertheless.
+            raise
+        state["uuid"] = stored.uuid
+        return Response(succeed(resources.view(stored)), headers={REPLAYED: "true"} if is_repeat else None)
+
+    @get(
+        guards=[requires(READ)],
+        dependencies={"listing": Provide(parse_listing, sync_to_thread=False)},
+        security=[{"access_token": [READ]}],
+        **documented(
+            examples.LISTED,
+            links=link(
+                "next_page",
+                to="list_requests",
+                cursor="$response.body#/data/next_cursor",
+                updated_since="$request.query.updated_since",
+            )
+            | link(
+                "later_changes", to="list_requests", updated_since="$response.body#/data/next_updated_since"
+            ),
+            insufficient_scope=InsufficientScope(READ),
+            unknown_conveyancer=UnknownConveyancer(),
+            refused_parameters=refusal(read_listing, examples.REFUSED_QUERY.encode()),
+        ),
+    )
+    async def list_requests(
+        self,
+        request: ApiRequest[Caller],
+        listing: NamedDependency[SkipValidation[Listing]],
+        resources: NamedDependency[SkipValidation[Resources]],
+    ) -> Envelope[CalculationRequestPage]:
+        """List the caller's requests, newest first.
+
+        With `updated_since`, only requests that have a calculation and were changed since, oldest change
+        first. After the last page, ask again with its `next_updated_since`, to miss no change.
+        """
+        async with resources.connection() as connection:
+            page = await reading.read_page(connection, listing, conveyancer_id=request.user.conveyancer_id)
+        shown = resources.listed(page.requests)
+        return succeed(CalculationRequestPage(shown, cursor_of(page.next), page.horizon))
+
+    @get(
+        "/{uuid:str}",
+        guards=[requires_reader_or_secret],
+        security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}, {"request_secret": []}],
+        **documented(
+            examples.RETRIEVED,
+            links=_TO_ITS_EVENTS,
+            wrong_secret=WrongSecret(),
+            insufficient_scope=InsufficientScope(READ),
+            unknown_conveyancer=UnknownConveyancer(),
+            unknown_uuid=RequestNotFound(),
+            erased=RequestErased(),
+            secret_key_missing=SecretKeyMissing(),
+        ),
+    )
+    async def retrieve_request(
+        self,
+        request: ApiRequest[Caller | InternalReader | SecretHolder],
+        uuid: Uuid,
+        resources: NamedDependency[SkipValidation[Resources]],
+    ) -> Envelope[RetrievedCalculationRequest]:
+        """Read a request back.
+
+        The request's own `secret`, as the Bearer token, opens it too. Then `notes`, `external_id`,
+        `meta_data` and `calculation_fee_exempt_reason` are null, because they are the firm's alone. For an
+        internal reader `secret` and `request_url` are null.
+        """
+        reader = request.user
+        if isinstance(reader, SecretHolder):
+            return succeed(resources.view(await _find_by_secret(resources, uuid, reader.secret)))
+        request_id = _id_in(uuid, reader)
+        async with resources.connection() as connection:
+            if isinstance(reader, InternalReader):
+                stored = await reading.read_internally(connection, request_id)
+                return succeed(stored.view(secret=None, request_url=None))
+            stored = await reading.find(connection, request_id, conveyancer_id=reader.conveyancer_id)
+        return succeed(resources.view(stored))
+
+    @get(
+        "/{uuid:str}/events",
+        guards=[requires_reader],
+        security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}],
+        **documented(
+            examples.EVENTS,
+            insufficient_scope=InsufficientScope(READ),
+            unknown_conveyancer=UnknownConveyancer(),
+            unknown_uuid=RequestNotFound(),
+            erased=RequestErased(),
+        ),
+    )
+    async def list_events(
+        self,
+        request: ApiRequest[Caller | InternalReader],
+        uuid: Uuid,
+        resources: NamedDependency[SkipValidation[Resources]],
+    ) -> Envelope[CalculationRequestEvents]:
+        """List what has happened to a request so far: its events, oldest first.
+
+        After `request.email_failed`, ask the service's operators to correct the address, or to resend the
+        e-mail.
+        """
+        reader = request.user
+        request_id = _id_in(uuid, reader)
+        async with resources.connection() as connection:
+            if isinstance(reader, InternalReader):
+                history = await event_history.read_internally(connection, request_id)
+            else:
+                history = await event_history.find(
+                    connection, request_id, conveyancer_id=reader.conveyancer_id
+                )
+        return succeed(history.view())
+
+
+async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> CalculationRequest:
+    request_id = parse_uuid(uuid)
+    if request_id is None:  # No query: the quicker 401 reveals only that the uuid is malformed.
+        raise WrongSecret
+    async with resources.connection() as connection:
+        return await reading.find_by_secret(connection, request_id, secret=secret, keys=resources.secret_keys)
+
+
+def _id_in(uuid: str, reader: Caller | InternalReader) -> UUID:
+    """Return the id in a path. Raises RequestNotFound, without using Postgres, if the id is malformed.
+
+    Each call of an internal reader is logged, because internal readers may read any firm's requests.
+    """
+    request_id = parse_uuid(uuid)
+    if isinstance(reader, InternalReader):
+        known = uuid if request_id else None  # A malformed uuid may be personal data.
+        _log.info("request_read_internally", client_id=reader.client_id, **logs.about(known, None))
+    if request_id is None:
+        raise RequestNotFound
+    return request_id

@@ -1,1 +1,0 @@
-"""The documents that callers and consumers build on, generated from the types in the code."""

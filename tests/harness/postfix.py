@@ -1,0 +1,155 @@
+"""Debian's Postfix on a free port of the loopback, with its customers' mailbox."""
+
+import os
+import pwd
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from email import message_from_bytes
+from pathlib import Path
+from typing import NamedTuple
+
+from deploy.local.machine import packages
+from deploy.local.machine.ports import accepts, free_port
+from deploy.local.machine.processes import Process, Program, wait_for
+
+# Postfix accepts no user and no group for two of these.
+_OWNER, _GROUP, _MAILBOX_OWNER = "daemon", "mail", "nobody"
+_QUEUES = "active bounce corrupt defer deferred flush hold incoming maildrop private public saved trace"
+_MAILBOX = "mailbox"
+_SERVICES = """
+{port} inet n - n - - smtpd
+postlog unix-dgram n - n - 1 postlogd
+anvil unix - - n - 1 anvil
+rewrite unix - - n - - trivial-rewrite
+cleanup unix n - n - 0 cleanup
+qmgr unix n - n 300 1 qmgr
+virtual unix - n n - - virtual
+bounce unix - - n - 0 bounce
+defer unix - - n - 0 bounce
+trace unix - - n - 0 bounce
+error unix - - n - - error
+"""
+
+
+class Delivered(NamedTuple):
+    """An e-mail in the mailbox. Postfix gives each e-mail that it accepts a queue id of its own."""
+
+    message_id: str
+    queue_id: str
+
+
+class Postfix:
+    """Accepts e-mails to customer-…@customer.example.com. Only root can start it."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.port = free_port()
+        self.url = f"smtp://127.0.0.1:{self.port}"
+        self._folder = folder
+        self._log = folder / "log" / "postfix.log"
+        self._root = packages.unpacked("postfix")
+        self._make_folders()
+        self.configure(**settings)
+        environment = {"MAIL_CONFIG": f"{folder}/config", "RES_OPTIONS": "timeout:1 attempts:1"}
+        libraries = f"{self._root}/usr/lib/postfix:{packages.library_path(self._root)}"
+        program = Program(
+            name="Postfix",
+            command=[f"{self._root}/usr/lib/postfix/sbin/master", "-d"],
+            environment=os.environ | environment | {"LD_LIBRARY_PATH": libraries},
+            folder=folder,
+            log=folder / "output",
+        )
+        self._process = Process(program)
+
+    def _make_folders(self) -> None:
+        owners = dict.fromkeys(("config", "queue/pid"), "root") | dict.fromkeys(("data", "log"), _OWNER)
+        owners |= {_MAILBOX: _MAILBOX_OWNER} | {f"queue/{queue}": _OWNER for queue in _QUEUES.split()}
+        for name, owner in owners.items():
+            made = self._folder / name
+            made.mkdir(parents=True)
+            os.chown(made, pwd.getpwnam(owner).pw_uid, -1)
+        (self._folder / "config" / "master.cf").write_text(_SERVICES.format(port=self.port))
+
+    def configure(self, **settings: str) -> None:
+        """Write its settings: those below, and *settings*."""
+        user = pwd.getpwnam(_MAILBOX_OWNER)
+        usual = {
+            "compatibility_level": "3.6",
+            "daemon_directory": f"{self._root}/usr/lib/postfix/sbin",
+            "shlib_directory": f"{self._root}/usr/lib/postfix",
+            "command_directory": f"{self._root}/usr/sbin",
+            "meta_directory": f"{self._root}/usr/share/postfix",
+            "queue_directory": f"{self._folder}/queue",
+            "data_directory": f"{self._folder}/data",
+            "maillog_file": self._log,
+            "maillog_file_prefixes": self._log.parent,
+            "import_environment": "MAIL_CONFIG LD_LIBRARY_PATH RES_OPTIONS",
+            "mail_owner": _OWNER,
+            "setgid_group": _GROUP,
+            "default_privs": _MAILBOX_OWNER,
+            "myhostname": "mail.example.com",
+            "inet_interfaces": "127.0.0.1",
+            "inet_protocols": "ipv4",
+            "mynetworks": "",
+            "mydestination": "",
+            "alias_maps": "",
+            "local_recipient_maps": "",
+            "smtpd_relay_restrictions": "reject_unauth_destination",
+            "virtual_mailbox_domains": "customer.example.com",
+            "virtual_mailbox_maps": f"regexp:{{ {{ /^customer-/ {_MAILBOX}/ }} }}",
+            "virtual_mailbox_base": self._folder,
+            "virtual_uid_maps": f"static:{user.pw_uid}",
+            "virtual_gid_maps": f"static:{user.pw_gid}",
+        }
+        lines = [f"{name} = {value}\n" for name, value in (usual | settings).items()]
+        (self._folder / "config" / "main.cf").write_text("".join(lines))
+
+    def reload(self, **settings: str) -> None:
+        """Change its settings for new connections."""
+        self.configure(**settings)
+        self._process.send_signal(signal.SIGHUP)
+
+    def kill(self) -> None:
+        """Send SIGKILL to all of its processes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.stop()
+
+    def restart(self) -> None:
+        """Start it again after `kill`."""
+        self._process.restart()
+
+    def wait_until_it_listens(self) -> None:
+        """Raise LocalStackError if that takes too long."""
+        wait_for(self._process, lambda: "daemon started" in self.log and accepts(self.port), seconds=30)
+
+    @property
+    def log(self) -> str:
+        """What it logged in all its lives."""
+        return self._log.read_text() if self._log.exists() else ""
+
+    @property
+    def mailbox(self) -> list[Delivered]:
+        """The e-mails that were delivered."""
+        return [_delivered(path) for path in (self._folder / _MAILBOX).glob("new/*")]
+
+
+def _delivered(path: Path) -> Delivered:
+    message = message_from_bytes(path.read_bytes())
+    queue_id = message["Received"].partition(" id ")[2].split()[0]
+    return Delivered(message["Message-ID"], queue_id)
+
+
+@contextmanager
+def running(**settings: str) -> Iterator[Postfix]:
+    """Run it with *settings* until the block is left, then print the end of its log."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o711)  # Its processes that are not root look for their files by name.
+        server = Postfix(Path(folder), **settings)
+        try:
+            server.wait_until_it_listens()
+            yield server
+        finally:
+            server.kill()
+            print("--- Postfix", server.log[-4000:], sep="\n")  # noqa: T201

@@ -1,0 +1,109 @@
+"""Nodes of a real cluster fail: a queue of another team loses its majority, a consumer its node."""
+
+import asyncio
+import json
+import time
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import pytest
+from aio_pika import Message
+
+from service.postgres.pool import open_pool
+from tests.deploy.manifests import of_kind
+from tests.harness.in_process import running
+from tests.harness.queues import declare_topology, open_channel
+from tests.harness.rabbitmq_cluster import Cluster, three_nodes
+from tests.harness.waiting import eventually
+from tests.worker.conftest import passes, settings_with, store, take_ids
+from worker.rabbitmq import topology
+from worker.rabbitmq.connection import BROKER_ERRORS
+from worker.relay.loop import Relay
+
+pytestmark = pytest.mark.long
+
+_BEFORE, _DURING = 2, 20  # requests
+_EMAIL_SECONDS = 60.0  # until the last event is in our queue
+_REDELIVERY_SECONDS = 30.0  # of which the policy leaves the failed node's consumers ten
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with three_nodes() as nodes:
+        yield nodes
+
+
+async def test_message_of_a_consumer_on_a_failed_node_is_soon_delivered_to_another(cluster):
+    queue = topology.NOTIFICATIONS.name
+    (policy,) = (manifest["spec"] for manifest in of_kind("production", "Policy").values())
+    definition = json.dumps(policy["definition"])
+    cluster.run(1, "rabbitmqctl", "set_policy", "--apply-to", "queues", "ours", policy["pattern"], definition)
+    async with open_channel(cluster.url()) as channel:
+        await declare_topology(channel)
+        await channel.default_exchange.publish(Message(b"1"), queue)
+        async with AsyncExitStack() as lost:
+            with suppress(*BROKER_ERRORS):
+                theirs = await lost.enter_async_context(open_channel(cluster.url(3)))
+                await (await theirs.get_queue(queue)).get(no_ack=False)
+                cluster.kill(3)
+        began = time.monotonic()
+        async with (await channel.get_queue(queue)).iterator(timeout=120) as messages:
+            again = await anext(messages)
+            waited = time.monotonic() - began
+            await again.ack()
+    cluster.restart(3)
+
+    assert (again.body, again.redelivered) == (b"1", True)
+    assert waited < _REDELIVERY_SECONDS
+
+
+async def bind_queue_of_two_nodes(cluster: Cluster) -> None:
+    """Bind a queue with replicas on the third node, its leader, and on one other node."""
+    async with open_channel(cluster.url(3)) as channel:
+        arguments: dict[str, Any] = {
+            "x-queue-type": "quorum",
+            "x-quorum-initial-group-size": 2,
+            "x-queue-leader-locator": "client-local",
+        }
+        queue = await channel.declare_queue("of-another-team", durable=True, arguments=arguments)
+        await queue.bind(topology.REQUESTS, "#")
+
+
+async def unbind(cluster: Cluster) -> None:
+    async with open_channel(cluster.url()) as channel:
+        queue = await channel.get_queue("of-another-team", ensure=False)
+        await queue.unbind(topology.REQUESTS, "#")
+
+
+async def all_notified(cluster: Cluster, ids: set[str | None]) -> bool:
+    """Take what our queue holds. Whether it got the event of every request."""
+    with suppress(*BROKER_ERRORS):
+        async with open_channel(cluster.url()) as channel:
+            ids.update(await take_ids(await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)))
+    return len(ids) == _BEFORE + _DURING
+
+
+async def test_emails_go_out_while_a_queue_of_another_team_has_no_majority(
+    worker_settings, database, cluster
+):
+    settings = settings_with(worker_settings, amqp_url=cluster.url())
+    async with open_pool(settings) as pool:
+        relay = Relay(settings, pool, asyncio.Event())
+        async with running(relay.run):
+            await eventually(lambda: passes(relay.check))
+            await bind_queue_of_two_nodes(cluster)
+            for _ in range(_BEFORE):
+                await store(database)
+            await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM undelivered_event)"))
+            cluster.kill(3)
+            for _ in range(_DURING):
+                await store(database)
+
+            ids = set[str | None]()
+            await eventually(lambda: all_notified(cluster, ids), seconds=_EMAIL_SECONDS)
+            held = await eventually(lambda: database.fetch("SELECT last_error FROM outbox_held"))
+
+            await unbind(cluster)
+            await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM undelivered_event)"))
+
+    assert {row["last_error"].partition(":")[0] for row in held} == {"not confirmed"}

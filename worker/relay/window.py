@@ -1,0 +1,102 @@
+"""Writes the messages of a window to an aiormq channel at once, and waits for their confirms.
+
+What aiormq does not document is used here alone. So pyproject.toml bounds its version, and a test names what
+has changed. The documented way is `basic_publish` for each message. It costs a task, a lock and a system call
+for each: 143 µs instead of 27 µs, and the relay's rate fell to a quarter.
+"""
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import aiormq
+import msgspec
+import pamqp.frame
+from aiormq import spec
+from aiormq.abc import ChannelFrame
+from pamqp.body import ContentBody
+from pamqp.header import ContentHeader
+
+from worker.rabbitmq.connection import BrokerUnavailable
+
+_CLOSING_SECONDS = 0.1  # for confirms that arrived just before the channel closed
+
+# The future of each message's confirm. It fails if RabbitMQ nacks or returns the message.
+Confirms: TypeAlias = list[asyncio.Future[Any]]
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A message to publish. No two messages of a window have the same message_id."""
+
+    exchange: str
+    routing_key: str
+    mandatory: bool
+    properties: spec.Basic.Properties
+    body: bytes
+
+
+async def write(channel: aiormq.Channel, window: Sequence[Message]) -> Confirms:
+    """Write all messages of *window* together. A message that AMQP cannot carry fails, and is not written.
+
+    The broker numbers the messages of a channel 1, 2, 3, … as they arrive, and confirms them by number.
+    aiormq finds the future of a number in `confirmations`. So each message gets the next `delivery_tag`,
+    under which its future is stored. The channel's lock is held until all messages are in the write queue.
+    After an error the channel must be closed, because numbered messages may never be sent.
+    """
+    loop, confirms, payload = asyncio.get_running_loop(), Confirms(), list[bytes]()
+    async with channel.lock:
+        for message in window:
+            confirms.append(confirm := loop.create_future())
+            try:
+                payload.append(_encode(message, channel))
+            except (ValueError, TypeError, struct.error) as error:
+                confirm.set_exception(error)
+                continue
+            channel.delivery_tag += 1
+            channel.confirmations[channel.delivery_tag] = confirm
+            # The broker returns a message with its message_id.
+            channel.message_id_delivery_tag[str(message.properties.message_id)] = channel.delivery_tag
+        await channel.write_queue.put(ChannelFrame(payload=b"".join(payload), should_close=False))
+    return confirms
+
+
+async def wait(channel: aiormq.Channel, confirms: Confirms, *, until: float) -> Exception | None:
+    """Wait for all confirms, at most until the deadline. Stop if the channel closes, and return why.
+
+    If confirms are missing then, they are cancelled, and the channel must not be used again.
+    """
+    closing = channel.closing  # A closed channel does not complete the confirms.
+    confirming = asyncio.create_task(asyncio.wait(confirms))
+    try:
+        left = until - asyncio.get_running_loop().time()
+        await asyncio.wait([confirming, closing], timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if closing.done():
+            await asyncio.wait(confirms, timeout=_CLOSING_SECONDS)
+    finally:
+        for each in (*confirms, confirming, closing):
+            each.cancel()
+        channel.message_id_delivery_tag.clear()  # A late return belongs to no window.
+    if closing.cancelled():
+        return None
+    reason = closing.exception()  # CancelledError if aiormq has stopped reading
+    return reason if isinstance(reason, Exception) else BrokerUnavailable("the connection is closed")
+
+
+def _encode(message: Message, channel: aiormq.Channel) -> bytes:
+    """Return the frames that publish *message*. A limit of 0 or less means none, as in aiormq."""
+    body, limit = message.body, channel.max_content_size
+    step = limit if limit > 0 else len(body) or 1
+    header = ContentHeader(properties=message.properties, body_size=len(body))
+    pieces = [ContentBody(body[start : start + step]) for start in range(0, len(body), step)]
+    publish = _publish(message.exchange, message.routing_key, message.mandatory, channel.number)
+    content = [pamqp.frame.marshal(header, channel.number)]
+    content += [pamqp.frame.marshal(piece, channel.number) for piece in pieces]
+    return b"".join([publish, *content])
+
+
+@lru_cache(maxsize=64)
+def _publish(exchange: str, routing_key: str, mandatory: bool, channel: int) -> bytes:  # noqa: FBT001
+    method = spec.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=mandatory)
+    return pamqp.frame.marshal(method, channel)
