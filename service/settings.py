@@ -63,7 +63,7 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     request_secret_keys: NonBlank
     port: Port = 8000
     # Longer than proxies keep connections, because a proxy that uses a connection as we close it answers 502.
-    keep_alive_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 75
+    keep_alive_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 90
     auth_issuer: NonBlank
     auth_jwks_url: Annotated[str, msgspec.Meta(pattern=r"\A(https|file)://[^\s]+\Z")]
     auth_token_url: PublicUrl | None = None

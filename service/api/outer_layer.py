@@ -134,14 +134,15 @@ class OuterLayer:
 
 def _check_framing(scope: Scope) -> ApiError | None:
     """Return why the headers Host and Transfer-Encoding are refused, or None. hyper accepts others."""
-    hosts = 0
+    hosts = []
     for name, value in scope["headers"]:
         if name == b"host":
-            hosts += 1
+            hosts.append(value)
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
             return _UNKNOWN_CODING
-    # RFC 9112, section 3.2
-    return None if hosts == 1 or (not hosts and scope["http_version"] == "1.0") else _HOSTS
+    # RFC 9112, section 3.2. Without the header, Granian adds an empty one.
+    is_valid = len(hosts) == 1 and (hosts[0] or scope["http_version"] == "1.0")
+    return None if is_valid else _HOSTS
 
 
 def _request_id(headers: Iterable[Header]) -> bytes:

@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import socket
+from collections.abc import Callable
 from typing import TypeAlias
 
 import structlog
@@ -75,7 +76,7 @@ async def serve(
     *,
     shutdown_seconds: float,
     drain_seconds: float = 0.0,
-    keep_alive_seconds: int = 75,
+    keep_alive_seconds: int = 90,
 ) -> None:
     """Serve until *stop*, then finish the requests in flight, in at most *shutdown_seconds*.
 
@@ -100,12 +101,13 @@ async def serve(
         log_enabled=False,
         log_dictconfig={"incremental": True, "handlers": {}, "loggers": {}},
     )
+    stop_server: Callable[[], None] = server.stop  # Granian has no type for it.
     serving = asyncio.create_task(server.serve())
 
     async def end() -> None:
         await stop.wait()
         await asyncio.sleep(drain_seconds)
-        server.stop()
+        stop_server()
         await asyncio.sleep(shutdown_seconds - drain_seconds)
         for task in in_flight:
             task.cancel()
@@ -117,7 +119,7 @@ async def serve(
         await asyncio.wait([serving])
     finally:
         ending.cancel()
-        server.stop()  # if this task was cancelled
+        stop_server()  # if this task was cancelled
     if not serving.cancelled() and (error := serving.exception()):
         raise ServerFailed from error
     if not stop.is_set():

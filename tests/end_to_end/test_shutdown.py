@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import suppress
+from functools import partial
 
 import httpx
 
@@ -10,6 +11,7 @@ from tests.deploy.manifests import grace_seconds
 from tests.end_to_end.callers import another_request, client_of
 from tests.harness.databases import has_waiting_statement
 from tests.harness.processes import api_process, started
+from tests.harness.raw_connection import connect_to, head_with
 from tests.harness.waiting import eventually
 
 _GRACE_SECONDS = 15.0  # less than the 20 of SHUTDOWN_SECONDS, after which a process is cut off
@@ -60,3 +62,30 @@ async def test_api_ends_within_shutdown_seconds_though_a_request_hangs(
         answer = await hanging
 
     assert (status, answer.status_code) == (0, 503)
+
+
+async def test_rolling_restart_fails_no_call_on_a_kept_connection(service_settings, issuer, tmp_path):
+    """A caller that is told that its connection ends goes to the next process, as a gateway does."""
+    apis = [api_process(service_settings, tmp_path, SHUTDOWN_SECONDS="5") for _ in range(2)]
+    request = head_with(issuer.token(), line="GET /v1/request HTTP/1.1")
+    statuses: list[int] = []
+
+    async def call_until_both_have_stopped() -> None:
+        for api in apis:
+            connection = await connect_to(api.base_url)
+            while True:
+                connection.send(request)
+                answer = await connection.answer()
+                statuses.append(answer.status)
+                if answer.headers.get("connection") == "close":
+                    break
+
+    async with started(*apis), asyncio.TaskGroup() as callers:
+        for _ in range(10):
+            callers.create_task(call_until_both_have_stopped())
+        for api in apis:
+            enough = len(statuses) + 200
+            await eventually(partial(lambda least: len(statuses) >= least, enough))
+            assert await api.stop() == 0
+
+    assert set(statuses) == {200}

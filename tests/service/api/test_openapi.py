@@ -253,7 +253,7 @@ OF_THE_SERVICE = {"unforeseen", "database_unavailable", "signing_keys_unavailabl
 ELSEWHERE = {
     "erased",  # in test_retrieve_request.py: only a command erases
     "key_in_flight",  # in test_idempotency.py: it takes two callers
-    "too_slow",  # in test_http_protocol.py: it takes its time
+    "too_slow",  # in test_http_server.py: it takes its time
 }
 
 

@@ -266,8 +266,7 @@ async def test_what_follows_a_body(client, framing, sent, status, closes):
 
     answer = await connection.answer()
     assert answer.status == status
-    assert (answer.headers.get("connection") == "close") == closes
-    assert not closes or await connection.is_closed()
+    assert not closes or b"HTTP/1.1 2" not in await connection.rest()
 
 
 @pytest.mark.parametrize(("framing", "sent"), [(LENGTH, BODY[:10]), (CHUNKED, b"")])
