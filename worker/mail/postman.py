@@ -102,7 +102,7 @@ class Postman:
                 for task in self._tasks:
                     task.cancel()
                 await asyncio.gather(*self._tasks, return_exceptions=True)
-                self._mailer.close()
+                await self._mailer.close()
 
     async def _start_or_wait(self, stop: asyncio.Event) -> None:
         """Start sending due e-mails, or wait if there were none.

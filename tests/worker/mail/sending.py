@@ -1,7 +1,7 @@
 """Sends an e-mail to a mail server without a ledger, and says what becomes of it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -28,11 +28,11 @@ def mail_settings(url: str, **changes: Any) -> EmailSettings:
     )
 
 
-@contextmanager
-def mailer_for(url: str, **changes: Any) -> Iterator[Mailer]:
+@asynccontextmanager
+async def mailer_for(url: str, **changes: Any) -> AsyncIterator[Mailer]:
     opened = Mailer(mail_settings(url, **changes))
     yield opened
-    opened.close()
+    await opened.close()
 
 
 async def send(with_mailer: Mailer) -> EmailEnd | Postponement:

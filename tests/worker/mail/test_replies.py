@@ -30,7 +30,7 @@ async def test_refusal_is_final_if_it_is_the_recipients_or_the_messages_fault(*,
         scheme = {"STARTTLS": "smtp+starttls://", "AUTH": "smtp://us:secret@"}.get(at, "smtp://")
         for command in ("EHLO", "HELO") if at == "EHLO" else (COMMANDS.get(at, at),):
             server.replies[command] = reply.encode()
-        with mailer_for(server.url.replace("smtp://", scheme)) as mailer:
+        async with mailer_for(server.url.replace("smtp://", scheme)) as mailer:
             outcome = await send(mailer)
 
     assert (outcome.label, outcome.reply) == (LABELS.get((fault, reply[0]), "postponed"), reply)

@@ -28,8 +28,8 @@ async def rude_server():
 
 
 @pytest.fixture
-def mailer(rude_server):
-    with mailer_for(rude_server.url) as opened:
+async def mailer(rude_server):
+    async with mailer_for(rude_server.url) as opened:
         yield opened
 
 
@@ -62,7 +62,7 @@ async def test_reply_decides_on_this_email_alone(rude_server, *, command, answer
     usual, rude_server.replies[command] = rude_server.replies[command], answer
 
     seconds = 0.2 if answer in {UNFINISHED, IMPOSSIBLE} else 20.0
-    with mailer_for(rude_server.url, smtp_timeout_seconds=seconds) as mailer:
+    async with mailer_for(rude_server.url, smtp_timeout_seconds=seconds) as mailer:
         outcome = await send(mailer)
         rude_server.replies[command] = usual
         next_outcome = await send(mailer)
@@ -109,7 +109,7 @@ async def test_session_that_ends_at_mail_is_repeated_on_a_new_connection(rude_se
 
 async def test_lines_that_begin_with_a_dot_arrive_whole_and_end_no_email(mail_server):
     content = b"Subject: dots\r\n\r\n.Law\r\n.\r\nThe end\r\n"
-    with mailer_for(mail_server.url) as opened:
+    async with mailer_for(mail_server.url) as opened:
         await opened.send(SENDER.address, "ada@customer.example.com", content, before_content=lambda: None)
 
     (mail,) = mail_server.accepted
@@ -125,7 +125,7 @@ async def test_mail_server_that_goes_down_while_an_email_is_sent_is_unavailable(
 
 
 async def test_connection_that_was_idle_for_as_long_as_a_reply_may_take_is_replaced(rude_server):
-    with mailer_for(rude_server.url, smtp_timeout_seconds=1.0) as mailer:
+    async with mailer_for(rude_server.url, smtp_timeout_seconds=1.0) as mailer:
         await send(mailer)
         await asyncio.sleep(1.1)
 
@@ -137,20 +137,29 @@ async def test_connection_that_was_idle_for_as_long_as_a_reply_may_take_is_repla
 
 
 async def test_connection_is_not_idle_while_the_reply_to_the_next_email_takes_long(mail_server):
-    async with TcpProxy(mail_server.url) as link:
-        with mailer_for(link.url, smtp_timeout_seconds=1.0) as mailer:
-            await send(mailer)
-            link.hold_before(b"Message-ID:")
-            asyncio.get_running_loop().call_later(1.5, link.resume)
-            assert (await send(mailer)).label == "sent"
+    async with TcpProxy(mail_server.url) as link, mailer_for(link.url, smtp_timeout_seconds=1.0) as mailer:
+        await send(mailer)
+        link.hold_before(b"Message-ID:")
+        asyncio.get_running_loop().call_later(1.5, link.resume)
+        assert (await send(mailer)).label == "sent"
+
+
+async def test_idle_connection_is_ended_in_order(rude_server):
+    async with mailer_for(rude_server.url) as mailer:
+        await send(mailer)
+        assert rude_server.commands["QUIT"] == 0
+
+    assert rude_server.commands["QUIT"] == 1
 
 
 @pytest.mark.parametrize("name", [None, "mail.service.example.com"])
 async def test_mail_server_is_greeted_with_the_name_given_or_else_a_domain_or_an_address(rude_server, name):
     written: list[bytes] = []
-    async with TcpProxy(rude_server.url, lambda: written.append) as link:
-        with mailer_for(link.url, smtp_helo_name=name) as mailer:
-            await send(mailer)
+    async with (
+        TcpProxy(rude_server.url, lambda: written.append) as link,
+        mailer_for(link.url, smtp_helo_name=name) as mailer,
+    ):
+        await send(mailer)
 
     greeted = written[0].decode().split()
     assert greeted == ["EHLO", name or greeted[1]]
@@ -161,7 +170,7 @@ async def test_mail_server_is_greeted_with_the_name_given_or_else_a_domain_or_an
 async def test_mail_server_without_the_required_encryption_or_login_is_unavailable(rude_server, required):
     url = rude_server.url.replace("smtp://", required)
 
-    with mailer_for(url, smtp_timeout_seconds=0.5) as mailer:
+    async with mailer_for(url, smtp_timeout_seconds=0.5) as mailer:
         assert (await send(mailer)).label == "given_back"
 
     assert rude_server.contents == []
@@ -174,10 +183,12 @@ LOGIN = Login("sender@service.example.com", "pass/word: é@?#%41")
 
 @pytest.mark.parametrize("scheme", ENCRYPTED)
 async def test_email_is_sent_encrypted_after_a_login(scheme, authority):
-    async with MailServer(scheme, authority.server_context(), LOGIN) as server:
-        with mailer_for(server.url) as mailer:
-            await send(mailer)
-            await send(mailer)
+    async with (
+        MailServer(scheme, authority.server_context(), LOGIN) as server,
+        mailer_for(server.url) as mailer,
+    ):
+        await send(mailer)
+        await send(mailer)
 
     assert [mail.recipients for mail in server.accepted] == [["ada@customer.example.com"]] * 2
     assert server.logins == 1
@@ -190,9 +201,8 @@ async def test_email_is_sent_encrypted_after_a_login(scheme, authority):
 )
 async def test_untrusted_server_or_refused_login_gets_no_email(scheme, fault, login, authority, tmp_path):
     context = faulty_context(fault, authority, tmp_path) if fault else authority.server_context()
-    async with MailServer(scheme, context, LOGIN) as server:
-        with mailer_for(server.url_for(login)) as mailer:
-            assert (await send(mailer)).label == "given_back"
+    async with MailServer(scheme, context, LOGIN) as server, mailer_for(server.url_for(login)) as mailer:
+        assert (await send(mailer)).label == "given_back"
 
     assert (server.logins, server.accepted) == (0, [])
 
