@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -37,13 +37,21 @@ async def serve(app: ASGIApp, *, shutdown_seconds: float = 5.0, **options: Any) 
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, stop: asyncio.Event, **options: Any
+    app: ASGIApp, stop: asyncio.Event, *, host: str = "127.0.0.1", **options: Any
 ) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
     """Serve *app* on a free port until *stop*; yields its base URL and the task that serves it."""
-    port = free_port()
-    task = asyncio.create_task(http_server.serve(app, ("127.0.0.1", port), stop, **options))
-    await eventually(lambda: task.done() or accepts(port))
-    yield f"http://127.0.0.1:{port}", task
+    host, port = http_server.find_address(host, free_port())
+    task = asyncio.create_task(http_server.serve(app, (host, port), stop, **options))
+
+    async def accepts_calls() -> bool:
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            return True
+        return task.done()
+
+    await eventually(accepts_calls)
+    yield f"http://{f'[{host}]' if ':' in host else host}:{port}", task
 
 
 def served(logs: Sequence[EventDict]) -> list[EventDict]:

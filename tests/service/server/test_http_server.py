@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from contextvars import ContextVar
 from http import HTTPStatus
 
@@ -17,6 +18,7 @@ from service.identifiers import parse_uuid
 from service.server import http_server, limits
 from service.server.asgi import Receive, Response, Scope, Send
 from service.server.limits import LARGEST_BODY, LARGEST_HEAD
+from service.settings import InvalidSetting
 from tests.harness.databases import has_waiting_statement
 from tests.harness.documented_errors import is_documented
 from tests.harness.examples import A_REQUEST
@@ -362,3 +364,29 @@ async def test_server_whose_application_does_not_start_fails_and_logs_no_values(
     (line,) = logs
     assert (line["event"], line["scope"], line["error"]) == ("application_failed", "lifespan", "ValueError")
     assert "secret" not in str(line)
+
+
+async def test_server_that_is_stopped_while_it_starts_ends():
+    stop = asyncio.Event()
+    stop.set()
+    async with asyncio.timeout(10):
+        await http_server.serve(empty_answers, ("127.0.0.1", free_port()), stop, shutdown_seconds=1.0)
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1"])
+async def test_host_may_be_a_name_or_an_ipv6_address(host):
+    stop = asyncio.Event()
+    async with serving(empty_answers, stop, host=host, shutdown_seconds=1.0) as (base_url, task):
+        async with httpx.AsyncClient(base_url=base_url) as client:
+            assert (await client.get("/")).status_code == 200
+        stop.set()
+        await task
+
+
+def test_port_that_another_process_listens_on_is_refused():
+    """Granian would share it."""
+    with (
+        socket.create_server(("127.0.0.1", 0), reuse_port=True) as other,
+        pytest.raises(InvalidSetting, match="Address already in use"),
+    ):
+        http_server.find_address("127.0.0.1", other.getsockname()[1])
