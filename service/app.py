@@ -9,7 +9,8 @@ from litestar import Litestar, get
 from litestar.datastructures import State
 from litestar.di import Provide
 
-from service.api import errors, openapi, page, questionnaire
+from service.api import errors, questionnaire
+from service.api.openapi import document, page
 from service.api.requests import Requests
 from service.api.resources import ApiRequest, Resources
 from service.authentication.authenticator import Authenticator
@@ -45,19 +46,19 @@ def create_app(settings: ServiceSettings | None = None) -> Litestar:
         exception_handlers={Exception: errors.respond},
         request_class=ApiRequest,
         request_max_body_size=LARGEST_BODY,
-        openapi_config=openapi.config(settings, token_url=settings.auth_token_url),
+        openapi_config=document.config(settings, token_url=settings.auth_token_url),
         logging_config=None,  # telemetry/logs.py configures logging.
     )
 
 
 def describe(token_url: str | None = None) -> dict[str, Any]:
     """Return the OpenAPI document, which needs no settings."""
-    return openapi.document(
+    return document.describe(
         Litestar(
             [Requests, questionnaire.questionnaire_structure],
             dependencies={"resources": Provide(provide_resources, sync_to_thread=False)},
             request_class=ApiRequest,
-            openapi_config=openapi.config(token_url=token_url),
+            openapi_config=document.config(token_url=token_url),
         )
     )
 

@@ -9,9 +9,9 @@ import msgspec
 from litestar import Response, get
 from litestar.params import HeaderParameter
 
-from service.api.documenting import documented
 from service.api.envelope import Envelope, succeed
 from service.api.guards import requires_api_key_or_token
+from service.api.openapi.documenting import documented
 from service.api.resources import ApiRequest
 
 ResponseType = Literal["text", "number", "select", "date", "radio_button", "currency"]

@@ -12,10 +12,8 @@ from litestar.di import NamedDependency, Provide
 from litestar.openapi.spec import Example
 from litestar.params import JSONBody, PathParameter, SkipValidation
 
-from service.api import examples
 from service.api.bodies import CreateBody
 from service.api.decoding import StrictBody, body_overdue, body_too_large, check_declared, parse
-from service.api.documenting import documented, link, refusal
 from service.api.envelope import Envelope, succeed
 from service.api.guards import (
     SecretHolder,
@@ -26,6 +24,8 @@ from service.api.guards import (
 )
 from service.api.idempotency_key_header import IDEMPOTENCY_KEY, REPLAYED, IdempotencyKey, parse_key
 from service.api.listing import CalculationRequestPage, cursor_of, parse_listing, read_listing
+from service.api.openapi import examples
+from service.api.openapi.documenting import documented, link, refusal
 from service.api.resources import ApiRequest, Resources
 from service.authentication.access_tokens import READ, READ_ALL, WRITE, Caller, InternalReader
 from service.authentication.authenticator import InsufficientScope

@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 
-from service.api.examples import FULL_REQUEST, SMALLEST_REQUEST
+from service.api.openapi.examples import FULL_REQUEST, SMALLEST_REQUEST
 
 Fields = list[tuple[str, str]]  # names and values as JSON text, so that both can be anything
 

@@ -14,7 +14,7 @@ from service.api.bodies import CreateBody
 from service.api.decoding import parse
 from service.api.envelope import ErrorEnvelope, FieldError
 from service.api.errors import ApiError
-from service.api.examples import FULL_REQUEST
+from service.api.openapi.examples import FULL_REQUEST
 from service.server.limits import LARGEST_BODY
 from tests.fuzz.conftest import LONG
 from tests.fuzz.mutations import mutants

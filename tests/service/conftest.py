@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import pytest
 
-from service.api.examples import FULL_REQUEST
+from service.api.openapi.examples import FULL_REQUEST
 from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
 from tests.harness import databases

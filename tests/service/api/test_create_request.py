@@ -8,7 +8,7 @@ from datetime import datetime
 import msgspec
 from structlog.testing import capture_logs
 
-from service.api.examples import FULL_REQUEST
+from service.api.openapi.examples import FULL_REQUEST
 from service.identifiers import parse_uuid
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client

@@ -14,7 +14,8 @@ from openapi_spec_validator import validate
 
 from deploy.local.machine.ports import free_port
 from service import app
-from service.api import examples, listing, questionnaire
+from service.api import listing, questionnaire
+from service.api.openapi import examples
 from service.authentication import api_keys
 from tests.harness import documented_errors
 from tests.harness.examples import CONVEYANCER

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from service.api import errors
-from service.api.examples import FULL_REQUEST
+from service.api.openapi.examples import FULL_REQUEST
 from service.calculation_requests.model import RequestErased, RequestNotFound
 from service.calculation_requests.request_secrets import WrongSecret
 from service.every_firm import erasing

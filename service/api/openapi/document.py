@@ -19,7 +19,7 @@ from litestar.openapi.spec import (
 )
 from litestar.openapi.spec.enums import OpenAPIType
 
-from service.api import documenting, page, schemas
+from service.api.openapi import documenting, page, schemas
 from service.authentication.access_tokens import READ, READ_ALL, WRITE
 from service.settings import ServiceSettings
 
@@ -139,7 +139,7 @@ class Document(JsonRenderPlugin):
         return self._rendered
 
 
-def document(app: Litestar) -> dict[str, Any]:
+def describe(app: Litestar) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of an application."""
     return _complete(app.openapi_schema.to_schema())
 

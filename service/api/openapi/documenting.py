@@ -102,21 +102,6 @@ def documented(
     for name, failure in {**failures, **_ANY_FAILURE}.items():
         response = translate(failure).answer()
         refused.setdefault(response.status, {})[name] = response
-    responses = {
-        int(status): ResponseSpec(
-            ErrorEnvelope,
-            generate_examples=False,
-            description=status.phrase,
-            examples=[
-                Example(id=name, value=_written(msgspec.json.decode(each.body)))
-                for name, each in sent.items()
-            ],
-        )
-        for status, sent in sorted(refused.items())
-    }
-    if may_be_unchanged:
-        unchanged = HTTPStatus.NOT_MODIFIED
-        responses[int(unchanged)] = ResponseSpec(None, description=unchanged.phrase)
     sent_headers = {str(status.value): _shared_headers(sent.values()) for status, sent in refused.items()}
     successes = {name: succeed(each) for name, each in answers.items()}
 
@@ -132,7 +117,18 @@ def documented(
             if self.request_body is not None:
                 _add_examples(self.request_body, bodies or {})
 
+    responses = {int(status): _response(status, sent) for status, sent in sorted(refused.items())}
+    if may_be_unchanged:
+        unchanged = HTTPStatus.NOT_MODIFIED
+        responses[int(unchanged)] = ResponseSpec(None, description=unchanged.phrase)
     return {"responses": responses, "operation_class": Documented}
+
+
+def _response(status: HTTPStatus, sent: Mapping[str, Response]) -> ResponseSpec:
+    examples = [
+        Example(id=name, value=_written(msgspec.json.decode(each.body))) for name, each in sent.items()
+    ]
+    return ResponseSpec(ErrorEnvelope, generate_examples=False, description=status.phrase, examples=examples)
 
 
 def _describe(operation: Operation) -> None:

@@ -1,0 +1,1 @@
+"""The OpenAPI document, which Litestar generates from the handlers, and the page that shows it."""
