@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import asyncpg
 import msgspec
 
 from service.calculation_requests import reading
@@ -106,19 +105,12 @@ class Storage:
         until: float,
     ) -> bool:
         """Run INSERT. Return whether it has stored the request, and if so, wake the relays."""
-        while True:
-            span = tracing.span("INSERT calculation_request", "client", lambda: _SPAN)
-            with self._relay.around_commit() as may_notify, span:
-                arguments = insert_arguments(request, idempotency, traceparent, may_notify=may_notify)
-                try:
-                    is_new = await self._group_commit.execute(request.id, arguments, until=until)
-                except asyncpg.ProgramLimitExceededError:
-                    if not may_notify:
-                        raise
-                    continue  # without a NOTIFY, because its queue is full: see `lanes.notify`
-            if is_new and not may_notify:
-                self._relay.wake()
-            return is_new
+        with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
+            arguments = insert_arguments(request, idempotency, traceparent)
+            is_new = await self._group_commit.execute(request.id, arguments, until=until)
+        if is_new:
+            self._relay.wake()
+        return is_new
 
 
 _SPAN = {
@@ -129,9 +121,9 @@ _SPAN = {
 
 
 def insert_arguments(
-    request: CalculationRequest, idempotency: Idempotency | None, traceparent: str | None, *, may_notify: bool
+    request: CalculationRequest, idempotency: Idempotency | None, traceparent: str | None
 ) -> tuple[Any, ...]:
-    """Return the arguments of INSERT. With *may_notify* the commit wakes the relays."""
+    """Return the arguments of INSERT."""
     created = events.RequestCreated(**request.event_payload(sequence=request.sequence))
     return (
         request.conveyancer_id,  # $1
@@ -139,8 +131,7 @@ def insert_arguments(
         lanes.lane_of(request.id),  # $4
         traceparent,  # $5
         events.encode(created, time=request.created_at, traceparent=traceparent),  # $6
-        may_notify,  # $7
-        *msgspec.structs.astuple(request),  # $8 and so on: COLUMNS
+        *msgspec.structs.astuple(request),  # $7 and so on: COLUMNS
     )
 
 
@@ -156,7 +147,7 @@ def insert_arguments(
 #
 # The statement never waits for another create, because waiting would delay the whole group, and groups with
 # the same keys could deadlock. ON CONFLICT alone would wait for a create that is storing the key.
-_COLUMN_VALUES = ", ".join(f"${8 + index}" for index in range(len(CalculationRequest.__struct_fields__)))
+_COLUMN_VALUES = ", ".join(f"${7 + index}" for index in range(len(CalculationRequest.__struct_fields__)))
 INSERT = f"""
     WITH inserted AS (
         INSERT INTO calculation_request ({COLUMNS}, idempotency_key, idempotency_sha256)
@@ -179,5 +170,5 @@ INSERT = f"""
     INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
     SELECT $4, inserted.id, '{events.RequestCreated.type}', inserted.sequence, $5, $6
       FROM inserted
-    RETURNING request_id, CASE WHEN $7 THEN pg_notify('{lanes.CHANNEL}', '')::text END
+    RETURNING request_id
 """  # noqa: S608 - constants only

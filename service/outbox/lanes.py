@@ -1,10 +1,8 @@
 """The lane that an event is written to, its lock, and the NOTIFY that wakes the relays."""
 
 import asyncio
-import math
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from uuid import UUID
 
 import asyncpg
@@ -19,10 +17,6 @@ CHANNEL = "outbox"  # for LISTEN and NOTIFY
 
 _INTERVAL_SECONDS = (0.005, 0.02)  # the shortest and the longest pause between two NOTIFYs
 _SECONDS_PER_COMMIT = 0.001  # of this pause
-
-# A commit carries a NOTIFY of its own if both of these times have passed.
-_QUIET_SECONDS = 0.005  # since the last commit
-_QUIET_SHARE = 4  # times the duration of the last commit with a NOTIFY, since its end
 
 
 def lane_of(request_id: UUID) -> int:
@@ -63,7 +57,7 @@ async def try_lock(connection: Connection, lanes: Sequence[int]) -> list[int]:
 
 
 async def notify(connection: Connection) -> None:
-    """Wake the relays. Rarely used in transactions that write, because NOTIFY makes commits queue for a lock.
+    """Wake the relays. Not used in transactions that write, because NOTIFY makes commits queue for a lock.
 
     With a NOTIFY in every commit, 12,700 creates per second fell to 3,600. A NOTIFY is rejected while the
     server's queue for NOTIFY is full. Then the relays find the events by polling.
@@ -75,8 +69,8 @@ async def notify(connection: Connection) -> None:
 class RelayWaker:
     """Wakes the relays after commits. If a NOTIFY is lost, the relays find the events by polling.
 
-    A commit after a quiet time carries a NOTIFY. Other commits share a NOTIFY, which is sent after them. The
-    more commits, the longer the pause until the next NOTIFY, because a busy relay needs none.
+    After a quiet time, a NOTIFY is sent at once. Otherwise commits share one: the more commits, the longer
+    the pause before the next, because a busy relay needs none.
     """
 
     def __init__(self, pool: Pool, *, seconds: float) -> None:
@@ -84,31 +78,9 @@ class RelayWaker:
         self._seconds = seconds
         self._committed = asyncio.Event()
         self._commits = 0
-        self._quiet_until = -math.inf
-
-    @contextmanager
-    def around_commit(self) -> Iterator[bool]:
-        """Yield whether the commit in the block should carry a NOTIFY. If not, call `wake` after the block.
-
-        A NOTIFY in the commit wakes the relays a round trip sooner, but such commits queue for one lock: see
-        `notify`. So a process has at most one such commit at a time, followed by a pause of four times its
-        duration. Without this rule a create took 600 ms instead of 11 ms, when eight processes served 160
-        creates per second and a commit took 10 ms, as with a synchronous replica.
-        """
-        began = time.monotonic()
-        if began < self._quiet_until:
-            yield False
-            return
-        self._quiet_until = math.inf
-        try:
-            yield True
-        finally:
-            ended = time.monotonic()
-            self._quiet_until = ended + max(_QUIET_SECONDS, _QUIET_SHARE * (ended - began))
 
     def wake(self) -> None:
-        """Record a commit without a NOTIFY. Returns at once."""
-        self._quiet_until = max(self._quiet_until, time.monotonic() + _QUIET_SECONDS)
+        """Record a commit. Returns at once."""
         self._commits += 1
         self._committed.set()
 

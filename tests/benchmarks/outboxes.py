@@ -40,13 +40,10 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
         await connection.execute(self.fill, events, event)
         await connection.execute("ANALYZE outbox")
 
-    async def store(self, connection: Connection, *, wakes: bool) -> str:
-        """Store one more event, the product's with its request; return the uuid of the request.
-
-        *wakes* is for the product, whose commits seldom wake the relay. Those of the peer always do.
-        """
+    async def store(self, connection: Connection) -> str:
+        """Store one more event, the product's with its request; return the uuid of the request."""
         if not self.peer:
-            return await subjects.store(connection, wakes=wakes)
+            return await subjects.store(connection)
         uuid, event = subjects.new_event()
         await connection.execute(self.append, uuid, event)
         return uuid

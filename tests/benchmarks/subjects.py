@@ -34,14 +34,14 @@ class Statement(msgspec.Struct, frozen=True):
 def create_statement() -> Statement:
     """Return the product's own statement that stores a request and its event."""
     request = stored.new_request(**COLUMNS)
-    arguments = storing.insert_arguments(request, None, tracing.onward(None), may_notify=False)
+    arguments = storing.insert_arguments(request, None, tracing.onward(None))
     return Statement(storing.INSERT, arguments)
 
 
-async def store(connection: Connection, *, wakes: bool = False) -> str:
-    """Store a request as the API does, and return its uuid. With *wakes* the commit wakes the relay."""
+async def store(connection: Connection) -> str:
+    """Store a request as the API does, and return its uuid."""
     request = stored.new_request(**COLUMNS)
-    await stored.insert(connection, request, traceparent=tracing.onward(None), wakes=wakes)
+    await stored.insert(connection, request, traceparent=tracing.onward(None))
     return request.uuid
 
 

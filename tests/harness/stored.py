@@ -39,10 +39,9 @@ async def insert(
     *,
     idempotency: Idempotency | None = None,
     traceparent: str | None = None,
-    wakes: bool = False,
 ) -> bool:
     """Store a request and its request.created; return whether it was stored."""
-    arguments = storing.insert_arguments(request, idempotency, traceparent, may_notify=wakes)
+    arguments = storing.insert_arguments(request, idempotency, traceparent)
     return await connection.fetchval(storing.INSERT, *arguments) is not None
 
 

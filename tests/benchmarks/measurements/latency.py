@@ -60,11 +60,10 @@ async def _arrive(stand: Stand, outbox: Outbox, rate: int) -> Figures:
         waker = RelayWaker(pool, seconds=5.0)
 
         async def store(_: float) -> None:
-            with waker.around_commit() as wakes:
-                async with turn, connections.Acquired(pool, seconds=_ACQUIRE_SECONDS) as connection:
-                    uuid = await outbox.store(connection, wakes=wakes)
+            async with turn, connections.Acquired(pool, seconds=_ACQUIRE_SECONDS) as connection:
+                uuid = await outbox.store(connection)
             waits.began[uuid] = time.monotonic()
-            if outbox is OURS and not wakes:
+            if outbox is OURS:
                 waker.wake()
 
         waking = asyncio.create_task(waker.run())

@@ -73,7 +73,7 @@ class Callers:
         request = stored.new_request(**body)
         try:
             async with connections.Acquired(self._pool, seconds=_COMMIT_SECONDS) as connection:
-                await stored.insert(connection, request, wakes=True)
+                await stored.insert(connection, request)
         except (PostgresUnavailable, asyncpg.PostgresError):
             self._conclude(key, None)
         else:

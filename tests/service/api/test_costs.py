@@ -30,7 +30,7 @@ async def warm(client: httpx.AsyncClient, statements: StatementLog) -> None:
     """Have the statements of creates prepared, NOTIFY included, and forget them."""
 
     async def has_notified() -> bool:
-        await asyncio.gather(create(client), create(client))  # The second wakes the relay after its commit.
+        await asyncio.gather(create(client), create(client))
         return len(of_requests(statements)) < len(statements.executed)
 
     await eventually(has_notified)

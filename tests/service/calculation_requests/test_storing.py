@@ -8,7 +8,6 @@ import pytest
 
 from service.calculation_requests.model import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
 from service.calculation_requests.storing import Storage, Stored
-from service.outbox import lanes
 from service.outbox.lanes import RelayWaker
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, open_pool
@@ -181,16 +180,3 @@ async def test_group_whose_answer_is_lost_is_stored_once_however_often_it_is_sen
     assert await stored_keys(database) == [*keys]
     again = await store_all(storage, *keys, *keys)
     assert {is_repeat for _, is_repeat in again} == {True}
-
-
-async def test_first_create_after_a_quiet_time_wakes_the_relay_with_its_commit(pool, database, monkeypatch):
-    waker = RelayWaker(pool, seconds=SECONDS)  # It does not run, so that no NOTIFY is its own.
-    woken: list[object] = []
-    monkeypatch.setattr(waker, "wake", lambda: woken.append(None))
-    notified: list[object] = []
-    await database.add_listener(lanes.CHANNEL, lambda *_: notified.append(None))
-
-    await store_all(Storage(pool, waker, seconds=SECONDS), *[None] * 5)
-    await database.fetchval("SELECT 1")  # NOTIFYs arrive before an answer.
-
-    assert (len(notified), len(woken)) == (1, 4)

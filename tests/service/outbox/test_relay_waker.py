@@ -1,4 +1,4 @@
-"""Few commits carry a NOTIFY: one at a time, and none shortly after another commit."""
+"""Commits wake the relays by a NOTIFY that they share."""
 
 import asyncio
 import time
@@ -16,38 +16,6 @@ from tests.harness.metrics import rises
 @pytest.fixture
 def waker(pool):
     return RelayWaker(pool, seconds=5.0)
-
-
-def may_notify(waker: RelayWaker) -> bool:
-    """Whether a commit that takes no time would carry a NOTIFY."""
-    with waker.around_commit() as may:
-        return may
-
-
-def test_quiet_time_after_a_commit_with_a_notify_is_four_times_as_long_as_that_took(waker):
-    began = time.monotonic()
-    with waker.around_commit():
-        time.sleep(0.1)
-    took = time.monotonic() - began  # more on a busy machine
-
-    within = may_notify(waker)
-    time.sleep(4 * took)
-    assert (within, may_notify(waker)) == (False, True)
-
-
-def test_quiet_time_begins_again_with_each_other_commit(waker):
-    waker.wake()
-    within = may_notify(waker)
-    time.sleep(0.01)
-    assert (within, may_notify(waker)) == (False, True)
-
-
-def test_commit_that_fails_keeps_no_later_one_from_carrying_a_notify(waker):
-    with pytest.raises(ZeroDivisionError), waker.around_commit():
-        raise ZeroDivisionError
-
-    time.sleep(0.01)
-    assert may_notify(waker)
 
 
 async def test_pause_after_a_notify_grows_with_the_commits_that_share_it_and_no_others(
