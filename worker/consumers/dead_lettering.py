@@ -64,10 +64,11 @@ class DeadLetters:
                 exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
                 # Raises an error if no queue takes the letter, because the channel has on_return_raises.
                 send = partial(exchange.publish, routing_key=self._queue.dead_letters, mandatory=True)
-                # During an alarm, RabbitMQ confirms this letter, and reads the others when the alarm ends.
+                # The first letter finds out whether an alarm blocks the connection. RabbitMQ reads what has
+                # been sent when the alarm ends, even if we have given up. It confirms only an empty letter.
                 await send(letters[0])
                 confirmed = 1
-                await (await channel.get_underlay_channel()).connection.ready()  # when no alarm blocks it
+                await (await channel.get_underlay_channel()).connection.ready()
                 outcomes = await asyncio.gather(*map(send, letters[1:]), return_exceptions=True)
             # aiormq matches returned letters by message_id, and other teams may repeat an id. So if one
             # letter fails, any of them may have failed.

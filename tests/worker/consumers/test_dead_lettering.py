@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
+import pytest
 from aio_pika import Message
 from aiormq.exceptions import PublishError
 from pamqp.common import FieldTable
@@ -13,6 +14,7 @@ from tests.harness.in_process import running
 from tests.harness.metrics import value
 from tests.harness.queues import count, declare_topology, holds
 from tests.harness.raw_messages import UNDECODABLE, NotText, RawMessage
+from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
 from tests.worker.conftest import passes, publish, settings_with, take, take_all
 from tests.worker.consumers.conftest import dead_letter
@@ -114,6 +116,22 @@ async def test_many_dead_letters_take_few_round_trips(worker_settings, channel, 
 
     assert list(failures) == [None] * LARGEST_BATCH
     assert await count(channel, NOTIFICATIONS.dead_letters) == LARGEST_BATCH
+
+
+@pytest.mark.parametrize(("body", "is_confirmed"), [(b"not empty", False), (b"", True)])
+async def test_alarm_repeats_at_most_one_dead_letter(worker_settings, body, is_confirmed):
+    letters = [Message(body, message_id=str(number)) for number in range(20)]
+    async with ScriptedBroker() as broker:
+        settings = settings_with(worker_settings, amqp_url=broker.url, broker_timeout_seconds=0.5)
+        broker.raise_alarm()
+
+        first, *others = await publish_letters(settings, letters)
+
+        assert (first is None) == is_confirmed
+        assert {type(failure) for failure in others} == {TimeoutError}
+        broker.clear_alarm()
+        assert await publish_letters(settings, [Message(b"", message_id="next")]) == [None]
+    assert set(broker.taken) <= {"0", "next"}
 
 
 async def test_letters_behind_the_first_fail_together_when_one_of_them_is_returned(worker_settings, channel):
