@@ -85,22 +85,7 @@ async def serve(
     example if the application does not start.
     """
     in_flight: set[asyncio.Task[None]] = set()
-    server = Server(
-        _tracked(app, in_flight, stop),
-        *address,
-        interface=Interfaces.ASGI,
-        http=HTTPModes.http1,
-        websockets=False,
-        backlog=_BACKLOG,
-        backpressure=MOST_CONNECTIONS,
-        # hyper applies this time to the head of each request, and while it waits for one.
-        http1_settings=HTTP1Settings(
-            header_read_timeout=keep_alive_seconds * 1000, max_buffer_size=LARGEST_HEAD
-        ),
-        # Its log lines contain whole tracebacks, with values. `_tracked` logs what fails.
-        log_enabled=False,
-        log_dictconfig={"incremental": True, "handlers": {}, "loggers": {}},
-    )
+    server = _server(_tracked(app, in_flight, stop), address, keep_alive_seconds=keep_alive_seconds)
     stop_server: Callable[[], None] = server.stop  # Granian has no type for it.
     serving = asyncio.create_task(server.serve())
 
@@ -124,6 +109,25 @@ async def serve(
         raise ServerFailed from error
     if not stop.is_set():
         raise ServerFailed
+
+
+def _server(app: ASGIApp, address: Address, *, keep_alive_seconds: int) -> Server:
+    return Server(
+        app,
+        *address,
+        interface=Interfaces.ASGI,
+        http=HTTPModes.http1,
+        websockets=False,
+        backlog=_BACKLOG,
+        backpressure=MOST_CONNECTIONS,
+        # hyper applies this time to the head of each request, and while it waits for one.
+        http1_settings=HTTP1Settings(
+            header_read_timeout=keep_alive_seconds * 1000, max_buffer_size=LARGEST_HEAD
+        ),
+        # Its log lines contain whole tracebacks, with values. `_tracked` logs what fails.
+        log_enabled=False,
+        log_dictconfig={"incremental": True, "handlers": {}, "loggers": {}},
+    )
 
 
 def _tracked(app: ASGIApp, in_flight: set[asyncio.Task[None]], stop: asyncio.Event) -> ASGIApp:
