@@ -30,6 +30,8 @@ class RawConnection:
     async def send_in_pieces(self, data: bytes, size: int) -> None:
         """Send these bytes in pieces of this size, each in a turn of the event loop."""
         for start in range(0, len(data), size):
+            if self._writer.is_closing():
+                return  # The server has closed the connection.
             self.send(data[start : start + size])
             await asyncio.sleep(0)
 
