@@ -135,9 +135,11 @@ def test_malformed_key_is_refused_and_its_caller_told_to_quote_it(key):
 
 @pytest.mark.parametrize("key", ["k", None], ids=["with a key", "without"])
 async def test_create_whose_outcome_is_unknown_is_logged_with_the_uuid_that_it_may_have(
-    watched_client, database, link, key
+    watched_client, database, link, statements, key
 ):
     first = await post(watched_client, key and "another")  # connects, and prepares the statement
+    await eventually(lambda: "pg_notify" in statements.executed[-1])
+    await watched_client.get("/v1/request")  # over the same connection, so after the NOTIFY
     with capture_logs() as logs:
         cutting = asyncio.create_task(link.swallow_answers_and_cut(0.3))
         await asyncio.sleep(0)
