@@ -141,8 +141,8 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "fault of another kind": (span("mail server down", 100.2, 100.3, repeats_events=False), {REPEATED}),
     "fault over before": (span("relay killed", 90.0, 91.0), {REPEATED}),
     "fault begun later": (span("relay killed", 102.0, 103.0), {REPEATED}),
-    "copies while a queue refuses": (refused(3 * 4), set()),
-    "too many of them": (refused(3 * 4 + 1), {"copies bounded while a queue refuses"}),
+    "copies while a queue refuses": (refused(3), set()),
+    "too many of them": (refused(4), {"copies bounded while a queue refuses"}),
     "which another fault explains": (refused(20, RELAY_KILLED), set()),
     "second e-mail": ({"acceptances": [acceptance(100.1), acceptance(104.0)]}, {SENT_ONCE}),
     "e-mail after a lost answer": (

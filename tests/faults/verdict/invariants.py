@@ -18,7 +18,6 @@ from tests.faults.verdict.records import (
     Span,
 )
 from tests.faults.world.teams import calculation_of
-from tests.faults.world.workers import RELAYS
 
 _BEFORE_SECONDS = 3.0  # an event may be confirmed this long before the fault that keeps it from being settled
 _AFTER_SECONDS = 15.0  # and come again this long after the fault: after timeouts, pauses and a backlog
@@ -101,14 +100,17 @@ def _explains(span: Span, first: Arrival, again: Arrival) -> bool:
 
 
 def copies_bounded(record: Record) -> Iterable[str]:
-    """While a queue refuses, others get each event once, and at most one copy more a second and relay."""
-    again = [(first.at, arrival.at) for first, arrival, _ in repeats(record)]
+    """While a queue refuses an event, others get it once, and once more after each of its doubling pauses."""
+    again = [(first, arrival.at) for first, arrival, _ in repeats(record)]
     for refusal in filter(partial(_by_itself, record), record.refusals):
         seconds = refusal.ended - refusal.began
-        copies = sum(refusal.began <= first and at <= refusal.ended for first, at in again)
-        allowed = len(RELAYS) * math.ceil(seconds + 1)
-        if copies > allowed:
-            yield f"{copies} copies in {seconds:.1f} s of refusals, more than {allowed}"
+        allowed = math.floor(math.log2(seconds + 1)) + 1
+        copies = Counter(
+            first.event_id for first, at in again if refusal.began <= first.at and at <= refusal.ended
+        )
+        for event_id, number in copies.items():
+            if number > allowed:
+                yield f"{event_id}: {number} copies in {seconds:.1f} s of refusals, more than {allowed}"
 
 
 def nothing_published_while_read_only(record: Record) -> Iterable[str]:
