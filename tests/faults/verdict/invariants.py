@@ -94,8 +94,12 @@ def repeats(record: Record) -> Iterable[tuple[Arrival, Arrival, Span | None]]:
 
 
 def _explains(span: Span, first: Arrival, again: Arrival) -> bool:
-    """Whether an event arrived for the first time in the window of a fault."""
-    is_in_time = span.began <= again.at <= span.ended + _AFTER_SECONDS
+    """Whether an event arrived for the first time in the window of a fault.
+
+    A refused event comes again after a pause that is at most as long as it has been refused.
+    """
+    pause = max(0.0, span.ended - first.at)
+    is_in_time = span.began <= again.at <= span.ended + pause + _AFTER_SECONDS
     return is_in_time and first.at - _BEFORE_SECONDS <= span.ended
 
 
