@@ -239,11 +239,9 @@ async def _read(
 ) -> AsyncIterator[tuple[int, AbstractIncomingMessage]]:
     """Yield the first *number* dead letters, with their positions. Raises ClickException if fewer arrive.
 
-    Until the connection is closed, a message that the caller does not acknowledge counts towards the prefetch
-    of its consumer. So after each _PAGE of them, the next arrive at another consumer.
-
-    RabbitMQ returns messages behind those that it has returned before. So the order stays the same only if
-    there is one page.
+    A message that the caller does not acknowledge counts towards the prefetch of its consumer until the
+    connection is closed. So after each _PAGE of them, the next arrive at another consumer. RabbitMQ returns
+    messages behind those that it has returned before, so only a single page keeps its order.
     """
     arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
     kept = pages = 0

@@ -1,7 +1,6 @@
 """Moves messages to the dead letters, with the reason in their headers. consumer.py decides which ones."""
 
 import asyncio
-import struct
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -9,7 +8,6 @@ from typing import Any
 
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
-from pamqp.encode import field_table
 
 from worker.batches import Failures
 from worker.rabbitmq import topology
@@ -95,12 +93,12 @@ class DeadLetters:
 def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Message:
     """Return a persistent copy with these headers, routed by its routing key alone.
 
-    Headers that the library cannot write are left out. So are three properties: an expiration would delete a
-    dead letter early, a priority would change the order, and the broker refuses another user's user_id.
+    Three properties are left out: an expiration would delete a dead letter early, a priority would change the
+    order, and the broker refuses another user's user_id.
     """
     return Message(
         message.body,
-        headers=_writable({name: value for name, value in headers.items() if name not in _ROUTING}),
+        headers={name: value for name, value in headers.items() if name not in _ROUTING},
         content_type=message.content_type,
         content_encoding=message.content_encoding,
         correlation_id=message.correlation_id,
@@ -111,15 +109,3 @@ def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Mes
         app_id=message.app_id,
         delivery_mode=DeliveryMode.PERSISTENT,
     )
-
-
-def _writable(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out headers that cannot be written, such as text that is not UTF-8 or a large float."""
-    writable = {}
-    for name, value in headers.items():
-        try:
-            field_table({name: value})
-        except (TypeError, ValueError, OverflowError, struct.error):
-            continue
-        writable[name] = value
-    return writable

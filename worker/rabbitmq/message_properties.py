@@ -1,16 +1,18 @@
-"""Decodes message properties one by one. A header names the properties that cannot be decoded.
+"""Decodes message properties one by one. A header names the properties that cannot be used.
 
 pamqp itself raises an error for a bad property. The error ends the connection, and RabbitMQ delivers all
 in-flight messages again. So one malformed message could bring all others to the delivery limit.
 
-aio-pika raises an error for a delivery_mode above 2, which RabbitMQ 4 delivers, and for an expiration that is
-no number. Such a message would never reach its consumer, and would count towards the prefetch forever.
+aio-pika cannot construct a message with a delivery_mode above 2, which RabbitMQ 4 delivers. Such a message
+would never reach its consumer, and would count towards the prefetch forever. pamqp cannot write all headers
+that it can read, so they could not be copied to a dead letter.
 """
 
+import struct
 from collections.abc import Callable
 from typing import Any, Final
 
-from pamqp import decode
+from pamqp import decode, encode
 from pamqp.commands import Basic
 
 UNDECODABLE: Final = "x-undecodable"  # the header that names the properties left out
@@ -18,8 +20,12 @@ UNDECODABLE: Final = "x-undecodable"  # the header that names the properties lef
 # Longer headers count as undecodable. pamqp's time grows with the square of the length: 3 s for 128 KiB.
 _LONGEST_BYTES = 16_384
 _DECODERS = {**decode.METHODS}
-# Each raises ValueError for a value from which aio-pika cannot construct a message.
-_CHECKS: Final[dict[str, Callable[[Any], object]]] = {"delivery_mode": range(3).index, "expiration": float}
+# Each raises an error for a value that aio-pika or pamqp cannot use.
+_CHECKS: Final[dict[str, Callable[[Any], object]]] = {
+    "delivery_mode": range(3).index,
+    "expiration": float,
+    "headers": encode.field_table,
+}
 
 
 def decode_tolerantly() -> None:
@@ -45,7 +51,7 @@ def _unmarshal(properties: Basic.Properties, flags: int, data: bytes) -> None:
                 if check := _CHECKS.get(name):
                     check(value)
                 setattr(properties, name, value)
-            except (ValueError, OverflowError, RecursionError):
+            except (ValueError, TypeError, OverflowError, RecursionError, struct.error):
                 undecodable.append(name)
             data = data[size:]
     if undecodable:
