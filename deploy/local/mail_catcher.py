@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import signal
 import sys
 import time
@@ -51,7 +52,9 @@ def newest(folder: Path, uuid: str) -> tuple[Path, bytes] | None:
     """Return the newest e-mail about a request and its source, if it is among the newest e-mails."""
     for file in sorted(folder.glob("*.eml"), reverse=True)[:_NEWEST]:
         with suppress(FileNotFoundError):  # It was removed at this moment.
-            if f"Message-ID: <{uuid}.".encode() in (source := file.read_bytes()):
+            if re.search(
+                rb"Message-ID:\s+<%b\." % uuid.encode(), source := file.read_bytes()
+            ):  # may be folded
                 return file, source
     return None
 

@@ -35,7 +35,7 @@ async def test_alert_counts_the_nodes_that_hold_each_of_our_queues(place, tmp_pa
         of_a_node = await eventually(lambda: exported_by(port))
 
     cases = []
-    for nodes, fires in ((2, [{"queue": name} for name in NAMES]), (3, [])):
+    for nodes, fires in ((2, [{"vhost": "/", "queue": name} for name in NAMES]), (3, [])):
         of_all = [f'{one.rstrip("}")},instance="{node}"}}' for one in of_a_node for node in range(nodes)]
         series = dict.fromkeys(of_all, "1x400")
         cases.append(Case(story=f"{nodes} nodes", series=series, at="91m", fires=fires))

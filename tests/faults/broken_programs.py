@@ -1,6 +1,5 @@
 """The programs with one part broken on purpose, to see the harness find it: `… NAME worker relay`."""
 
-import asyncio
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,10 +13,7 @@ from aiosmtplib import SMTP
 
 from service import __main__ as service
 from service import json_faults
-from service.api import idempotency_key_header
-from service.authentication.access_tokens import InvalidCredentials
-from service.authentication.authenticator import Authenticator
-from service.authentication.signing_keys import SigningKeysUnavailable
+from service.api import requests
 from service.outbox import events
 from service.postgres.pool import Connection
 from worker import __main__ as worker
@@ -114,21 +110,7 @@ def keep_sessions() -> None:
 
 def forget_keys() -> None:
     """Treat every repeat under a key as a new request."""
-    idempotency_key_header.parse_key = lambda *_: None
-
-
-def wait_for_keys() -> None:
-    """Wait for the key of a token before the token is refused."""
-    verify = Authenticator.verify_api_key_or_token
-
-    async def verify_patiently(self: Authenticator, token: str) -> None:
-        try:
-            await verify(self, token)
-        except (InvalidCredentials, SigningKeysUnavailable):
-            await asyncio.sleep(1.5)
-            raise
-
-    Authenticator.verify_api_key_or_token = verify_patiently  # type: ignore[method-assign]
+    requests.parse_key = lambda *_: None  # type: ignore[attr-defined]
 
 
 def keep_bodies() -> None:
@@ -153,7 +135,6 @@ BREAKAGES: dict[str, Callable[[], Any]] = {
     "leaves-at-once": leave_at_once,
     "stores-replies": store_replies,
     "keeps-sessions": keep_sessions,
-    "waits-for-keys": wait_for_keys,
     "keeps-bodies": keep_bodies,
     "forgets-keys": forget_keys,
 }

@@ -30,7 +30,6 @@ async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fau
         ("leaves-at-once", ["mail server slow during a SIGTERM"], "BREACH: e-mails sent once"),
         ("stores-replies", ["mail server quotes the link"], "BREACH: no secret stored"),
         ("keeps-sessions", ["sender refused"], "BREACH: mail connections bounded"),
-        ("waits-for-keys", ["made-up keys"], "BREACH: others are served"),
         ("keeps-bodies", ["deep messages"], "BREACH: memory bounded"),
         ("forgets-keys", ["APIs killed amid repeats"], "BREACH: one key is one request"),
     ],
