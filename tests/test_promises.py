@@ -80,7 +80,7 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("at most a second between attempts", "worker.waiting:_LONGEST_SECONDS", 1),
         ("retried after 1 s", "worker.relay.loop:_RETRY_SECONDS", 1),
         ("after 21 deliveries", "worker.rabbitmq.topology:_DELIVERY_LIMIT", 20),
-        ("16 KiB of headers", "worker.rabbitmq.message_properties:_LONGEST_BYTES", 16 * KIB),
+        ("headers of more than 16 KiB", "worker.rabbitmq.message_properties:_LONGEST_BYTES", 16 * KIB),
         ("removes each dead letter after 30 days", "worker.rabbitmq.topology:_DEAD_LETTER_DAYS", 30),
         ("200 per second, without", "worker.commands.replay:EVENTS_PER_SECOND", 200),
         ("ten times as long for the reply", "worker.mail.smtp:_CONTENT_PATIENCE", 10),

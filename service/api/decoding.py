@@ -68,8 +68,7 @@ def parse(kind: type[AnyBody], body: bytes) -> AnyBody:
     try:
         parsed, errors = _read(kind, body)
     except json_faults.UNREADABLE as error:
-        reason = json_faults.why_unreadable(body, error)
-        raise malformed_body(f"The body is not readable JSON: {reason}.") from None
+        raise malformed_body(json_faults.why_unreadable(body, error)) from None
     if parsed is None:
         order = [*_fields(kind), *(error.field for error in errors)]  # unknown fields last
         raise InvalidSubmission(sorted(errors, key=lambda error: order.index(error.field)))
@@ -201,9 +200,9 @@ def _unsupported(message: str) -> ApiError:
     return ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
 
 
-def malformed_body(message: str) -> ApiError:
+def malformed_body(reason: str) -> ApiError:
     """Return the error for a body that is not JSON."""
-    return ApiError(HTTPStatus.BAD_REQUEST, "malformed_body", message)
+    return ApiError(HTTPStatus.BAD_REQUEST, "malformed_body", f"The body is not readable JSON: {reason}.")
 
 
 def body_overdue() -> ApiError:

@@ -1,4 +1,4 @@
-"""The envelope around every answer of the API in JSON, and its encoding."""
+"""The envelope around every answer of the API in JSON."""
 
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -100,11 +100,6 @@ def succeed(data: Data) -> Envelope[Data]:
 
 def _meta() -> Meta:
     return Meta(datetime.now(UTC).isoformat(timespec="microseconds"))
-
-
-def ok(data: object, *headers: Header) -> Response:
-    """Return a response with *data*."""
-    return Response.of(HTTPStatus.OK, _JSON, _encoder.encode(succeed(data)), *headers)
 
 
 def failed(status: HTTPStatus, errors: list[FieldError], *headers: Header) -> Response:

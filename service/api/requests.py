@@ -7,7 +7,7 @@ from typing import Annotated
 from uuid import UUID
 
 import structlog
-from litestar import Controller, Response, get, post
+from litestar import Controller, HttpMethod, Response, get, post, route
 from litestar.di import NamedDependency, Provide
 from litestar.openapi.spec import Example
 from litestar.params import JSONBody, PathParameter, SkipValidation
@@ -125,6 +125,14 @@ class Requests(Controller):
             raise
         state["uuid"] = stored.uuid
         return Response(succeed(resources.view(stored)), headers={REPLAYED: "true"} if is_repeat else None)
+
+    @route(http_method=HttpMethod.OPTIONS, include_in_schema=False)
+    async def allow_methods(self) -> Response[None]:
+        """Show the methods of the path. Litestar's own answer lists those of the path's first handler alone.
+
+        Litestar registers handlers in the order of their names, and this has to come first.
+        """
+        return Response(None, status_code=HTTPStatus.NO_CONTENT, headers={"allow": "GET, OPTIONS, POST"})
 
     @get(
         guards=[requires(READ)],

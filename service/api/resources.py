@@ -68,5 +68,5 @@ class ApiRequest(Request[User, Any, State], Generic[User]):
         except RequestEntityTooLarge:
             raise body_too_large(self.content_length) from None
         if not body:  # Litestar would not ask the decoder.
-            raise malformed_body("The body is empty: send a JSON object.")
+            raise malformed_body("it is empty")
         return body

@@ -3,6 +3,7 @@
 import re
 from functools import cache
 from html import escape
+from http import HTTPStatus
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 from litestar import MediaType, Request, Response, Router, get
 from litestar.datastructures import ResponseHeader
+from litestar.exceptions import NotFoundException
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 from litestar.response import Redirect
 
@@ -121,6 +123,13 @@ def _content(name: str) -> bytes:
     return (_ASSETS[name][0] / name).read_bytes()
 
 
+def _refuse_unknown(response: Response[Any]) -> Response[Any]:
+    """Replace Litestar's own page for other paths below /schema by our answer."""
+    if response.status_code == HTTPStatus.NOT_FOUND:
+        raise NotFoundException
+    return response
+
+
 def router(settings: ServiceSettings | None) -> Router:
     """Return the routes below /schema, to which Litestar adds the page and the OpenAPI document."""
     policy = _policy(settings.auth_token_url if settings else None)
@@ -128,5 +137,6 @@ def router(settings: ServiceSettings | None) -> Router:
         "/schema",
         route_handlers=[asyncapi_document, asset],
         response_headers=[ResponseHeader(name="Content-Security-Policy", value=policy)],
+        after_request=_refuse_unknown,
         include_in_schema=False,
     )

@@ -9,14 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
+from litestar.routes import HTTPRoute
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from service.api import decoding
 from service.api.errors import ApiError
 from service.api.outer_layer import OuterLayer
+from service.app import create_app
 from service.identifiers import new_request_id, uuid_of
-from service.server import probes
 from service.server.asgi import Receive, Response, Scope, Send
 from service.server.limits import LARGEST_BODY, LONGEST_PATH
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER, STRUCTURE
@@ -120,15 +121,21 @@ async def test_head_is_get_without_its_body(shared_client, path):
     assert served(logs)[0]["method"] == "HEAD"
 
 
-async def test_options_and_405_list_the_methods(shared_client):
-    for path in (STRUCTURE, f"/v1/request/{uuid_of(new_request_id())}", *probes.PATHS):
+async def test_options_and_405_list_the_methods(shared_client, service_settings):
+    methods: dict[str, set[str]] = {}
+    for route in create_app(service_settings).routes:
+        if isinstance(route, HTTPRoute):
+            methods[route.path.replace("{uuid:str}", uuid_of(new_request_id()))] = {*route.methods, "HEAD"}
+
+    assert methods["/v1/request"] == {"GET", "HEAD", "OPTIONS", "POST"}
+    for path, expected in methods.items():
         asked = await shared_client.options(path)
         refused = await shared_client.delete(path)
 
         assert (asked.status_code, asked.content) == (204, b"")
         assert (refused.status_code, refused.json()["errors"][0]["code"]) == (405, "method_not_allowed")
         for response in (asked, refused):
-            assert set(response.headers["Allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
+            assert {*response.headers["Allow"].split(", ")} == expected
 
 
 @pytest.mark.parametrize(
@@ -182,6 +189,16 @@ async def test_router_gets_no_long_path(shared_client):
     assert [answer.status_code for answer in answers] == [200, 200, 404, 404]
     assert routed == ours
     assert (await shared_client.get("/" + "x" * 60_000)).json()["errors"][0]["code"] == "not_found"
+
+
+async def test_empty_body_is_refused_as_any_other_that_is_not_json(shared_client):
+    response = await shared_client.post("/v1/request", content=b"", headers=JSON)
+
+    (error,) = response.json()["errors"]
+    assert (error["code"], error["message"]) == (
+        "malformed_body",
+        "The body is not readable JSON: it is empty.",
+    )
 
 
 async def test_too_large_body_of_unknown_size_is_refused(shared_client):

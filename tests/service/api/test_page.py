@@ -72,7 +72,10 @@ async def test_links_to_an_operation_lead_to_one_that_the_page_names(shared_clie
 
 @pytest.mark.parametrize("name", ["index.html", "nothing.js", "events", "..%2f__init__.py", "..%2fpage.py"])
 async def test_other_files_are_not_served(shared_client, name):
-    assert (await shared_client.get(f"/schema/{name}")).status_code == 404
+    response = await shared_client.get(f"/schema/{name}")
+
+    assert response.status_code == 404
+    assert response.json()["errors"][0]["code"] == "not_found"
 
 
 async def test_page_names_the_issuer_and_what_its_tokens_need_and_may_ask_for_one(service_settings):
