@@ -216,7 +216,10 @@ def body_overdue() -> ApiError:
 
 
 def body_too_large(size: int | None) -> ApiError:
-    """Return the error for a body that is too large. *size* is None if the caller did not declare it."""
+    """Return the error for a body that is too large. *size* is None if the caller did not declare it.
+
+    The rest of the body is not read, so the connection is closed.
+    """
     most = f"{LARGEST_BODY // 1024} KiB"
     return ApiError(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -224,4 +227,5 @@ def body_too_large(size: int | None) -> ApiError:
         f"The body is larger than {most}: send less."
         if size is None
         else f"The body has {size} bytes: at most {LARGEST_BODY} ({most}) are accepted.",
+        (b"connection", b"close"),
     )

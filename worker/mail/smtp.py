@@ -207,12 +207,12 @@ class Mailer:
 async def _is_ready_after(reply: Reply, connection: aiosmtplib.SMTP) -> bool:
     """Whether another e-mail may be sent after this reply. After a refusal, reset the connection for it.
 
-    Unless the e-mail alone is at fault, the next one needs a new connection. The server may apply a mended
+    If we are at fault, the next e-mail needs a new connection. The server may apply a mended
     setting to new connections only, and delay a connection that has had many errors.
     """
     if reply.is_acceptance:
         return connection.is_connected
-    if reply.to == "MAIL" or reply.fault not in {"recipient", "message"}:
+    if reply.to == "MAIL" or reply.ends_session or reply.fault == "sender":
         return False
     try:
         await connection.rset()

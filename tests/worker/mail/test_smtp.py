@@ -37,9 +37,8 @@ REFUSED = [b"550 5.1.1 No such user", b"550 5.1.1 Empf\xe4nger unbekannt"]
 BUSY = [
     b"450 Busy",
     b"451 4.7.1 Greylisted",
-    b"454 4.7.1 Relay access denied",
-    b"432 Sender thread limit exceeded",
 ]
+BLAMING_US = [b"454 4.7.1 Relay access denied", b"432 Sender thread limit exceeded"]
 LOST = [None, b"421 Going down", b"nonsense", UNFINISHED]
 IMPOSSIBLE = b"354 Go ahead"
 
@@ -47,12 +46,13 @@ IMPOSSIBLE = b"354 Go ahead"
 OUTCOMES = [
     *product(["RCPT", "content"], REFUSED, ["failed"], [1]),
     *product(["RCPT", "DATA", "content"], BUSY, ["postponed"], [1]),
+    *product(["RCPT", "DATA", "content"], BLAMING_US, ["postponed"], [2]),
     # The e-mail may have been accepted, so it is not sent again at once.
     *product(["RCPT", "DATA", "content"], LOST, ["postponed"], [2]),
     *product(["RCPT", "content"], [IMPOSSIBLE], ["postponed"], [2]),
     ("DATA", b"250 OK", "postponed", 2),
     *product(["greeting", "EHLO"], [*LOST, IMPOSSIBLE], ["given_back"], [2]),
-    *product(["MAIL"], [*REFUSED, *BUSY, *LOST, IMPOSSIBLE], ["given_back"], [3]),
+    *product(["MAIL"], [*REFUSED, *BUSY, *BLAMING_US, *LOST, IMPOSSIBLE], ["given_back"], [3]),
     ("RSET", IMPOSSIBLE, "given_back", 2),
 ]
 
