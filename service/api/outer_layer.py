@@ -128,7 +128,8 @@ class OuterLayer:
         if len(path) > LONGEST_PATH or b"//" in path or (path.endswith(b"/") and path != b"/"):
             return errors.refuse(scope, NotFoundException())(scope, receive, send)
         if b"%" in path:
-            scope["path"] = path.decode("ascii")  # The path stays encoded, so no handler accepts it.
+            # The path stays encoded, so no handler accepts it. hyper also accepts letters that are not ASCII.
+            scope["path"] = path.decode("latin-1")
         return self._app(scope, receive, send)
 
 
@@ -141,7 +142,7 @@ def _check_framing(scope: Scope) -> ApiError | None:
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
             return _UNKNOWN_CODING
     # RFC 9112, section 3.2. Without the header, Granian adds an empty one.
-    is_valid = len(hosts) == 1 and (hosts[0] or scope["http_version"] == "1.0")
+    is_valid = len(hosts) == 1 and (hosts[0] or scope["http_version"] != "1.1")
     return None if is_valid else _HOSTS
 
 

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from litestar.routes import HTTPRoute
 from structlog.contextvars import merge_contextvars
@@ -24,6 +25,7 @@ from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER, STRUCTURE
 from tests.harness.http import bearer, lasting_headers
 from tests.harness.in_process import api_client, serve, served
 from tests.harness.metrics import rises
+from tests.harness.raw_connection import connect_to, head
 from tests.harness.waiting import eventually
 
 REQUEST_ID = "case-17.a_B"
@@ -143,7 +145,7 @@ async def test_options_and_405_list_the_methods(shared_client, service_settings)
     [
         *("//metrics", "/%2fmetrics", "/metrics/", "/%6detrics", "/metrics%2f", "/livez/", "/schema/"),
         *("/v1%2frequest", "/v1//request", "/v1/request/", "/v1/questionnaire/structure/"),
-        *("/schema//openapi.json", "/v1/%2e%2e/metrics"),
+        *("/schema//openapi.json", "/v1/%2e%2e/metrics", "/schema/nonsense", "/schema/%70age.css"),
     ],
 )
 async def test_path_has_one_spelling(shared_client, alias):
@@ -155,6 +157,16 @@ async def test_path_has_one_spelling(shared_client, alias):
     assert response.json()["errors"][0]["code"] == "not_found"
     assert response.headers["X-Request-Id"]
     assert [line["route"] for line in lines] == ["unmatched"]
+
+
+async def test_path_with_letters_that_are_not_ascii_is_not_found(shared_client):
+    for path in ("/é%6detrics", "/schema/é%2f"):
+        connection = await connect_to(shared_client)
+        connection.send(head(shared_client, line=f"GET {path} HTTP/1.1"))
+        answer = await connection.answer()
+
+        assert (answer.status, "x-request-id" in answer.headers) == (404, True)
+        assert msgspec.json.decode(answer.body)["errors"][0]["code"] == "not_found"
 
 
 @pytest.mark.parametrize(

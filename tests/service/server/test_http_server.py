@@ -85,6 +85,14 @@ async def test_request_that_a_gateway_may_read_differently_is_refused(shared_cli
     assert await connection.is_closed()
 
 
+async def test_host_is_not_needed_in_http_1_0(shared_client):
+    """HAProxy's usual health check has none."""
+    connection = await connect_to(shared_client)
+    connection.send(b"OPTIONS /livez HTTP/1.0\r\n\r\n")
+
+    assert (await connection.answer()).status == 204
+
+
 async def test_only_the_chunks_count_if_a_length_is_sent_too(client):
     connection = await connect_to(client)
     connection.send(head(client, "Content-Length: 3", CHUNKED) + CHUNK + b"0\r\n\r\n")
