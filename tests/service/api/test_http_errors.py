@@ -145,7 +145,7 @@ async def test_options_and_405_list_the_methods(shared_client, service_settings)
     [
         *("//metrics", "/%2fmetrics", "/metrics/", "/%6detrics", "/metrics%2f", "/livez/", "/schema/"),
         *("/v1%2frequest", "/v1//request", "/v1/request/", "/v1/questionnaire/structure/"),
-        *("/schema//openapi.json", "/v1/%2e%2e/metrics", "/schema/nonsense", "/schema/%70age.css"),
+        *("/schema//openapi.json", "/v1/%2e%2e/metrics"),
     ],
 )
 async def test_path_has_one_spelling(shared_client, alias):
