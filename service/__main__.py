@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import click
 
-from service import command_line
 from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.command_line.answering import run
 from service.commands import conveyancers, development_token, doctor, documents, requests, schema, serve
 from service.commands.api_keys import api_key
 
@@ -29,7 +29,7 @@ PROGRAM = click.Group(
 
 def main(words: Sequence[str]) -> int:
     """Run one command, and return the exit status."""
-    return command_line.run(PROGRAM, words, expects=(UnknownConveyancer,))
+    return run(PROGRAM, words, expects=(UnknownConveyancer,))
 
 
 if __name__ == "__main__":

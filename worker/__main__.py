@@ -8,7 +8,7 @@ import click
 import structlog
 import uvloop
 
-from service import command_line
+from service.command_line.answering import run
 from service.server.http_server import Address, find_address, spare_loaded_objects, stop_on_signals
 from service.settings import load
 from service.telemetry import logs, tracing
@@ -23,7 +23,7 @@ _log = structlog.get_logger()
 
 def main(words: Sequence[str]) -> int:
     """Run one role or all roles until SIGTERM, or run one operator command. Returns the exit status."""
-    return command_line.run(PROGRAM, words, expects=(BrokerUnavailable,))
+    return run(PROGRAM, words, expects=(BrokerUnavailable,))
 
 
 def _work(roles: Collection[str]) -> int:

@@ -10,7 +10,7 @@ from uuid import UUID
 import asyncpg
 import structlog
 
-from service.every_firm import erasing
+from service.calculation_requests import erasing
 from service.identifiers import first_id_at
 from service.outbox.lanes import RelayWaker, lane_of, try_lock
 from service.postgres import connections

@@ -3,17 +3,19 @@
 import click
 
 from service.authentication import api_keys
-from service.command_line import Answer, answering, line, on_record, postgres
-from service.every_firm import operator_actions
-from service.every_firm.operator_actions import Operator
+from service.command_line import connecting, operator_actions, parameters
+from service.command_line.answering import Answer, answering, on_record
+from service.command_line.operator_actions import Operator
 from service.postgres import connections
 
 api_key = click.Group("api-key", help="The keys that give access to the questionnaire.")
 
 
 @api_key.command()
-@click.argument("client", type=line)
-@click.option("--conveyancer", metavar="ID", type=line, help="Refuse the key while this firm is disabled.")
+@click.argument("client", type=parameters.line)
+@click.option(
+    "--conveyancer", metavar="ID", type=parameters.line, help="Refused while this firm is disabled."
+)
 @answering
 @on_record
 async def create(client: str, conveyancer: str | None, by: Operator) -> Answer:
@@ -21,7 +23,7 @@ async def create(client: str, conveyancer: str | None, by: Operator) -> Answer:
 
     CLIENT is a name for the program that will send the key.
     """
-    async with postgres() as connection, connections.bounded_transaction(connection):
+    async with connecting.postgres() as connection, connections.bounded_transaction(connection):
         key = await api_keys.create(connection, client, conveyancer)
         subject = f"{api_keys.prefix_of(key)} of {client}"
         await operator_actions.record(
@@ -34,17 +36,17 @@ async def create(client: str, conveyancer: str | None, by: Operator) -> Answer:
 @answering
 async def list_keys() -> Answer:
     """Show the prefix, client and firm of every API key, and when it was created and revoked."""
-    async with postgres() as connection:
+    async with connecting.postgres() as connection:
         return Answer.listing(await api_keys.list_all(connection))
 
 
 @api_key.command()
-@click.argument("prefix", type=line)
+@click.argument("prefix", type=parameters.line)
 @answering
 @on_record
 async def revoke(prefix: str, by: Operator) -> Answer:
     """Revoke the API key with this prefix: the second part of cr_<prefix>_<secret>."""
-    async with postgres() as connection, connections.bounded_transaction(connection):
+    async with connecting.postgres() as connection, connections.bounded_transaction(connection):
         if not await api_keys.revoke(connection, prefix):
             message = "No valid API key has this prefix: see `python -m service api-key list`."
             raise click.ClickException(message)

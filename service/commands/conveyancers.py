@@ -4,17 +4,17 @@ import click
 
 from service.calculation_requests import conveyancers
 from service.calculation_requests.conveyancers import Conveyancer, UnknownConveyancer
-from service.command_line import Answer, answering, line, on_record, postgres
-from service.every_firm import operator_actions
-from service.every_firm.operator_actions import Operator
+from service.command_line import connecting, operator_actions, parameters
+from service.command_line.answering import Answer, answering, on_record
+from service.command_line.operator_actions import Operator
 from service.postgres import connections
 
 conveyancer = click.Group("conveyancer", help="The law firms that may use the service.")
 
 
 @conveyancer.command()
-@click.argument("conveyancer_id", metavar="ID", type=line)
-@click.option("--name", type=line, required=True, help="The name of the firm.")
+@click.argument("conveyancer_id", metavar="ID", type=parameters.line)
+@click.option("--name", type=parameters.line, required=True, help="The name of the firm.")
 @click.option(
     "--charges-calculation-fee/--no-charges-calculation-fee",
     default=None,
@@ -29,7 +29,7 @@ async def add(
 
     ID is the value of the tenant claim in the firm's access tokens.
     """
-    async with postgres() as connection, connections.bounded_transaction(connection):
+    async with connecting.postgres() as connection, connections.bounded_transaction(connection):
         before, after = await conveyancers.register(
             connection, conveyancer_id, name=name, charges_calculation_fee=charges_calculation_fee
         )
@@ -51,12 +51,12 @@ def _terms(firm: Conveyancer) -> str:
 @answering
 async def list_conveyancers() -> Answer:
     """Show every conveyancer, whether it charges a fee, and since when it is disabled."""
-    async with postgres() as connection:
+    async with connecting.postgres() as connection:
         return Answer.listing(await conveyancers.list_all(connection))
 
 
 @conveyancer.command()
-@click.argument("conveyancer_id", metavar="ID", type=line)
+@click.argument("conveyancer_id", metavar="ID", type=parameters.line)
 @answering
 @on_record
 async def disable(conveyancer_id: str, by: Operator) -> Answer:
@@ -65,7 +65,7 @@ async def disable(conveyancer_id: str, by: Operator) -> Answer:
 
 
 @conveyancer.command()
-@click.argument("conveyancer_id", metavar="ID", type=line)
+@click.argument("conveyancer_id", metavar="ID", type=parameters.line)
 @answering
 @on_record
 async def enable(conveyancer_id: str, by: Operator) -> Answer:
@@ -75,7 +75,7 @@ async def enable(conveyancer_id: str, by: Operator) -> Answer:
 
 async def _set_disabled(conveyancer_id: str, by: Operator, *, disabled: bool) -> Answer:
     done = "disabled" if disabled else "enabled"
-    async with postgres() as connection, connections.bounded_transaction(connection):
+    async with connecting.postgres() as connection, connections.bounded_transaction(connection):
         if not await connection.fetchval(_SET_DISABLED, conveyancer_id, disabled):
             raise UnknownConveyancer
         action = "conveyancer disable" if disabled else "conveyancer enable"

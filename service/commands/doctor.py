@@ -12,13 +12,13 @@ import click
 import httpx
 import jwt
 
-from service import diagnosis
 from service.authentication.access_tokens import AccessTokens, Caller, InternalReader, InvalidCredentials
 from service.authentication.signing_keys import SigningKeys
 from service.calculation_requests.conveyancers import UnknownConveyancer, charges_calculation_fee
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.command_line import Answer, answering
-from service.diagnosis import Check, Finding, Reasons
+from service.command_line import diagnosis
+from service.command_line.answering import Answer, answering
+from service.command_line.diagnosis import Check, Finding, Reasons
 from service.settings import ServiceSettings, examine
 
 _DO = "what does AUTH_JWKS_URL answer?"

@@ -8,12 +8,12 @@ from uuid import UUID
 import click
 import msgspec
 
-from service.calculation_requests import email_addresses, reading
+from service.calculation_requests import changing, email_addresses, email_changes, erasing, reading
 from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.command_line import Answer, answering, line, on_record, postgres, uuid
-from service.every_firm import announcing, email_changes, erasing, operator_actions
-from service.every_firm.operator_actions import Operator
+from service.command_line import connecting, operator_actions, parameters
+from service.command_line.answering import Answer, answering, on_record
+from service.command_line.operator_actions import Operator
 from service.identifiers import uuid_of
 from service.outbox import lanes
 from service.postgres import connections
@@ -35,16 +35,18 @@ class Found(msgspec.Struct, frozen=True):
 
 
 @request.command()
-@click.option("--external-id", type=line, help="The firm's own identifier.")
-@click.option("--customer-email", metavar="ADDRESS", type=line, help="The customer's, in any letter case.")
-@click.option("--case-ref", type=line, help="The case reference.")
+@click.option("--external-id", type=parameters.line, help="The firm's own identifier.")
+@click.option(
+    "--customer-email", metavar="ADDRESS", type=parameters.line, help="The customer's, in any case."
+)
+@click.option("--case-ref", type=parameters.line, help="The case reference.")
 @answering
 async def find(external_id: str | None, customer_email: str | None, case_ref: str | None) -> Answer:
     """Find the newest 50 requests that match all options. Personal data are not shown."""
     if not (external_id or customer_email or case_ref):
         raise click.UsageError("Say what to find: --external-id, --customer-email or --case-ref.")
     address = customer_email and hashlib.sha256(customer_email.lower().encode()).digest()
-    async with postgres() as connection:
+    async with connecting.postgres() as connection:
         rows = await connection.fetch(_FIND, external_id, address, case_ref, _MOST_FOUND)
     found = [Found(uuid_of(request_id), *rest) for request_id, *rest in rows]
     return Answer.listing(found)
@@ -72,7 +74,7 @@ class Changed(msgspec.Struct, frozen=True):
 
 
 @request.command()
-@click.argument("uuid", type=uuid)
+@click.argument("uuid", type=parameters.uuid)
 @click.option("--customer-email", metavar="ADDRESS", required=True)
 @click.option("--no-email", is_flag=True, help="Send no e-mail with the new link.")
 @answering
@@ -85,7 +87,7 @@ async def correct(uuid: UUID, customer_email: str, by: Operator, *, no_email: bo
 
 
 @request.command("new-secret")
-@click.argument("uuid", type=uuid)
+@click.argument("uuid", type=parameters.uuid)
 @click.option("--no-email", is_flag=True, help="Send no e-mail with the new link.")
 @answering
 @on_record
@@ -104,8 +106,8 @@ async def _answer(
     """
     keys = SecretKeyRing.parse(load(SecretKeySettings).request_secret_keys)
     email = None
-    async with postgres() as connection, connections.bounded_transaction(connection):
-        if not await announcing.lock(connection, [request_id]):
+    async with connecting.postgres() as connection, connections.bounded_transaction(connection):
+        if not await changing.lock(connection, [request_id]):
             await reading.raise_not_found(connection, request_id)
         await reading.begin_change(connection)
         salt = secrets.token_bytes(16)
@@ -140,12 +142,12 @@ class Erasure(msgspec.Struct, frozen=True):
 
 
 @request.command()
-@click.argument("uuid", type=uuid)
+@click.argument("uuid", type=parameters.uuid)
 @answering
 @on_record
 async def erase(uuid: UUID, by: Operator) -> Answer:
     """Permanently delete a request, and the personal data in its e-mails and events."""
-    async with postgres() as connection:
+    async with connecting.postgres() as connection:
         async with connections.bounded_transaction(connection):
             await lanes.lock(connection, lanes.lane_of(uuid))
             is_new = bool(await erasing.erase(connection, [uuid]))

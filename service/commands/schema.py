@@ -5,8 +5,8 @@ import time
 
 import click
 
-from service import command_line
-from service.command_line import Answer, answering
+from service.command_line import connecting
+from service.command_line.answering import Answer, answering
 from service.postgres import schema as database_schema
 from service.postgres.outages import PostgresUnavailable, is_rejected_login
 
@@ -42,7 +42,7 @@ async def apply() -> Answer:
 
 
 async def _apply() -> Answer:
-    async with command_line.postgres(checks_schema=False, statement_seconds=None) as connection:
+    async with connecting.postgres(checks_schema=False, statement_seconds=None) as connection:
         found = await database_schema.apply(connection)
     needed = database_schema.VERSION
     newer = f" (this release needs {needed})" if found > needed else ""

@@ -8,10 +8,10 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
+from service.calculation_requests import erasing
+from service.calculation_requests.changing import EmailEnd
 from service.calculation_requests.model import CalculationRequest, Idempotency
 from service.calculation_requests.storing import Storage
-from service.every_firm import erasing
-from service.every_firm.announcing import EmailEnd
 from service.identifiers import uuid_of
 from service.outbox.lanes import RelayWaker
 from service.postgres import connections

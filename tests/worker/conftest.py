@@ -12,8 +12,8 @@ import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
+from service.calculation_requests import changing
 from service.calculation_requests.model import CalculationRequest, now
-from service.every_firm import announcing
 from service.identifiers import new_request_id
 from service.outbox import events, lanes
 from service.outbox.events import RequestCreated, RequestEmailSent
@@ -54,10 +54,10 @@ async def store_as(connection: Connection, event_type: str) -> None:
 async def announce_next(connection: Connection, request_id: UUID, *, traceparent: str | None = None) -> None:
     """Write the next event of a request, one that nobody needs to listen to."""
     async with connection.transaction():
-        request = (await announcing.lock(connection, [request_id]))[request_id]
+        request = (await changing.lock(connection, [request_id]))[request_id]
         event = RequestEmailSent(**request.event_payload(sequence=request.sequence + 1))
-        announcement = announcing.Announcement(request.id, event, now(), traceparent)
-        await announcing.announce(connection, [announcement])
+        announcement = changing.Announcement(request.id, event, now(), traceparent)
+        await changing.announce(connection, [announcement])
 
 
 def created_event(request: CalculationRequest) -> RequestCreated:

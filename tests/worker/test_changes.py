@@ -12,9 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from service.calculation_requests import reading
+from service.calculation_requests import erasing, reading
 from service.calculation_requests.reading import Listing, Page, Place, PlaceByChange
-from service.every_firm import erasing
 from service.postgres.pool import Connection
 from tests.harness.command_line import run
 from tests.harness.databases import connected

@@ -10,10 +10,9 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMe
 from aiormq.exceptions import ChannelNotFoundEntity, DeliveryError
 from yarl import URL
 
-from service import command_line
-from service.command_line import Answer, answering, on_record, printable, table
-from service.every_firm import operator_actions
-from service.every_firm.operator_actions import Operator
+from service.command_line import connecting, operator_actions, parameters
+from service.command_line.answering import Answer, answering, on_record, printable, progress, table
+from service.command_line.operator_actions import Operator
 from service.identifiers import parse_uuid
 from service.postgres import outages
 from service.postgres.pool import Connection
@@ -82,9 +81,9 @@ _message_ids = click.option(
 
 @click.command("list")
 @click.argument("names", nargs=-1, type=click.Choice(list(QUEUES)), metavar="[QUEUE]...")
-@click.option("--limit", type=command_line.COUNT, default=20, show_default=True, help="The most per queue.")
+@click.option("--limit", type=parameters.COUNT, default=20, show_default=True, help="The most per queue.")
 @_message_ids
-@click.option("--position", type=command_line.COUNT, help="Only the message at this place in the list.")
+@click.option("--position", type=parameters.COUNT, help="Only the message at this place in the list.")
 @answering
 async def list_letters(
     *, names: Sequence[str], limit: int, message_ids: Sequence[str], position: int | None
@@ -156,9 +155,9 @@ async def redrive(*, name: str, message_ids: Sequence[str], by: Operator) -> Ans
     queue = QUEUES[name]
     wanted = set(message_ids)
     moved = undecodable = 0
-    async with command_line.postgres() as postgres, _opened(queue) as (connection, count):
+    async with connecting.postgres() as postgres, _opened(queue) as (connection, count):
         channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
-        with command_line.progress("redriving", count) as advance:
+        with progress("redriving", count) as advance:
             async for _, message in _read(connection, queue, count):
                 if UNDECODABLE in message.headers:
                     undecodable += 1

@@ -25,10 +25,10 @@ from aiosmtplib import (
 )
 from yarl import URL
 
-from service import diagnosis
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.command_line import Answer, answering, printable
-from service.diagnosis import Check, Finding, Reasons
+from service.command_line import diagnosis
+from service.command_line.answering import Answer, answering, printable
+from service.command_line.diagnosis import Check, Finding, Reasons
 from service.identifiers import first_id_at
 from service.postgres.pool import Connection
 from service.settings import examine

@@ -10,10 +10,10 @@ from uuid import UUID
 import click
 import msgspec
 
-from service import command_line
-from service.command_line import Answer, answering, on_record
-from service.every_firm import email_changes, operator_actions
-from service.every_firm.operator_actions import Operator
+from service.calculation_requests import email_changes
+from service.command_line import connecting, operator_actions, parameters
+from service.command_line.answering import Answer, answering, on_record, progress
+from service.command_line.operator_actions import Operator
 from service.postgres import connections
 from service.postgres.pool import Connection
 
@@ -58,22 +58,22 @@ Found = Sequence[tuple[str, UUID]]  # each e-mail's key, and the id of its reque
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that choose e-mails. The command gets them as *choice*."""
 
-    @click.option("--uuid", "request_id", type=command_line.uuid, help="Only those of this request: req_…")
+    @click.option("--uuid", "request_id", type=parameters.uuid, help="Only those of this request: req_…")
     @click.option(
-        "--conveyancer", "conveyancer_id", metavar="ID", type=command_line.line, help="Only this firm's."
+        "--conveyancer", "conveyancer_id", metavar="ID", type=parameters.line, help="Only this firm's."
     )
     @click.option(
-        "--code", "smtp_code", type=command_line.SMTP_REFUSAL, help="Only those with this last reply code."
+        "--code", "smtp_code", type=parameters.SMTP_REFUSAL, help="Only those with this last reply code."
     )
-    @click.option("--reply", type=command_line.line, help="Only those whose last reply has this text.")
+    @click.option("--reply", type=parameters.line, help="Only those whose last reply has this text.")
     @click.option(
         "--from",
         "since",
-        type=command_line.time,
+        type=parameters.time,
         metavar="TIME",
         help="Only those sent, failed or (if pending) added since TIME: ISO 8601, or 2h for two hours ago.",
     )
-    @click.option("--to", "until", type=command_line.time, metavar="TIME", help="Before TIME. Default: now.")
+    @click.option("--to", "until", type=parameters.time, metavar="TIME", help="Before TIME. Default: now.")
     @functools.wraps(function)
     def callback(**arguments: Any) -> Any:  # noqa: ANN401 - click's
         choice = Choice(**{field: arguments.pop(field) for field in Choice.__struct_fields__})
@@ -86,20 +86,20 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--state", type=click.Choice(get_args(State)), help="Default: all.")
 @click.option("--unresolved", is_flag=True, help="Only failed e-mails with no later e-mail.")
 @click.option(
-    "--limit", type=command_line.COUNT, default=50, show_default=True, help="The most e-mails to show."
+    "--limit", type=parameters.COUNT, default=50, show_default=True, help="The most e-mails to show."
 )
 @answering
 @_choosing
 async def list_emails(*, state: State | None, unresolved: bool, limit: int, choice: Choice) -> Answer:
     """Show e-mails, newest first, with the mail server's last replies."""
-    async with command_line.postgres() as connection:
+    async with connecting.postgres() as connection:
         found = await read(connection, choice, state=state, unresolved=unresolved, limit=limit)
     return Answer.listing(found)
 
 
 @click.command
 @click.option("--sent", is_flag=True, help="Include an e-mail that was sent. Needs --uuid.")
-@click.option("--limit", type=command_line.COUNT, help="The most e-mails, the oldest first (default: all).")
+@click.option("--limit", type=parameters.COUNT, help="The most e-mails, the oldest first (default: all).")
 @click.option("--dry-run", is_flag=True, help="Count the e-mails, write nothing.")
 @answering
 @on_record
@@ -116,7 +116,7 @@ async def resend(*, sent: bool, limit: int | None, dry_run: bool, by: Operator, 
     async def add_again(connection: Connection, batch: Found) -> Mapping[UUID, str]:
         return await email_changes.add_again(connection, dict(batch))
 
-    async with command_line.postgres() as connection:
+    async with connecting.postgres() as connection:
         found = await _find_ended(connection, choice, states=["failed", "sent"] if sent else ["failed"])
         found = found[:limit]
         return await _change(connection, found, add_again, action="emails resend", by=by, dry_run=dry_run)
@@ -135,7 +135,7 @@ async def cancel(*, resent: bool, dry_run: bool, by: Operator, choice: Choice) -
     async def cancel_all(connection: Connection, batch: Found) -> Mapping[UUID, str]:
         return await email_changes.cancel(connection, [request_id for _, request_id in batch])
 
-    async with command_line.postgres() as connection:
+    async with connecting.postgres() as connection:
         found = await _find_unsent(connection, choice)
         if resent:
             found = [each for each in found if each[0] != email_changes.first_email_key(each[1])]
@@ -165,7 +165,7 @@ async def _change(
     if dry_run:
         return Answer({"emails": len(found)}, f"{len(found)} e-mails would be changed")
     changed = 0
-    with command_line.progress(action, len(found)) as advance:
+    with progress(action, len(found)) as advance:
         for start in range(0, len(found), _BATCH):
             batch = found[start : start + _BATCH]
             async with connections.bounded_transaction(connection):

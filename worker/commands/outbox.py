@@ -7,8 +7,8 @@ from uuid import UUID
 import click
 import msgspec
 
-from service import command_line
-from service.command_line import Answer, answering
+from service.command_line import connecting, parameters
+from service.command_line.answering import Answer, answering
 from service.identifiers import uuid_of
 from service.outbox.events import event_id
 from service.postgres.pool import Connection
@@ -49,12 +49,12 @@ class Undelivered(msgspec.Struct, frozen=True):
 
 @click.command("list")
 @click.option(
-    "--limit", type=command_line.COUNT, default=50, show_default=True, help="The most events to show."
+    "--limit", type=parameters.COUNT, default=50, show_default=True, help="The most events to show."
 )
 @answering
 async def list_events(limit: int) -> Answer:
     """Count the unpublished events and show the oldest. Retrying and waiting events come first."""
-    async with command_line.postgres() as connection:
+    async with connecting.postgres() as connection:
         found = Undelivered(await _count(connection), await read_undelivered(connection, limit=limit))
     return Answer(found, f"{Answer.listing(found.counts).text}\n\n{Answer.listing(found.events).text}")
 

@@ -6,10 +6,9 @@ from uuid import UUID
 import click
 import msgspec
 
-from service import command_line
-from service.command_line import Answer, answering, on_record, table
-from service.every_firm import operator_actions
-from service.every_firm.operator_actions import Operator
+from service.command_line import connecting, operator_actions, parameters
+from service.command_line.answering import Answer, answering, on_record, table
+from service.command_line.operator_actions import Operator
 from service.identifiers import first_id_at
 from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
@@ -27,14 +26,14 @@ class Reconciliation(msgspec.Struct, frozen=True):
 
 
 @click.command
-@click.option("--since", type=command_line.time, metavar="TIME", help="Only requests stored since TIME.")
+@click.option("--since", type=parameters.time, metavar="TIME", help="Only requests stored since TIME.")
 @click.option("--repair", is_flag=True, help="Publish request.created again for requests without an e-mail.")
 @answering
 @on_record
 async def reconcile(*, since: datetime | None, repair: bool, by: Operator) -> Answer:
     """Compare requests, events, e-mails and calculations. The exit status is 1 if there is a discrepancy."""
     first_id = first_id_at(since) if since else UUID(int=0)
-    async with command_line.postgres() as connection:
+    async with connecting.postgres() as connection:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             discrepancies = await reconciliation.find_discrepancies(connection, first_id)
         announced = await announce_again(connection, first_id, by) if repair else 0

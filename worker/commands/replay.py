@@ -8,12 +8,11 @@ from uuid import UUID
 import click
 import msgspec
 
-from service import command_line
-from service.calculation_requests import event_history
+from service.calculation_requests import changing, event_history
 from service.calculation_requests.event_history import EventHistory, RecordedEvent
-from service.command_line import Answer, answering, cell, on_record
-from service.every_firm import announcing, operator_actions
-from service.every_firm.operator_actions import Operator
+from service.command_line import connecting, operator_actions, parameters
+from service.command_line.answering import Answer, answering, cell, on_record, progress
+from service.command_line.operator_actions import Operator
 from service.outbox import events, lanes
 from service.outbox.events import EVENT_TYPES
 from service.postgres import connections
@@ -64,14 +63,14 @@ class Tally(msgspec.Struct):
 
 @click.command("replay")
 @click.option(
-    "--from", "since", type=command_line.time, metavar="TIME", help="ISO 8601, or 2h for two hours ago."
+    "--from", "since", type=parameters.time, metavar="TIME", help="ISO 8601, or 2h for two hours ago."
 )
-@click.option("--to", "until", type=command_line.time, metavar="TIME", help="Before TIME. Default: now.")
-@click.option("--type", "types", multiple=True, type=command_line.EVENT_TYPE, help="This type. Repeatable.")
-@click.option("--uuid", "request_id", type=command_line.uuid, help="Only events of this request: req_…")
+@click.option("--to", "until", type=parameters.time, metavar="TIME", help="Before TIME. Default: now.")
+@click.option("--type", "types", multiple=True, type=parameters.EVENT_TYPE, help="This type. Repeatable.")
+@click.option("--uuid", "request_id", type=parameters.uuid, help="Only events of this request: req_…")
 @click.option(
     "--rate",
-    type=command_line.POSITIVE,
+    type=parameters.POSITIVE,
     default=EVENTS_PER_SECOND,
     show_default=True,
     help="Events per second.",
@@ -95,7 +94,7 @@ async def replay_events(
     selection = Selection(
         since=since, until=until or datetime.now(UTC), types=frozenset(types or EVENT_TYPES)
     )
-    async with command_line.postgres() as connection:
+    async with connecting.postgres() as connection:
         planned, request_ids = Tally(), []
         async for history in _histories(connection, request_id):
             if selected := selection.of(history):
@@ -134,7 +133,7 @@ async def replay(
     """
     tally = Tally()
     size = min(_BATCH_REQUESTS, events_per_second)
-    with command_line.progress("replaying", len(request_ids)) as advance:
+    with progress("replaying", len(request_ids)) as advance:
         for start in range(0, len(request_ids), size):
             batch = request_ids[start : start + size]
             written = await replay_batch(connection, batch, selection, tally)
@@ -154,7 +153,7 @@ async def replay_batch(
     """
     rows: list[tuple[int, UUID, str, int, bytes]] = []
     async with connections.bounded_transaction(connection):
-        await announcing.lock(connection, request_ids)
+        await changing.lock(connection, request_ids)
         unpublished = await connection.fetch(
             "SELECT request_id FROM undelivered_event WHERE request_id = ANY($1)", request_ids
         )

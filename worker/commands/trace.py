@@ -7,13 +7,12 @@ from uuid import UUID
 import click
 import msgspec
 
-from service import command_line
 from service.calculation_requests import event_history
 from service.calculation_requests.event_history import EventHistory, RecordedEvent
 from service.calculation_requests.model import RequestNotFound
-from service.command_line import Answer, answering, cell, table
-from service.every_firm import operator_actions
-from service.every_firm.operator_actions import OperatorAction
+from service.command_line import connecting, operator_actions, parameters
+from service.command_line.answering import Answer, answering, cell, table
+from service.command_line.operator_actions import OperatorAction
 from service.identifiers import uuid_of
 from service.outbox.events import RequestCreated, event_id
 from service.postgres.pool import Connection
@@ -41,12 +40,12 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command
-@click.argument("request_id", type=command_line.uuid, metavar="UUID")
+@click.argument("request_id", type=parameters.uuid, metavar="UUID")
 @answering
 async def trace(request_id: UUID) -> Answer:
     """Show the history of one request: events, e-mails, calculation, operators' actions, and erasure."""
     async with (
-        command_line.postgres() as connection,
+        connecting.postgres() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
         found = await _trace(connection, request_id)

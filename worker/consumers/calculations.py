@@ -5,10 +5,9 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import reading
+from service.calculation_requests import changing, reading
+from service.calculation_requests.changing import Announcement
 from service.calculation_requests.model import EventSource, RequestErased, RequestNotFound
-from service.every_firm import announcing
-from service.every_firm.announcing import Announcement
 from service.identifiers import parse_uuid
 from service.outbox import events
 from service.outbox.events import CalculationCreated, CloudEvent
@@ -79,7 +78,7 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
     several results for a request, the first counts.
     """
     ids = {result.request_id for result in results}
-    free = await announcing.lock(connection, ids, waits=False)
+    free = await changing.lock(connection, ids, waits=False)
     absent = ids - free.keys()
     if absent:
         absent -= await reading.find_existing(connection, absent)
@@ -131,4 +130,4 @@ async def _set_calculations(connection: Connection, results: Sequence[tuple[Even
             **request.event_payload(sequence=request.sequence + 1), calculation_id=result.calculation_id
         )
         announcements.append(Announcement(request.id, event, calculated_at, result.traceparent))
-    await announcing.announce(connection, announcements)
+    await changing.announce(connection, announcements)

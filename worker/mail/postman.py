@@ -13,8 +13,8 @@ import structlog
 from email_validator import EmailNotValidError
 from structlog.contextvars import bound_contextvars
 
+from service.calculation_requests.changing import EmailEnd
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.every_firm.announcing import EmailEnd
 from service.outbox.lanes import RelayWaker
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable

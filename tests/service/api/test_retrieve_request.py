@@ -6,9 +6,9 @@ import pytest
 
 from service.api import errors
 from service.api.openapi.examples import FULL_REQUEST
+from service.calculation_requests import erasing
 from service.calculation_requests.model import RequestErased, RequestNotFound
 from service.calculation_requests.request_secrets import WrongSecret
-from service.every_firm import erasing
 from service.identifiers import new_request_id, uuid_of
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
 from tests.harness.http import bearer, lasting_headers

@@ -12,7 +12,7 @@ import pytest
 import service.__main__
 import worker.__main__
 from service.calculation_requests.model import CalculationRequest
-from service.command_line import Answer
+from service.command_line.answering import Answer
 from service.postgres.pool import Connection
 from tests.harness import databases
 from tests.harness.mail_server import MailServer

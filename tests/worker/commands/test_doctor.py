@@ -16,11 +16,11 @@ from structlog.testing import capture_logs
 from yarl import URL
 
 from deploy.local.machine.ports import free_port
-from service import diagnosis
+from service.calculation_requests import email_changes
 from service.calculation_requests.request_secrets import SecretKeyRing, remember_keys
+from service.command_line import diagnosis
+from service.command_line.diagnosis import Check, Finding
 from service.commands.doctor import examine_service
-from service.diagnosis import Check, Finding
-from service.every_firm import email_changes
 from service.outbox.lanes import RelayWaker
 from service.postgres.pool import open_pool
 from tests.harness import databases

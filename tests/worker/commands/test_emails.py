@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.every_firm import email_changes, erasing
+from service.calculation_requests import email_changes, erasing
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
 from tests.worker import deliveries
 from tests.worker.commands.conftest import command

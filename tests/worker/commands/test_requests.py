@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from service.api.bodies import CreateBody
+from service.calculation_requests import email_changes
 from service.calculation_requests.model import CalculationRequest, RequestErased
 from service.commands.requests import Erasure
-from service.every_firm import email_changes
 from service.outbox import lanes
 from service.postgres import connections
 from service.postgres.pool import Connection

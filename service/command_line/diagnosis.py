@@ -17,7 +17,7 @@ import msgspec
 
 from service.calculation_requests import request_secrets
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.command_line import Answer, show
+from service.command_line.answering import Answer, show
 from service.postgres import schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import msgspec
 
+from service.calculation_requests import changing, email_changes
 from service.calculation_requests.event_history import RECORDED_COLUMNS
-from service.every_firm import announcing, email_changes
 from service.outbox import lanes
 from service.postgres.pool import Connection
 
@@ -22,7 +22,7 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
     the event is changed here. Pending e-mails are cancelled, even if no worker has recorded them yet, and
     request.email_failed announces this. An e-mail that is being sent may still arrive.
     """
-    found = list(await announcing.lock(connection, request_ids))
+    found = list(await changing.lock(connection, request_ids))
     if found:
         await email_changes.cancel(connection, found)
         # The mail server's replies may quote addresses.

@@ -7,8 +7,8 @@ For later e-mails a number, from 2 on, is appended. The Message-ID is made from 
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from service.every_firm import announcing
-from service.every_firm.announcing import EmailEnd
+from service.calculation_requests import changing
+from service.calculation_requests.changing import EmailEnd
 from service.identifiers import uuid_of
 from service.outbox import events
 from service.outbox.events import RequestCreated
@@ -38,7 +38,7 @@ async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> dict[UU
     First e-mails that no consumer has recorded yet are recorded and cancelled. An e-mail that a worker has
     claimed may still be sent, because the worker may have read the row already.
     """
-    requests = await announcing.lock(connection, request_ids)
+    requests = await changing.lock(connection, request_ids)
     await _add_first(connection, list(requests))
     rows = await connection.fetch(
         """
@@ -55,7 +55,7 @@ async def cancel(connection: Connection, request_ids: Sequence[UUID]) -> dict[UU
         EmailEnd(email_key, request_id, None, "cancelled", 0, traceparent)
         for email_key, request_id, traceparent in rows
     ]
-    await announcing.announce_ends(connection, ends, requests)
+    await changing.announce_ends(connection, ends, requests)
     return {end.request_id: end.email_key for end in ends}
 
 
@@ -87,7 +87,7 @@ async def add_again(connection: Connection, emails: Mapping[str, UUID]) -> dict[
     *emails* maps e-mail keys to requests. Returns the new keys by request. A request gets no e-mail if it
     was erased, if one of its e-mails is pending, or if its last e-mail is not in *emails*.
     """
-    requests = await announcing.lock(connection, set(emails.values()))
+    requests = await changing.lock(connection, set(emails.values()))
     rows = await connection.fetch(
         """
         INSERT INTO email (email_key, request_id)

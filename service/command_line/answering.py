@@ -10,32 +10,23 @@ import getpass
 import json
 import logging
 import os
-import re
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import MAXYEAR, UTC, datetime, timedelta
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
-import asyncpg
 import click
 import msgspec
 import structlog
 
-from service import text_rules
 from service.calculation_requests.model import RequestNotFound
-from service.every_firm.operator_actions import Operator
-from service.identifiers import parse_uuid
-from service.outbox.events import EVENT_TYPES
-from service.postgres import outages, schema
+from service.command_line import parameters
+from service.command_line.operator_actions import Operator
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection, connect
 from service.postgres.schema import SchemaNotApplied, SchemaOutdated
-from service.settings import DatabaseSettings, InvalidSetting, load
+from service.settings import InvalidSetting
 
-_CONNECT_SECONDS = 10.0
-_STATEMENT_SECONDS = 60.0
 _WIDEST_CELL = 100
 _EXPECTED: tuple[type[Exception], ...] = (
     click.ClickException,
@@ -102,49 +93,13 @@ def show(answer: Answer, *, as_json: bool) -> None:
     click.echo(json.dumps(msgspec.to_builtins(answer.data), indent=2) if as_json else answer.text)
 
 
-# Argument types, for click's `type=`.
-
-
-def line(text: str) -> str:
-    """Read a line of text, such as a name."""
-    if fault := text_rules.check_filled_line(text):
-        raise click.BadParameter(fault.message)
-    if len(text) > text_rules.CHARACTERS:
-        raise click.BadParameter(f"more than {text_rules.CHARACTERS} characters")
-    return text
-
-
-def uuid(text: str) -> UUID:
-    """Read the uuid of a request, or the id that its row has."""
-    with suppress(ValueError):
-        return parse_uuid(text) or UUID(text)
-    raise click.BadParameter(f"{text!r} is not the uuid of a request: req_ and 22 letters or digits")
-
-
-def time(text: str) -> datetime:
-    """Read a time: ISO 8601, in UTC unless it has an offset; or a span before now, such as 90m, 2h or 3d."""
-    if span := re.fullmatch("([0-9]{1,4})([mhd])", text):
-        return datetime.now(UTC) - int(span[1]) * timedelta(minutes={"m": 1, "h": 60, "d": 1440}[span[2]])
-    try:
-        read = datetime.fromisoformat(text)
-    except ValueError:
-        read = datetime.min  # noqa: DTZ901 - refused below
-    if not 1970 < read.year < MAXYEAR:  # No request is older. Later times overflow in calculations.
-        raise click.BadParameter(f"{text!r} is not a time like 2026-01-31T09:30:00Z, or 2h")
-    return read if read.tzinfo else read.replace(tzinfo=UTC)
-
-
-EVENT_TYPE = click.Choice(EVENT_TYPES)
-COUNT = click.IntRange(1, 10_000)
-SMTP_REFUSAL = click.IntRange(400, 599)
-POSITIVE = click.IntRange(1, 100_000_000)
-
-
 def on_record(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options --by and --note to a command that changes something. The command gets both as *by*."""
 
-    @click.option("--by", metavar="NAME", default=_login, type=line, help="Who acts. Default: your login.")
-    @click.option("--note", metavar="TEXT", type=line, help="Why, without personal data.")
+    @click.option(
+        "--by", metavar="NAME", default=_login, type=parameters.line, help="Who acts. Default: your login."
+    )
+    @click.option("--note", metavar="TEXT", type=parameters.line, help="Why, without personal data.")
     @functools.wraps(function)
     def callback(*, by: str, note: str | None, **arguments: Any) -> Any:  # noqa: ANN401 - click's
         return function(by=Operator(by, note), **arguments)
@@ -165,60 +120,6 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     hidden = click.get_current_context().params.get("as_json", False) or not sys.stderr.isatty()
     with click.progressbar(length=total, label=label, show_pos=True, file=sys.stderr, hidden=hidden) as bar:
         yield bar.update
-
-
-@asynccontextmanager
-async def postgres(
-    *, checks_schema: bool = True, statement_seconds: float | None = _STATEMENT_SECONDS
-) -> AsyncIterator[Connection]:
-    """Open a direct connection to Postgres. A standby is enough for commands that only read.
-
-    Raises InvalidSetting, PostgresUnavailable and SchemaOutdated, or ClickException if access or a lock is
-    denied.
-    """
-    try:
-        connection = await _connect(load(DatabaseSettings).database_url, statement_seconds)
-        try:
-            if checks_schema and await schema.read_version(connection) < schema.VERSION:
-                raise SchemaOutdated
-            yield connection
-        finally:
-            await connection.close(timeout=_CONNECT_SECONDS)
-    except asyncpg.ReadOnlySQLTransactionError:
-        raise PostgresUnavailable("Postgres at DATABASE_URL takes no writes: is it a standby?") from None
-    except (
-        asyncpg.InsufficientPrivilegeError,
-        asyncpg.InvalidSchemaNameError,
-        asyncpg.DuplicateTableError,
-    ) as error:
-        needed = "Has the user of DATABASE_URL the rights of calculation_requests_operator?"
-        if not checks_schema:
-            needed = "Is the user of DATABASE_URL the owner of the schema?"
-        refusal = f"Postgres refused: {error}. {needed}"
-        raise click.ClickException(refusal) from None
-    except asyncpg.LockNotAvailableError:
-        held = "Another transaction has locked the same rows. Find it in pg_stat_activity, then try again."
-        raise click.ClickException(held) from None
-    except outages.OUTAGE_ERRORS as error:
-        reason = f"is unreachable ({type(error).__name__})."
-        if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
-            reason = "rejects the login."
-        raise PostgresUnavailable(f"Postgres at DATABASE_URL {reason}") from error
-
-
-async def _connect(url: str, statement_seconds: float | None) -> Connection:
-    try:
-        return await connect(
-            url,
-            timeout=_CONNECT_SECONDS,
-            command_timeout=statement_seconds,
-            statement_cache_size=0,  # not every pooler supports prepared statements
-            server_settings={"application_name": "calculation-requests operator"},
-        )
-    except ValueError as error:
-        if outages.is_outage(error):  # A rejected certificate may be renewed.
-            raise
-        raise InvalidSetting("DATABASE_URL: not the address of a Postgres server") from None
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 import click
 import pytest
 
-from service import command_line
-from service.command_line import Answer, answering, cell, printable, table
+from service.command_line import parameters
+from service.command_line.answering import Answer, answering, cell, printable, progress, table
+from service.command_line.answering import run as main
 from tests.harness.command_line import restored_logging
 
 UUID = "req_0000000000000000000000"
@@ -20,7 +21,7 @@ def run(function: Any, *words: str, options: tuple[click.Parameter, ...] = ()) -
     command = program.command("go")(answering(function))
     command.params.extend(options)
     with restored_logging():
-        return command_line.run(program, ["go", *words])
+        return main(program, ["go", *words])
 
 
 def raising(error: BaseException) -> Any:
@@ -36,7 +37,7 @@ async def show(value: object) -> Answer:
 
 def test_answer_is_text_or_json_which_cannot_manipulate_the_terminal(capsys):
     async def go() -> Answer:
-        with command_line.progress("going", 2) as advance:  # silent without a terminal
+        with progress("going", 2) as advance:  # silent without a terminal
             advance(2)
         return Answer({"said": "\x1b\x9b\u202eé"}, "a text")
 
@@ -52,7 +53,7 @@ def test_answer_is_text_or_json_which_cannot_manipulate_the_terminal(capsys):
 @pytest.mark.parametrize(("ago", "minutes"), [("90m", 90), ("2h", 120), ("3d", 3 * 24 * 60)])
 def test_time_may_be_a_span_before_now(ago, minutes):
     span = timedelta(minutes=minutes)
-    assert abs(datetime.now(UTC) - span - command_line.time(ago)) < timedelta(minutes=1)
+    assert abs(datetime.now(UTC) - span - parameters.time(ago)) < timedelta(minutes=1)
 
 
 def test_error_is_one_line_that_cannot_manipulate_the_terminal(capsys):
@@ -69,11 +70,11 @@ def test_unexpected_error_is_not_hidden():
 @pytest.mark.parametrize(
     ("kind", "word", "value"),
     [
-        (command_line.uuid, UUID, "00000000-0000-0000-0000-000000000000"),
-        (command_line.uuid, "00000000-0000-0000-0000-000000000000", "00000000-0000-0000-0000-000000000000"),
-        (command_line.time, "2026-01-31T09:30:00Z", datetime(2026, 1, 31, 9, 30, tzinfo=UTC)),
-        (command_line.time, "2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
-        (command_line.line, "é" * 255, "é" * 255),
+        (parameters.uuid, UUID, "00000000-0000-0000-0000-000000000000"),
+        (parameters.uuid, "00000000-0000-0000-0000-000000000000", "00000000-0000-0000-0000-000000000000"),
+        (parameters.time, "2026-01-31T09:30:00Z", datetime(2026, 1, 31, 9, 30, tzinfo=UTC)),
+        (parameters.time, "2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
+        (parameters.line, "é" * 255, "é" * 255),
     ],
 )
 def test_argument_is_read(kind, word, value, capsys):
@@ -84,17 +85,14 @@ def test_argument_is_read(kind, word, value, capsys):
 @pytest.mark.parametrize(
     ("kind", "word", "part"),
     [
-        (command_line.uuid, "req_short\x1b[2J", "'req_short\\x1b[2J' is not the uuid of a request"),
-        (command_line.time, "yesterday", "'yesterday' is not a time like 2026-"),
+        (parameters.uuid, "req_short\x1b[2J", "'req_short\\x1b[2J' is not the uuid of a request"),
+        (parameters.time, "yesterday", "'yesterday' is not a time like 2026-"),
         *(
-            (command_line.time, text, "is not a time like")
+            (parameters.time, text, "is not a time like")
             for text in ("0001-01-01", "9999-12-31T23:59Z", "2w", "1.5h", "9" * 9 + "d", "\u0662h")
         ),
-        *((command_line.line, text, "must not be blank") for text in ("", " ", "\u200b")),
-        *(
-            (command_line.line, f"a{bad}", "characters")
-            for bad in ("\u202e", "\nb", "\0", "\udcff", "x" * 255)
-        ),
+        *((parameters.line, text, "must not be blank") for text in ("", " ", "\u200b")),
+        *((parameters.line, f"a{bad}", "characters") for bad in ("\u202e", "\nb", "\0", "\udcff", "x" * 255)),
     ],
 )
 def test_invalid_argument_is_bad_usage(kind, word, part, capsys):

@@ -1,0 +1,47 @@
+"""Types of the commands' arguments, for click's `type=`."""
+
+import re
+from contextlib import suppress
+from datetime import MAXYEAR, UTC, datetime, timedelta
+from uuid import UUID
+
+import click
+
+from service import text_rules
+from service.identifiers import parse_uuid
+from service.outbox.events import EVENT_TYPES
+
+
+def line(text: str) -> str:
+    """Read a line of text, such as a name."""
+    if fault := text_rules.check_filled_line(text):
+        raise click.BadParameter(fault.message)
+    if len(text) > text_rules.CHARACTERS:
+        raise click.BadParameter(f"more than {text_rules.CHARACTERS} characters")
+    return text
+
+
+def uuid(text: str) -> UUID:
+    """Read the uuid of a request, or the id that its row has."""
+    with suppress(ValueError):
+        return parse_uuid(text) or UUID(text)
+    raise click.BadParameter(f"{text!r} is not the uuid of a request: req_ and 22 letters or digits")
+
+
+def time(text: str) -> datetime:
+    """Read a time: ISO 8601, in UTC unless it has an offset; or a span before now, such as 90m, 2h or 3d."""
+    if span := re.fullmatch("([0-9]{1,4})([mhd])", text):
+        return datetime.now(UTC) - int(span[1]) * timedelta(minutes={"m": 1, "h": 60, "d": 1440}[span[2]])
+    try:
+        read = datetime.fromisoformat(text)
+    except ValueError:
+        read = datetime.min  # noqa: DTZ901 - refused below
+    if not 1970 < read.year < MAXYEAR:  # No request is older. Later times overflow in calculations.
+        raise click.BadParameter(f"{text!r} is not a time like 2026-01-31T09:30:00Z, or 2h")
+    return read if read.tzinfo else read.replace(tzinfo=UTC)
+
+
+EVENT_TYPE = click.Choice(EVENT_TYPES)
+COUNT = click.IntRange(1, 10_000)
+SMTP_REFUSAL = click.IntRange(400, 599)
+POSITIVE = click.IntRange(1, 100_000_000)
