@@ -3,8 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from types import TracebackType
+from contextlib import asynccontextmanager
 
 from service.postgres.outages import PostgresUnavailable, is_harmless, is_outage
 from service.postgres.pool import Connection, Pool
@@ -20,50 +19,33 @@ SILENCE_SECONDS = 3.0  # the longest that a transaction may be idle before Postg
 LOCK_SECONDS = 5.0  # the longest that a command waits for a lock, because others may queue behind it
 
 
-class Acquired(AbstractAsyncContextManager["Connection"]):
-    """A connection from the pool, for at most *seconds*. Waiting for the connection may take half of that.
+@asynccontextmanager
+async def Acquired(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]:
+    """Acquire a connection from the pool, for at most *seconds*. Waiting for it may take half of that.
 
     An interrupted statement is cancelled in the background. Its connection is closed within *seconds*.
 
     Raises PostgresUnavailable if Postgres or the pool does not respond in time. In the API, *seconds* is
-    DATABASE_TIMEOUT_SECONDS, and the caller gets 503. As a generator, this would take twice as long.
+    DATABASE_TIMEOUT_SECONDS, and the caller gets 503.
     """
-
-    def __init__(self, pool: Pool, *, seconds: float) -> None:
-        self._pool = pool
-        self._seconds = seconds
-        self._deadline = asyncio.timeout(seconds)
-
-    async def __aenter__(self) -> Connection:
-        began = time.perf_counter()
-        await self._deadline.__aenter__()
-        try:
-            self._acquired = await self._pool.acquire(queue_seconds=self._seconds * QUEUE_SHARE)
-        except BaseException as error:
-            await self._end_deadline(error)
-            raise
-        metrics.pool_wait_seconds.observe(time.perf_counter() - began)
-        return self._acquired
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            await self._end_deadline(error)
-        finally:
-            if error is None or is_harmless(error):
-                self._pool.release(self._acquired)
-            else:
-                self._pool.retire(self._acquired, seconds=self._seconds)
-
-    async def _end_deadline(self, error: BaseException | None) -> None:
-        """Cancel the deadline. Raises PostgresUnavailable if it has expired, or if *error* is an outage."""
-        try:
-            await self._deadline.__aexit__(type(error) if error else None, error, None)
-        except TimeoutError as expired:
-            raise PostgresUnavailable.counted() from expired
-        if error is not None and is_outage(error):
+    began = time.perf_counter()
+    try:
+        async with asyncio.timeout(seconds):
+            connection = await pool.acquire(queue_seconds=seconds * QUEUE_SHARE)
+            metrics.pool_wait_seconds.observe(time.perf_counter() - began)
+            try:
+                yield connection
+            except BaseException as error:
+                if is_harmless(error):
+                    pool.release(connection)
+                else:
+                    pool.retire(connection, seconds=seconds)
+                raise
+            pool.release(connection)
+    except Exception as error:
+        if is_outage(error):
             raise PostgresUnavailable.counted() from error
+        raise
 
 
 def allow_silence(seconds: float) -> str:
@@ -90,15 +72,8 @@ async def transaction(
             await connection.execute(begin)  # in one round trip
             yield connection
             await connection.execute("COMMIT")
-        except asyncio.CancelledError:
-            connection.terminate()  # No time is left for a ROLLBACK. Ending the session has the same effect.
-            raise
-        except BaseException:
-            try:
-                await connection.execute("ROLLBACK")
-            except BaseException:
-                connection.terminate()
-                raise
+        except Exception:  # After a cancellation no time is left, and the connection is closed.
+            await connection.execute("ROLLBACK")
             raise
 
 

@@ -8,8 +8,7 @@ from service.telemetry import metrics
 
 # The errors that the server, the network or a timeout causes, never the statement.
 OUTAGE_ERRORS = (
-    OSError,
-    TimeoutError,
+    OSError,  # and so TimeoutError
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
@@ -22,16 +21,6 @@ OUTAGE_ERRORS = (
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
 
-# Postgres rejects the statement; the session is unchanged.
-_REJECTIONS = (
-    asyncpg.DataError,
-    asyncpg.IntegrityConstraintViolationError,
-    asyncpg.LockNotAvailableError,
-    asyncpg.SyntaxOrAccessError,
-    asyncpg.TransactionRollbackError,
-)
-
-
 class PostgresUnavailable(Exception):
     """Postgres is unreachable or too slow, or the queue for its connections is full. The API answers 503."""
 
@@ -43,25 +32,19 @@ class PostgresUnavailable(Exception):
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether a retry may succeed later.
-
-    After the ValueError for a rejected certificate it may, because the certificate may be renewed. After any
-    other ValueError of asyncpg it cannot, because a bad argument or DSN stays bad.
-    """
+    """Whether a retry may succeed later. After asyncpg's ValueError for a bad argument or DSN it cannot."""
     if isinstance(error, ValueError):
-        return isinstance(error, ssl.SSLCertVerificationError)
+        return isinstance(error, ssl.SSLCertVerificationError)  # The certificate may be renewed.
     return isinstance(error, OUTAGE_ERRORS)
 
 
 def is_harmless(error: BaseException) -> bool:
-    """Whether the session is known to be unchanged after this error, so that it can be used again.
+    """Whether the session can be used again, because neither Postgres nor asyncpg raised the error.
 
-    After other errors a statement may still run, a transaction may be open, or the server may be read-only.
+    After their errors a statement may still run, a transaction may be open, or the server may be read-only.
     """
-    if isinstance(error, asyncpg.PostgresError):
-        # A DataError that asyncpg raises itself has no severity, and may leave a transaction open.
-        return isinstance(error, _REJECTIONS) and error.severity is not None
-    return isinstance(error, Exception) and not isinstance(error, (PostgresUnavailable, *OUTAGE_ERRORS))
+    is_theirs = isinstance(error, (PostgresUnavailable, asyncpg.PostgresError, *OUTAGE_ERRORS))
+    return isinstance(error, Exception) and not is_theirs
 
 
 def is_rejected_login(error: BaseException) -> bool:

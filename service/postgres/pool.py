@@ -3,7 +3,6 @@
 import asyncio
 import math
 import time
-from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
@@ -17,7 +16,7 @@ from service.telemetry import metrics
 
 Connection: TypeAlias = "asyncpg.Connection[Any]"
 
-_QUEUE_PER_CONNECTION = 32  # callers that may wait per connection: as many as one group commit serves
+_QUEUE_PER_CONNECTION = 32  # callers that may wait per connection
 _LARGEST_SHARE = 0.5  # of the queue, for one firm
 _RECONNECT_PAUSE_SECONDS = 0.25  # after a failed attempt to connect, so that rejecting callers is cheap
 _LONGEST_IDLE_SECONDS = 300.0  # Networks drop idle connections silently.
@@ -38,28 +37,26 @@ class Pool:
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]], *, size: int) -> None:
         self._connect = connect
-        self._size = size
         self._queue_size = _QUEUE_PER_CONNECTION * size
-        self._waiting = 0
-        self._waiting_of: Counter[str | None] = Counter()  # by firm
-        self._turns: deque[asyncio.Future[Connection | None]] = deque()  # of the callers in the queue
+        self._queue: list[str | None] = []  # the firm of each caller that waits
+        self._turns = asyncio.Semaphore(size)  # A caller that has its turn takes or opens a connection.
         self._opening = 0
         self._opened: set[Connection] = set()
         self.opened_count = 0  # connections opened so far
+        self._idle: dict[Connection, float] = {}  # with the time of release; last in, first out
         self._retiring: dict[Connection, asyncio.Task[None]] = {}
-        self._idle: deque[tuple[Connection, float]] = deque()  # with the time of release; last in, first out
         self._reconnect_after = -math.inf
         self._connect_error: Exception | None = None  # of the latest attempt
 
     @property
     def open_size(self) -> int:
         """The number of open connections."""
-        return sum(not each.is_closed() for each in self._opened)
+        return len(self._opened)
 
     @property
     def idle_size(self) -> int:
         """The number of open connections that are not in use."""
-        return sum(not each.is_closed() for each, _ in self._idle)
+        return len(self._idle)
 
     @property
     def is_login_rejected(self) -> bool:
@@ -68,7 +65,7 @@ class Pool:
 
     def check_available(self) -> None:
         """Raise PostgresUnavailable if the queue is full, or no connection is open and connecting failed."""
-        if self._waiting >= self._queue_size or (not self._opened and self._pauses_reconnecting):
+        if len(self._queue) >= self._queue_size or (not self._opened and self._pauses_reconnecting):
             raise PostgresUnavailable.counted()
 
     @contextmanager
@@ -80,139 +77,104 @@ class Pool:
         """
         firm = firm_served.get()
         share = self._queue_size if firm is None else self._queue_size * _LARGEST_SHARE
-        if self._waiting >= self._queue_size or self._waiting_of[firm] >= share:
+        if len(self._queue) >= self._queue_size or self._queue.count(firm) >= share:
             raise PostgresUnavailable.counted()
-        self._waiting += 1
-        self._waiting_of[firm] += 1
+        self._queue.append(firm)
         try:
             yield
         finally:
-            self._waiting -= 1
-            self._waiting_of[firm] -= 1
-            if not self._waiting_of[firm]:
-                del self._waiting_of[firm]
+            self._queue.remove(firm)
 
     async def acquire(self, *, queue_seconds: float) -> Connection:
         """Return a connection. The caller sets its own deadline, and must release or retire the connection.
 
-        Raises PostgresUnavailable at once if there is no place in the queue, or if no connection is in use
-        and connecting has just failed. Raises TimeoutError if the wait took longer than *queue_seconds*,
-        because too little time is left then. Raises what asyncpg raises while connecting.
+        Raises PostgresUnavailable at once if there is no place in the queue, or if no connection is open and
+        connecting has just failed. Raises TimeoutError after *queue_seconds* in the queue, because too little
+        time is left then. Raises what asyncpg raises while connecting.
         """
-        until = time.monotonic() + queue_seconds
-        while (connection := self._take_idle()) is None:
-            if self._pauses_reconnecting and not self._in_use:
-                raise PostgresUnavailable.counted() from self._connect_error
-            if self._pauses_reconnecting or self._in_use >= self._size:
-                connection = await self._wait_for_turn(until)
-            else:
-                connection = await self._open()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + queue_seconds
+        while True:
+            with self.place_in_queue():
+                async with asyncio.timeout_at(until):
+                    await self._turns.acquire()
+            try:
+                connection = self._take_idle() or await self._open()
+            except BaseException:
+                self._turns.release()
+                raise
             if connection is not None:
-                break
-        return connection
+                return connection
+            # Until the pool may connect again, only connections that are open can serve a turn.
+            loop.call_later(_RECONNECT_PAUSE_SECONDS, self._turns.release)
 
     def release(self, connection: Connection) -> None:
         """Pass the connection on to the next caller if it is usable; close it otherwise."""
         if connection.is_closed() or connection.is_in_transaction():
-            self._forget(connection)
-            self._call_all()
-            return
-        while self._turns:
-            turn = self._turns.popleft()
-            if not turn.done():  # otherwise its caller has given up
-                turn.set_result(connection)
-                return
-        self._idle.append((connection, time.monotonic()))
+            connection.terminate()
+        else:
+            self._idle[connection] = time.monotonic()
+        self._turns.release()
 
     def retire(self, connection: Connection, *, seconds: float) -> None:
         """Close a connection in the background. It counts as in use, because its statement may still run."""
-        self._retiring[connection] = asyncio.create_task(self._retire(connection, seconds))
 
-    async def _retire(self, connection: Connection, seconds: float) -> None:
-        await _close(connection, seconds=seconds)
-        del self._retiring[connection]
-        self.release(connection)
+        async def close() -> None:
+            with suppress(Exception):  # The connection is closed even then.
+                await connection.close(timeout=seconds)  # cancels the running statement first
+            del self._retiring[connection]
+            self._turns.release()
+
+        self._retiring[connection] = asyncio.create_task(close())
 
     async def close(self, *, seconds: float) -> None:
         """Close every connection, and cancel running statements."""
-        # Closing a connection twice at the same time would hang.
-        closing = [_close(each, seconds=seconds) for each in self._opened - self._retiring.keys()]
-        await asyncio.gather(*closing, *self._retiring.values())
-
-    async def _wait_for_turn(self, until: float) -> "Connection | None":
-        """Return the next connection that is released, or None if a new connection may be opened."""
-        turn: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
-        with self.place_in_queue():
-            self._turns.append(turn)
-            try:
-                connection = await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled() and (unused := turn.result()):
-                    self.release(unused)
-                raise
-        if connection is not None and time.monotonic() > until:
-            self.release(connection)
-            raise TimeoutError
-        return connection
-
-    def _call_all(self) -> None:
-        """Let all callers in the queue check whether they may open a connection."""
-        turns = [*self._turns]
-        self._turns.clear()
-        for turn in turns:
-            if not turn.done():
-                turn.set_result(None)
+        for each in self._opened - self._retiring.keys():  # Closing a connection twice at once would hang.
+            self.retire(each, seconds=seconds)
+        await asyncio.gather(*self._retiring.values())
 
     def _take_idle(self) -> "Connection | None":
         long_ago = time.monotonic() - _LONGEST_IDLE_SECONDS
-        while self._idle and self._idle[0][1] < long_ago:
-            self._forget(self._idle.popleft()[0])
+        for connection in [each for each, released in self._idle.items() if released < long_ago]:
+            del self._idle[connection]
+            connection.terminate()
         while self._idle:
-            connection, _ = self._idle.pop()
+            connection, _ = self._idle.popitem()
             if not connection.is_closed():
                 return connection
-            self._forget(connection)
         return None
 
     async def _open(self) -> "Connection | None":
         """Open a connection. Returns None if this fails while other connections are open or being opened."""
+        if self._pauses_reconnecting:
+            if self._opened or self._opening:
+                return None
+            raise PostgresUnavailable.counted() from self._connect_error
         self._opening += 1
         try:
             connection = await self._connect()
-            self._opened.add(connection)
-            self.opened_count += 1
         except Exception as error:
             self._connect_error = error
             self._reconnect_after = time.monotonic() + _RECONNECT_PAUSE_SECONDS
-            if self._in_use == 1 and not self._idle:  # No other connection is open or being opened.
-                raise
-            return None
+            if self._opened or self._opening > 1:
+                return None
+            raise
         finally:
             self._opening -= 1
-            self._call_all()
         self._reconnect_after = -math.inf
         self._connect_error = None
+        self.opened_count += 1
+        self._opened.add(connection)
+        connection.add_termination_listener(self._forget)
         return connection
 
     def _forget(self, connection: Connection) -> None:
-        self._opened.remove(connection)
-        connection.terminate()  # even if the server has closed it, because asyncpg may not have noticed yet
-
-    @property
-    def _in_use(self) -> int:
-        """The number of connections that are in use or being opened."""
-        return len(self._opened) - len(self._idle) + self._opening
+        self._opened.discard(connection)
+        self._idle.pop(connection, None)
 
     @property
     def _pauses_reconnecting(self) -> bool:
         return time.monotonic() < self._reconnect_after
-
-
-async def _close(connection: Connection, *, seconds: float) -> None:
-    """Cancel the running statement and close the connection, by force after *seconds*."""
-    with suppress(Exception):
-        async with asyncio.timeout(seconds):
-            await connection.close()
 
 
 async def connect(url: str, **options: Any) -> Connection:  # noqa: ANN401 - asyncpg's
