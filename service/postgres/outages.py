@@ -21,6 +21,7 @@ OUTAGE_ERRORS = (
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
 
+
 class PostgresUnavailable(Exception):
     """Postgres is unreachable or too slow, or the queue for its connections is full. The API answers 503."""
 

@@ -11,7 +11,7 @@ from tests.end_to_end.callers import client_of
 from tests.harness.examples import A_REQUEST
 from tests.harness.processes import api_process, started
 
-STATEMENT_SECONDS = 0.2  # So long that even a busy machine can send twice the load.
+STATEMENT_SECONDS = 0.04  # So long that even a busy machine can send twice the load: see LARGEST_GROUP.
 CONNECTIONS = 2
 CAPACITY = CONNECTIONS / STATEMENT_SECONDS  # requests a second, at best
 LOAD_SECONDS = 10.0
@@ -68,7 +68,6 @@ async def test_at_twice_the_load_it_can_bear_most_of_what_it_can_serve_is_served
     print(f"{capacity=:.1f}/s {after=:.1f}/s {goodput=:.1f}/s")  # noqa: T201 - pytest shows it on failure
     assert {(answer.status_code, answer.headers["Retry-After"]) for answer in refused} == {(503, "1")}
     assert statistics.median(answer.elapsed.total_seconds() for answer in refused) < LONGEST_WAIT_SECONDS
-    # On a machine with a load of twelve on two processors, 0.69 to 0.86 were measured.
     assert goodput >= 0.6 * min(capacity, after)
     assert after >= 0.5 * capacity
     assert "Traceback" not in api.output

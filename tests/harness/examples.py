@@ -18,3 +18,17 @@ A_REQUEST: dict[str, Any] = {
     "sender_last_name": "Hopper",
     "case_ref": "12 High Street",
 }
+
+_HOUSE = "\U0001f3e0"  # four bytes in UTF-8
+_ADDRESS = "b" * 64 + "@" + ".".join(["b" * 63, "b" * 63, "b" * 57]) + ".com"
+A_LARGEST_REQUEST: dict[str, Any] = {  # Every field is at its limit.
+    **dict.fromkeys(A_REQUEST, _HOUSE * 255),
+    **dict.fromkeys(("customer_email", "sender_email"), _ADDRESS),
+    "customer_phone": _HOUSE * 32,
+    "property_value": 10**12,
+    "notes": _HOUSE * 10_000,
+    "external_id": _HOUSE * 255,
+    "meta_data": {"a": "b" * (16 * 1024 - len('{"a":""}'))},
+    "calculation_fee_exempt": True,
+    "calculation_fee_exempt_reason": _HOUSE * 500,
+}

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from service.api.openapi.examples import FULL_REQUEST
 from service.identifiers import parse_uuid
-from tests.harness.examples import A_REQUEST, CONVEYANCER
+from tests.harness.examples import A_LARGEST_REQUEST, A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client
 from tests.harness.metrics import rises
 from tests.harness.stored import count_rows
@@ -77,6 +77,31 @@ async def test_request_and_event_are_stored_together_and_the_secret_is_not(clien
     }
     stored = await database.fetchval("SELECT string_agg(r::text, '') FROM calculation_request AS r")
     assert created["secret"] not in stored
+
+
+async def test_postgres_rejects_nothing_that_passes_validation(service_settings, issuer, database):
+    """Otherwise it would reject all creates of a group commit. tests/fuzz sends more bodies."""
+    firm = "\U0001f3e0" * 255
+    await database.execute("INSERT INTO conveyancer VALUES ($1, 'Longest', true)", firm)
+    deepest: object = 1
+    for _ in range(15):
+        deepest = [deepest]
+    numbers = [2**63 - 1, -(2**63), -0.1, 5e-324]
+    bodies = [
+        A_LARGEST_REQUEST,
+        A_LARGEST_REQUEST | {"meta_data": {"deepest": deepest}},
+        A_LARGEST_REQUEST | {"meta_data": {'\x01\x7f\uffff"\\': numbers}, "notes": "\t\r\n\ufdd0"},
+    ]
+
+    async with api_client(service_settings, issuer.token(client_id=firm)) as client:
+        answers = [
+            await client.post("/v1/request", json=body, headers={"Idempotency-Key": f"{number}" + "~" * 254})
+            for number, body in enumerate(bodies)
+        ]
+
+    assert [answer.status_code for answer in answers] == [200] * len(bodies), answers[-1].text
+    stored = [answer.json()["data"] for answer in answers]
+    assert [each["meta_data"] for each in stored] == [each["meta_data"] for each in bodies]
 
 
 async def test_request_is_not_stored_when_its_event_cannot_be_and_only_the_log_says_why(client, database):

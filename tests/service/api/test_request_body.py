@@ -11,10 +11,10 @@ from service.api.bodies import CreateBody
 from service.api.decoding import parse
 from service.api.envelope import FieldError
 from service.api.errors import ApiError, InvalidSubmission
-from service.calculation_requests.field_docs import META_DATA_BYTES, META_DATA_DEPTH
+from service.calculation_requests.field_docs import META_DATA_DEPTH
 from service.server.limits import LARGEST_BODY
 from tests.harness.documented_errors import is_documented
-from tests.harness.examples import A_REQUEST
+from tests.harness.examples import A_LARGEST_REQUEST, A_REQUEST
 
 _MARK = "zqmark"  # must not be quoted
 _REASON = "calculation_fee_exempt_reason"
@@ -197,25 +197,11 @@ def test_good_value_is_stored_unchanged(name, value):
 
 
 def test_body_with_every_field_at_its_limit_is_accepted_and_fits_when_it_is_fully_escaped():
-    house = "\U0001f3e0"  # two UTF-16 units, so twelve characters when escaped; a "b" has six
-    address = "b" * 64 + "@" + ".".join(["b" * 63, "b" * 63, "b" * 57]) + ".com"
-    largest = {
-        **dict.fromkeys(A_REQUEST, house * 255),
-        **dict.fromkeys(("customer_email", "sender_email"), address),
-        "customer_phone": house * 32,
-        "property_value": 10**12,
-        "notes": house * 10_000,
-        "external_id": house * 255,
-        "meta_data": {"a": "b" * (META_DATA_BYTES - len('{"a":""}'))},
-        "calculation_fee_exempt": True,
-        _REASON: house * 500,
-    }
-    escaped = json.dumps(largest).replace("b", "\\u0062").encode()
+    escaped = json.dumps(A_LARGEST_REQUEST).replace("b", "\\u0062").encode()
 
-    assert len(address) == 254
     assert len(escaped) <= LARGEST_BODY
     stored = parse(CreateBody, escaped).validated(waiver_applies=True)
-    assert stored | {"meta_data": largest["meta_data"]} == accepted() | largest
+    assert stored | {"meta_data": A_LARGEST_REQUEST["meta_data"]} == accepted() | A_LARGEST_REQUEST
 
 
 def test_empty_optional_text_is_stored_as_null():

@@ -17,7 +17,6 @@ from tests.harness.databases import has_waiting_statement
 from tests.harness.waiting import eventually
 
 SECONDS = 5.0
-FEW_SECONDS = 1.0  # A group counts as slow from a quarter of them, which a busy machine must not need.
 QUEUE_SIZE = 32  # of a pool with one connection
 INSERT = """
     INSERT INTO stored (id, note)
@@ -55,13 +54,6 @@ async def group_commit(pool, statements):
     return Callers(pool, seconds=SECONDS)
 
 
-@pytest.fixture
-async def impatient(pool):
-    """The same with a short deadline."""
-    await Callers(pool, seconds=SECONDS).execute(0, "")
-    return Callers(pool, seconds=FEW_SECONDS)
-
-
 async def store(group_commit: Callers, notes: Iterable[str]) -> list[bool | BaseException]:
     """Store all *notes* concurrently, under the ids 1, 2 and so on."""
     storing = (group_commit.execute(number, note) for number, note in enumerate(notes, 1))
@@ -78,11 +70,11 @@ async def stored(database: Connection) -> list[int]:
 
 
 async def test_concurrent_callers_share_a_round_trip_and_a_transaction(group_commit, database, statements):
-    outcomes = await store(group_commit, ["a"] * 5 + ["nothing"] + ["a"] * 5)
+    outcomes = await store(group_commit, ["a", "a", "nothing", "a", "a"])
 
-    assert outcomes == [True] * 5 + [False] + [True] * 5
-    assert await stored(database) == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
-    assert (len(statements.executed), statements.round_trips) == (11, 1)
+    assert outcomes == [True, True, False, True, True]
+    assert await stored(database) == [1, 2, 4, 5]
+    assert (len(statements.executed), statements.round_trips) == (5, 1)
     transactions = "SELECT count(DISTINCT xmin::text) FROM stored WHERE id > 0"
     assert await database.fetchval(transactions) == 1
 
@@ -103,38 +95,30 @@ async def test_callers_that_arrive_while_a_group_executes_form_the_next(group_co
     assert statements.round_trips == 2
 
 
-@pytest.mark.parametrize("place", [0, 1, 4])
+@pytest.mark.parametrize("statement_cache_size", [0, 100])
 @pytest.mark.parametrize(
     ("note", "error"), [("refused", asyncpg.CheckViolationError), ("\ud800", asyncpg.DataError)]
 )
-async def test_rejected_arguments_fail_for_their_own_caller_alone(
-    group_commit, pool, database, place, note, error
+async def test_rejected_arguments_fail_the_group_and_leave_no_transaction_open(
+    service_settings, database, note, error, statement_cache_size
 ):
-    notes = ["a"] * 5
-    notes[place] = note
-    outcomes = await store(group_commit, notes)
-
-    others = [number for number in range(1, 6) if number != place + 1]
-    assert isinstance(outcomes[place], error)
-    assert [outcomes[number - 1] for number in others] == [True] * 4
-    assert await stored(database) == others
-    assert pool.open_size == pool.idle_size
-
-
-@pytest.mark.parametrize("notes", [["\ud800"], ["a", "\ud800"]])
-async def test_unencodable_arguments_leave_no_transaction_open(service_settings, database, notes):
     """Without a statement cache asyncpg has begun a transaction by then, and does not end it."""
-    settings = msgspec.structs.replace(service_settings, database_statement_cache_size=0)
-    async with open_pool(settings) as forgetful:
-        outcomes = await store(Callers(forgetful, seconds=SECONDS), notes)
-        others = "SELECT xact_start FROM pg_stat_activity WHERE datname = current_database() AND pid <> $1"
+    others = "SELECT count(xact_start) FROM pg_stat_activity WHERE datname = current_database() AND pid <> $1"
 
-        async def no_transaction_is_open() -> bool:
-            return not any(row[0] for row in await database.fetch(others, database.get_server_pid()))
+    async def no_transaction_is_open() -> bool:
+        return await database.fetchval(others, database.get_server_pid()) == 0
 
+    settings = msgspec.structs.replace(
+        service_settings, database_statement_cache_size=statement_cache_size, database_pool_size=1
+    )
+    async with open_pool(settings) as pool:
+        group_commit = Callers(pool, seconds=SECONDS)
+        outcomes = await store(group_commit, ["a", note, "a"])
         await eventually(no_transaction_is_open)
+        assert await store(group_commit, ["a", "a"]) == [True, True]
 
-    assert isinstance(outcomes[-1], asyncpg.DataError)
+    assert [type(outcome) for outcome in outcomes] == [error, PostgresUnavailable, PostgresUnavailable]
+    assert await stored(database) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +126,9 @@ async def test_unencodable_arguments_leave_no_transaction_open(service_settings,
     [["a"] * 5, ["a" * 2_000_000] * LARGEST_GROUP],
     ids=["Postgres does not answer", "Postgres reads no more input"],
 )
-async def test_whole_group_fails_in_time_and_the_next_is_served(impatient, link, notes):
+async def test_whole_group_fails_in_time_and_the_next_is_served(group_commit, pool, link, notes):
+    await group_commit.execute(0, "nothing")  # connects
+    impatient = Callers(pool, seconds=1.0)
     link.hold()
     async with asyncio.timeout(30):  # Without a deadline, of asyncpg's own for input, this would never end.
         outcomes = await store(impatient, notes)
@@ -211,19 +197,6 @@ async def test_leader_cancelled_during_the_statement_fails_its_followers_and_kee
     assert await group_commit.execute(3, "a")
     assert await stored(database) == [3]
     assert (pool.open_size, pool.idle_size) == (1, 1)
-
-
-async def test_groups_are_smaller_after_a_slow_one_and_grow_again(impatient, database, statements):
-    async with database.transaction():
-        await database.execute("LOCK TABLE stored")
-        outcomes = await store(impatient, ["a"] * 4)
-    assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 4
-    await impatient.execute(99, "nothing")  # connects again, and prepares the statement
-
-    for first_id, round_trips in ((100, 2), (200, 1), (300, 1)):
-        statements.clear()
-        await asyncio.gather(*(impatient.execute(first_id + each, "a") for each in range(4)))
-        assert statements.round_trips == round_trips
 
 
 async def test_late_callers_do_not_join_a_leader_that_has_waited_long(pool, database):

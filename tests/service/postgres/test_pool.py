@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Sized
 from contextlib import suppress
 
 import asyncpg
@@ -11,8 +10,9 @@ import pytest
 from yarl import URL
 
 from service.postgres import connections
+from service.postgres import pool as pool_module
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection, Pool, firm_served, open_pool
+from service.postgres.pool import Connection, Pool, open_pool
 from tests.harness.databases import is_gone
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
@@ -70,21 +70,6 @@ async def test_caller_beyond_the_full_queue_is_refused_at_once(pool):
     pool.check_available()
 
 
-async def test_pool_keeps_nothing_of_a_firm_that_no_longer_waits(pool):
-    async def wait(firm: str) -> None:
-        firm_served.set(firm)
-        with pool.place_in_queue():
-            await asyncio.sleep(0)
-
-    def sizes() -> dict[str, int]:
-        return {name: len(part) for name, part in vars(pool).items() if isinstance(part, Sized)}
-
-    before = sizes()
-    await asyncio.gather(*(wait(f"firm {number}") for number in range(10)))
-
-    assert sizes() == before
-
-
 async def test_caller_that_waited_too_long_is_refused_and_its_connection_is_not_lost(pool):
     async with connections.Acquired(pool, seconds=5.0):
         async with connections.Acquired(pool, seconds=5.0):
@@ -108,10 +93,8 @@ async def test_cancelled_caller_frees_its_place(pool, database):
     await eventually(lambda: is_gone(database, slow))
 
 
-@pytest.mark.parametrize(("acquired", "in_use"), [(connections.Acquired, 1), (connections.transaction, 0)])
-async def test_caller_is_refused_at_its_deadline_though_its_connection_does_not_answer(
-    pool, link, acquired, in_use
-):
+@pytest.mark.parametrize("acquired", [connections.Acquired, connections.transaction])
+async def test_caller_is_refused_at_its_deadline_though_its_connection_does_not_answer(pool, link, acquired):
     async def work() -> None:
         async with acquired(pool, seconds=0.5) as connection:
             link.hold()
@@ -125,49 +108,47 @@ async def test_caller_is_refused_at_its_deadline_though_its_connection_does_not_
     link.resume()
 
     assert taken < 5.0  # It would wait for the end of its statement for ever.
-    assert opened == in_use, "a statement may still run, so its connection has a place; a rollback has failed"
+    assert opened == 1, "a statement may still run, so its connection has a place"
     await eventually(lambda: pool.open_size == 0)
 
 
-async def test_statement_rejected_by_postgres_or_error_of_the_caller_keeps_the_connection(pool, database):
+@pytest.mark.parametrize(
+    ("statement", "error"),
+    [
+        ("BEGIN", None),
+        ("SELECT 1 / 0", None),
+        ("SELECT 1", asyncpg.InternalClientError("another operation (2) is in progress")),
+        ("SELECT 1", PostgresUnavailable()),  # e.g. on a read-only server, after a failover
+    ],
+)
+async def test_session_in_doubt_is_not_lent_again(pool, statement, error):
     before = await backend(pool)
-    await database.execute("BEGIN; LOCK TABLE outbox")
-    for statement in (
-        "INSERT INTO conveyancer (id, name) VALUES (NULL, '')",
-        "SELECT 1 / 0",
-        "SELECT * FROM missing",
-        "SET LOCAL lock_timeout = '1ms'; LOCK TABLE outbox",
-    ):
-        with pytest.raises((asyncpg.PostgresError, PostgresUnavailable)):
-            await execute(pool, statement)
-        assert await backend(pool) == before, statement
+    with suppress(asyncpg.DivisionByZeroError, PostgresUnavailable):
+        async with connections.Acquired(pool, seconds=5.0) as connection:
+            await connection.execute(statement)
+            if error is not None:
+                raise error
+
+    assert await backend(pool) != before
+    await eventually(lambda: pool.open_size == 1)
+
+
+@pytest.mark.parametrize("acquired", [connections.Acquired, connections.transaction])
+async def test_error_of_the_caller_keeps_the_connection(pool, acquired):
+    before = await backend(pool)
     with pytest.raises(LookupError):
-        async with connections.Acquired(pool, seconds=5.0):
+        async with acquired(pool, seconds=5.0):
             raise LookupError
 
     assert await backend(pool) == before
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        None,  # but a transaction is left open
-        asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"),
-        asyncpg.InternalServerError("cache lookup failed"),
-        asyncpg.InvalidSQLStatementNameError("prepared statement does not exist"),
-        asyncpg.ReadOnlySQLTransactionError("cannot execute INSERT"),  # after a failover
-        PostgresUnavailable(),
-    ],
-)
-async def test_session_in_doubt_is_not_lent_again(pool, error):
+async def test_connection_that_was_long_idle_is_not_lent_again(pool, monkeypatch):
     before = await backend(pool)
-    with suppress(asyncpg.PostgresError, asyncpg.InternalClientError, PostgresUnavailable):
-        async with connections.Acquired(pool, seconds=5.0) as connection:
-            if error is not None:
-                raise error
-            await connection.execute("BEGIN")
+    monkeypatch.setattr(pool_module, "_LONGEST_IDLE_SECONDS", 0.0)
 
     assert await backend(pool) != before
+    assert pool.open_size == 1
 
 
 async def test_callers_get_their_turns_in_order_and_one_that_has_given_up_none(pool):
