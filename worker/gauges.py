@@ -19,7 +19,7 @@ Reading: TypeAlias = Callable[[Connection], Awaitable[None]]  # sets the gauges 
 async def read(pool: Pool, readings: Sequence[Reading], *, timeout_seconds: float) -> None:
     """Update the gauges. They are NaN while Postgres is unavailable or has no schema."""
     try:
-        async with connections.Acquired(pool, seconds=timeout_seconds) as connection:
+        async with connections.acquired(pool, seconds=timeout_seconds) as connection:
             for reading in readings:
                 await reading(connection)
     except (PostgresUnavailable, asyncpg.UndefinedTableError):

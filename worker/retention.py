@@ -67,7 +67,7 @@ class Retention:
 
     async def _read_oldest(self, after: UUID) -> list[UUID]:
         """Return the ids of the next requests that are too old, oldest first. Starts after the id *after*."""
-        async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
+        async with connections.acquired(self._pool, seconds=self._seconds) as connection:
             now = await connection.fetchval("SELECT now()")
             rows = await connection.fetch(
                 """

@@ -38,7 +38,7 @@ class Resources(msgspec.Struct, frozen=True):
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
         """Acquire a connection for the statements of one HTTP request. Raises PostgresUnavailable."""
-        return connections.Acquired(self.pool, seconds=self.settings.database_timeout_seconds)
+        return connections.acquired(self.pool, seconds=self.settings.database_timeout_seconds)
 
     def view(self, stored: CalculationRequest) -> CalculationRequestView:
         """Return what the API shows of a request. Raises SecretKeyMissing."""

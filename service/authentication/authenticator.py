@@ -72,7 +72,7 @@ class Authenticator:
             self._verify(token)
             return
         seconds = self._settings.database_timeout_seconds
-        async with connections.Acquired(self._pool, seconds=seconds) as connection:
+        async with connections.acquired(self._pool, seconds=seconds) as connection:
             is_valid = await api_keys.is_valid(connection, token)
         if not is_valid:
             raise InvalidCredentials(

@@ -85,7 +85,7 @@ class Storage:
                 return Stored(request, is_repeat=False)
             if idempotency is None:
                 raise UnknownConveyancer
-            async with connections.Acquired(self._pool, seconds=until - time.monotonic()) as connection:
+            async with connections.acquired(self._pool, seconds=until - time.monotonic()) as connection:
                 earlier = await reading.find_by_idempotency_key(
                     connection, idempotency, conveyancer_id=request.conveyancer_id
                 )

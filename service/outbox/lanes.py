@@ -86,6 +86,6 @@ class RelayWaker:
             await self._committed.wait()
             self._committed.clear()
             with suppress(PostgresUnavailable):
-                async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
+                async with connections.acquired(self._pool, seconds=self._seconds) as connection:
                     await notify(connection)
             await asyncio.sleep(_PAUSE_SECONDS)

@@ -20,7 +20,7 @@ LOCK_SECONDS = 5.0  # the longest that a command waits for a lock, because other
 
 
 @asynccontextmanager
-async def Acquired(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]:
+async def acquired(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]:
     """Acquire a connection from the pool, for at most *seconds*. Waiting for it may take half of that.
 
     An interrupted statement is cancelled in the background. Its connection is closed within *seconds*.
@@ -57,7 +57,7 @@ def allow_silence(seconds: float) -> str:
 async def transaction(
     pool: Pool, *, seconds: float, waits_for_disk: bool = True
 ) -> AsyncIterator[Connection]:
-    """Acquire a connection, as `Acquired` does, and open a transaction.
+    """Acquire a connection, as `acquired` does, and open a transaction.
 
     Without *waits_for_disk*, a crash of Postgres shortly after the commit may undo the whole transaction.
 
@@ -67,7 +67,7 @@ async def transaction(
     begin = f"BEGIN; {allow_silence(SILENCE_SECONDS)}"
     if not waits_for_disk:
         begin += "; SET LOCAL synchronous_commit = off"
-    async with Acquired(pool, seconds=seconds) as connection:
+    async with acquired(pool, seconds=seconds) as connection:
         try:
             await connection.execute(begin)  # in one round trip
             yield connection

@@ -69,7 +69,7 @@ class GroupCommit:
 
     async def _lead(self, group: list[_Member], *, until: float) -> None:
         """Run the statement for all members that have not given up, and set their answers."""
-        async with connections.Acquired(self._pool, seconds=until - time.monotonic()) as connection:
+        async with connections.acquired(self._pool, seconds=until - time.monotonic()) as connection:
             await asyncio.sleep(0)  # Lets callers in the same turn of the event loop join.
             self._end_gathering(group)
             present = [member for member in group if not member.answer.done()]

@@ -165,7 +165,7 @@ class Pool:
         self._connect_error = None
         self.opened_count += 1
         self._opened.add(connection)
-        connection.add_termination_listener(self._forget)
+        connection.add_termination_listener(lambda _: self._forget(connection))
         return connection
 
     def _forget(self, connection: Connection) -> None:

@@ -123,7 +123,7 @@ def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
     """Return a readiness check: Postgres answers, accepts writes, and its schema is recent enough."""
 
     async def ready() -> None:
-        async with connections.Acquired(pool, seconds=seconds) as connection:
+        async with connections.acquired(pool, seconds=seconds) as connection:
             await check(connection)
 
     return ready

@@ -45,7 +45,7 @@ async def create(pool: Pool, request: CalculationRequest) -> None:
 
 
 async def record_email(pool: Pool, request: CalculationRequest) -> None:
-    async with connections.Acquired(pool, seconds=_SECONDS) as connection:
+    async with connections.acquired(pool, seconds=_SECONDS) as connection:
         await ledger.add(connection, [EmailToSend("to send", request.id)])
 
 
@@ -62,7 +62,7 @@ async def record_result(pool: Pool, request: CalculationRequest) -> None:
 
 async def erase(pool: Pool, request: CalculationRequest) -> None:
     async with (
-        connections.Acquired(pool, seconds=_SECONDS) as connection,
+        connections.acquired(pool, seconds=_SECONDS) as connection,
         connections.bounded_transaction(connection),
     ):
         await erasing.erase(connection, [request.id])
@@ -90,12 +90,12 @@ async def test_work_is_done_only_once_a_standby_has_it_and_is_there_after_a_fail
 
     async def are_done(pool: Pool) -> bool:
         with suppress(PostgresUnavailable):
-            async with connections.Acquired(pool, seconds=_SECONDS) as connection:
+            async with connections.acquired(pool, seconds=_SECONDS) as connection:
                 return bool(await connection.fetchval(_ALL_ARE_DONE, *(each.id for each in requests)))
         return False
 
     async with open_pool(replace(service_settings, database_url=servers.url)) as pool:
-        async with connections.Acquired(pool, seconds=10) as connection:
+        async with connections.acquired(pool, seconds=10) as connection:
             for request in requests[1:]:
                 await insert(connection, request)
             await ledger.add(connection, [EmailToSend("sent", requests[2].id)])

@@ -169,7 +169,7 @@ class RelayModel(RuleBasedStateMachine):
     async def _has_noticed_the_cut(self) -> bool:
         """Whether the pool lends a working connection: it may not have noticed yet that one was cut."""
         with suppress(outages.PostgresUnavailable):
-            async with connections.Acquired(self.pool, seconds=5.0) as connection:
+            async with connections.acquired(self.pool, seconds=5.0) as connection:
                 await connection.execute("SELECT 1")
                 return True
         return False

@@ -15,7 +15,7 @@ async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
     """Record that an e-mail is to be sent. Raises as its failure says."""
     body = events.encode(event, time=now(), traceparent=None)
     intent = notifications.decode(incoming.read(body), None)
-    async with connections.Acquired(pool, seconds=5.0) as connection:
+    async with connections.acquired(pool, seconds=5.0) as connection:
         failures = await notifications.record_emails(connection, [intent])
     _check(failures)
 

@@ -90,7 +90,7 @@ async def test_number_of_statements_is_the_same_for_any_batch(database, linked_p
 async def test_intents_are_one_statement(database, linked_pool, statements, items):
     requests = await stored_requests(database, items)
     intents = [EmailToSend(request.uuid, request.id) for request in requests]
-    async with connections.Acquired(linked_pool, seconds=10.0) as connection:
+    async with connections.acquired(linked_pool, seconds=10.0) as connection:
         await ledger.add(connection, intents[:1])
         statements.clear()
 
@@ -108,7 +108,7 @@ async def test_intents_do_not_wait_for_a_session_that_is_changing_one_of_the_ema
 
     async with database.transaction():
         await database.execute("UPDATE email SET attempts = attempts")
-        async with connections.Acquired(pool, seconds=5.0) as connection:
+        async with connections.acquired(pool, seconds=5.0) as connection:
             known = await ledger.add(connection, intents)
 
     assert known == {request.id for request in requests}

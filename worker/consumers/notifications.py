@@ -24,7 +24,7 @@ def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consum
     seconds = settings.work_timeout_seconds
 
     async def handle(intents: Sequence[EmailToSend]) -> Failures:
-        async with connections.Acquired(pool, seconds=seconds) as connection:
+        async with connections.acquired(pool, seconds=seconds) as connection:
             failures = await record_emails(connection, intents)
         due.set()
         return failures

@@ -147,7 +147,7 @@ class Postman:
         now = time.monotonic()
         if room == 0 or now < self._next_start:
             return 0
-        async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
+        async with connections.acquired(self._pool, seconds=self._seconds) as connection:
             claimed = await ledger.claim(
                 connection,
                 self._process_id,
@@ -259,7 +259,7 @@ class Postman:
                 else:
                     # In an outage of Postgres a postponement is not recorded, and the claim expires.
                     with suppress(PostgresUnavailable):
-                        async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
+                        async with connections.acquired(self._pool, seconds=self._seconds) as connection:
                             await ledger.postpone(connection, self._process_id, outcome)
             except Exception as error:  # noqa: BLE001 - losing the outcome would send the e-mail again
                 _log.error("email_recording_failed", **logs.describe(error))
@@ -282,7 +282,7 @@ class Postman:
                 continue
             claimed_until = time.monotonic() + seconds
             with suppress(PostgresUnavailable):
-                async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
+                async with connections.acquired(self._pool, seconds=self._seconds) as connection:
                     renewed = await ledger.renew(
                         connection, self._process_id, list(self._claimed_until), seconds=seconds
                     )

@@ -131,7 +131,7 @@ class Relay:
         Raises BrokerUnavailable in an outage of RabbitMQ, but first deletes the confirmed events.
         """
         seconds = self._statement_seconds if any(self.marks.low_water) else _FIRST_LOOK_SECONDS
-        async with connections.Acquired(self._pool, seconds=seconds) as connection:
+        async with connections.acquired(self._pool, seconds=seconds) as connection:
             work = await find_work(connection, self.marks.low_water)
         self.marks.note(work)
         with_work = work.lanes

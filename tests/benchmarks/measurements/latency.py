@@ -60,7 +60,7 @@ async def _arrive(stand: Stand, outbox: Outbox, rate: int) -> Figures:
         waker = RelayWaker(pool, seconds=5.0)
 
         async def store(_: float) -> None:
-            async with turn, connections.Acquired(pool, seconds=_ACQUIRE_SECONDS) as connection:
+            async with turn, connections.acquired(pool, seconds=_ACQUIRE_SECONDS) as connection:
                 uuid = await outbox.store(connection)
             waits.began[uuid] = time.monotonic()
             if outbox is OURS:

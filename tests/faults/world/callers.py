@@ -72,7 +72,7 @@ class Callers:
         key, body = self._next()
         request = stored.new_request(**body)
         try:
-            async with connections.Acquired(self._pool, seconds=_COMMIT_SECONDS) as connection:
+            async with connections.acquired(self._pool, seconds=_COMMIT_SECONDS) as connection:
                 await stored.insert(connection, request)
         except (PostgresUnavailable, asyncpg.PostgresError):
             self._conclude(key, None)

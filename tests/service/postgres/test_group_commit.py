@@ -106,7 +106,7 @@ async def test_rejected_arguments_fail_the_group_and_leave_no_transaction_open(
     others = "SELECT count(xact_start) FROM pg_stat_activity WHERE datname = current_database() AND pid <> $1"
 
     async def no_transaction_is_open() -> bool:
-        return await database.fetchval(others, database.get_server_pid()) == 0
+        return not await database.fetchval(others, database.get_server_pid())
 
     settings = msgspec.structs.replace(
         service_settings, database_statement_cache_size=statement_cache_size, database_pool_size=1
@@ -144,7 +144,7 @@ async def test_whole_group_fails_in_time_and_the_next_is_served(group_commit, po
 
 
 async def test_followers_count_in_the_queue_and_are_refused_when_it_is_full(group_commit, pool, database):
-    async with connections.Acquired(pool, seconds=SECONDS):
+    async with connections.acquired(pool, seconds=SECONDS):
         waiting = started(group_commit, *range(1, QUEUE_SIZE + 1))
         await asyncio.sleep(0)
         with pytest.raises(PostgresUnavailable):
@@ -158,7 +158,7 @@ async def test_followers_count_in_the_queue_and_are_refused_when_it_is_full(grou
 
 
 async def test_cancelled_follower_stores_nothing(group_commit, pool, database):
-    async with connections.Acquired(pool, seconds=SECONDS):
+    async with connections.acquired(pool, seconds=SECONDS):
         leader, follower = started(group_commit, 1, 2)
         await asyncio.sleep(0)
         follower.cancel()
@@ -169,7 +169,7 @@ async def test_cancelled_follower_stores_nothing(group_commit, pool, database):
 
 
 async def test_caller_does_not_join_a_leader_that_was_cancelled_while_it_waited(group_commit, pool):
-    async with connections.Acquired(pool, seconds=SECONDS):
+    async with connections.acquired(pool, seconds=SECONDS):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(group_commit.execute(1, "a"), 0.01)
         other = asyncio.create_task(group_commit.execute(2, "a"))
@@ -201,7 +201,7 @@ async def test_leader_cancelled_during_the_statement_fails_its_followers_and_kee
 
 async def test_late_callers_do_not_join_a_leader_that_has_waited_long(pool, database):
     group_commit = Callers(pool, seconds=2.0)
-    async with connections.Acquired(pool, seconds=SECONDS):
+    async with connections.acquired(pool, seconds=SECONDS):
         first = started(group_commit, 1, 2)
         await asyncio.sleep(0.6)  # of the two seconds; the leader waits for one
         late = started(group_commit, 3, 4)

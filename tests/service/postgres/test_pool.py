@@ -32,12 +32,12 @@ async def pool(service_settings, link):
 
 async def backend(pool: Pool, *, seconds: float = 5.0) -> int:
     """Return the process id of the Postgres backend behind the next connection."""
-    async with connections.Acquired(pool, seconds=seconds) as connection:
+    async with connections.acquired(pool, seconds=seconds) as connection:
         return connection.get_server_pid()
 
 
 async def execute(pool: Pool, statement: str, *, seconds: float = 5.0) -> None:
-    async with connections.Acquired(pool, seconds=seconds) as connection:
+    async with connections.acquired(pool, seconds=seconds) as connection:
         await connection.execute(statement)
 
 
@@ -58,7 +58,7 @@ async def test_no_more_connections_than_allowed_are_opened_and_each_is_reused(po
 
 
 async def test_caller_beyond_the_full_queue_is_refused_at_once(pool):
-    async with connections.Acquired(pool, seconds=5.0), connections.Acquired(pool, seconds=5.0):
+    async with connections.acquired(pool, seconds=5.0), connections.acquired(pool, seconds=5.0):
         waiting = [asyncio.create_task(backend(pool)) for _ in range(64)]
         await asyncio.sleep(0)
         with pytest.raises(PostgresUnavailable):
@@ -71,8 +71,8 @@ async def test_caller_beyond_the_full_queue_is_refused_at_once(pool):
 
 
 async def test_caller_that_waited_too_long_is_refused_and_its_connection_is_not_lost(pool):
-    async with connections.Acquired(pool, seconds=5.0):
-        async with connections.Acquired(pool, seconds=5.0):
+    async with connections.acquired(pool, seconds=5.0):
+        async with connections.acquired(pool, seconds=5.0):
             waiting = asyncio.create_task(pool.acquire(queue_seconds=0.0))
             await asyncio.sleep(0)
         with pytest.raises(TimeoutError):
@@ -93,7 +93,7 @@ async def test_cancelled_caller_frees_its_place(pool, database):
     await eventually(lambda: is_gone(database, slow))
 
 
-@pytest.mark.parametrize("acquired", [connections.Acquired, connections.transaction])
+@pytest.mark.parametrize("acquired", [connections.acquired, connections.transaction])
 async def test_caller_is_refused_at_its_deadline_though_its_connection_does_not_answer(pool, link, acquired):
     async def work() -> None:
         async with acquired(pool, seconds=0.5) as connection:
@@ -124,7 +124,7 @@ async def test_caller_is_refused_at_its_deadline_though_its_connection_does_not_
 async def test_session_in_doubt_is_not_lent_again(pool, statement, error):
     before = await backend(pool)
     with suppress(asyncpg.DivisionByZeroError, PostgresUnavailable):
-        async with connections.Acquired(pool, seconds=5.0) as connection:
+        async with connections.acquired(pool, seconds=5.0) as connection:
             await connection.execute(statement)
             if error is not None:
                 raise error
@@ -133,7 +133,7 @@ async def test_session_in_doubt_is_not_lent_again(pool, statement, error):
     await eventually(lambda: pool.open_size == 1)
 
 
-@pytest.mark.parametrize("acquired", [connections.Acquired, connections.transaction])
+@pytest.mark.parametrize("acquired", [connections.acquired, connections.transaction])
 async def test_error_of_the_caller_keeps_the_connection(pool, acquired):
     before = await backend(pool)
     with pytest.raises(LookupError):
@@ -155,11 +155,11 @@ async def test_callers_get_their_turns_in_order_and_one_that_has_given_up_none(p
     served = []
 
     async def work(number: int) -> None:
-        async with connections.Acquired(pool, seconds=5.0):
+        async with connections.acquired(pool, seconds=5.0):
             served.append(number)
 
-    async with connections.Acquired(pool, seconds=5.0):
-        async with connections.Acquired(pool, seconds=5.0):
+    async with connections.acquired(pool, seconds=5.0):
+        async with connections.acquired(pool, seconds=5.0):
             waiting = [asyncio.create_task(work(number)) for number in range(4)]
             await asyncio.sleep(0)
             waiting[1].cancel()
@@ -235,7 +235,7 @@ async def test_callers_wait_a_bounded_time_for_a_lent_connection_when_postgres_a
     pool, _ = granting_two
 
     async def work() -> int:
-        async with connections.Acquired(pool, seconds=10.0) as connection:
+        async with connections.acquired(pool, seconds=10.0) as connection:
             process: int = await connection.fetchval("SELECT pg_backend_pid() FROM pg_sleep(0.05)")
         return process
 
@@ -244,15 +244,15 @@ async def test_callers_wait_a_bounded_time_for_a_lent_connection_when_postgres_a
 
     assert len(set(served)) == 2
     assert (pool.open_size, pool.idle_size) == (2, 2)
-    async with connections.Acquired(pool, seconds=10.0), connections.Acquired(pool, seconds=10.0):
+    async with connections.acquired(pool, seconds=10.0), connections.acquired(pool, seconds=10.0):
         with pytest.raises(PostgresUnavailable):
             await asyncio.wait_for(backend(pool, seconds=0.2), 30)
 
 
 async def test_caller_fails_at_once_when_the_connections_it_waits_for_close(granting_two, administrator):
     pool, user = granting_two
-    async with connections.Acquired(pool, seconds=30.0) as one:
-        async with connections.Acquired(pool, seconds=30.0) as other:
+    async with connections.acquired(pool, seconds=30.0) as one:
+        async with connections.acquired(pool, seconds=30.0) as other:
             waiting = [asyncio.create_task(backend(pool, seconds=30.0)) for _ in range(3)]
             await administrator.execute(f"ALTER ROLE {user} CONNECTION LIMIT 0")
             other.terminate()
@@ -264,7 +264,7 @@ async def test_caller_fails_at_once_when_the_connections_it_waits_for_close(gran
 
 
 async def test_returned_connection_is_lent_while_no_other_can_be_opened(pool, link):
-    async with connections.Acquired(pool, seconds=5.0) as connection:
+    async with connections.acquired(pool, seconds=5.0) as connection:
         link.hold()
         waiting = asyncio.create_task(backend(pool))
         await eventually(lambda: link.connections == SIZE)
