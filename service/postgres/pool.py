@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, TypeAlias
@@ -35,28 +35,19 @@ class Pool:
     If Postgres accepts fewer connections than the pool may open, callers wait for a connection in use.
     """
 
-    def __init__(self, connect: Callable[[], Awaitable[Connection]], *, size: int) -> None:
-        self._connect = connect
-        self._queue_size = _QUEUE_PER_CONNECTION * size
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._queue_size = _QUEUE_PER_CONNECTION * settings.database_pool_size
         self._queue: list[str | None] = []  # the firm of each caller that waits
-        self._turns = asyncio.Semaphore(size)  # A caller that has its turn takes or opens a connection.
+        # A caller that has its turn takes an idle connection, or opens one.
+        self._turns = asyncio.Semaphore(settings.database_pool_size)
         self._opening = 0
-        self._opened: set[Connection] = set()
+        self.opened: set[Connection] = set()  # all that are open
         self.opened_count = 0  # connections opened so far
-        self._idle: dict[Connection, float] = {}  # with the time of release; last in, first out
+        self.idle: dict[Connection, float] = {}  # with the time of release; last in, first out
         self._retiring: dict[Connection, asyncio.Task[None]] = {}
         self._reconnect_after = -math.inf
         self._connect_error: Exception | None = None  # of the latest attempt
-
-    @property
-    def open_size(self) -> int:
-        """The number of open connections."""
-        return len(self._opened)
-
-    @property
-    def idle_size(self) -> int:
-        """The number of open connections that are not in use."""
-        return len(self._idle)
 
     @property
     def is_login_rejected(self) -> bool:
@@ -65,7 +56,7 @@ class Pool:
 
     def check_available(self) -> None:
         """Raise PostgresUnavailable if the queue is full, or no connection is open and connecting failed."""
-        if len(self._queue) >= self._queue_size or (not self._opened and self._pauses_reconnecting):
+        if len(self._queue) >= self._queue_size or (not self.opened and self._pauses_reconnecting):
             raise PostgresUnavailable.counted()
 
     @contextmanager
@@ -113,7 +104,7 @@ class Pool:
         if connection.is_closed() or connection.is_in_transaction():
             connection.terminate()
         else:
-            self._idle[connection] = time.monotonic()
+            self.idle[connection] = time.monotonic()
         self._turns.release()
 
     def retire(self, connection: Connection, *, seconds: float) -> None:
@@ -129,34 +120,36 @@ class Pool:
 
     async def close(self, *, seconds: float) -> None:
         """Close every connection, and cancel running statements."""
-        for each in self._opened - self._retiring.keys():  # Closing a connection twice at once would hang.
+        for each in self.opened - self._retiring.keys():  # Closing a connection twice at once would hang.
             self.retire(each, seconds=seconds)
         await asyncio.gather(*self._retiring.values())
 
     def _take_idle(self) -> "Connection | None":
-        long_ago = time.monotonic() - _LONGEST_IDLE_SECONDS
-        for connection in [each for each, released in self._idle.items() if released < long_ago]:
-            del self._idle[connection]
-            connection.terminate()
-        while self._idle:
-            connection, _ = self._idle.popitem()
-            if not connection.is_closed():
+        while self.idle:
+            connection, released = self.idle.popitem()
+            if not connection.is_closed() and time.monotonic() - released < _LONGEST_IDLE_SECONDS:
                 return connection
+            connection.terminate()
         return None
 
     async def _open(self) -> "Connection | None":
         """Open a connection. Returns None if this fails while other connections are open or being opened."""
         if self._pauses_reconnecting:
-            if self._opened or self._opening:
+            if self.opened or self._opening:
                 return None
             raise PostgresUnavailable.counted() from self._connect_error
         self._opening += 1
         try:
-            connection = await self._connect()
+            connection = await connect(
+                self._settings.database_url,
+                timeout=self._settings.database_timeout_seconds * CONNECT_SHARE,
+                statement_cache_size=self._settings.database_statement_cache_size,
+                server_settings={"application_name": "calculation-requests"},
+            )
         except Exception as error:
             self._connect_error = error
             self._reconnect_after = time.monotonic() + _RECONNECT_PAUSE_SECONDS
-            if self._opened or self._opening > 1:
+            if self.opened or self._opening > 1:
                 return None
             raise
         finally:
@@ -164,13 +157,13 @@ class Pool:
         self._reconnect_after = -math.inf
         self._connect_error = None
         self.opened_count += 1
-        self._opened.add(connection)
+        self.opened.add(connection)
         connection.add_termination_listener(lambda _: self._forget(connection))
         return connection
 
     def _forget(self, connection: Connection) -> None:
-        self._opened.discard(connection)
-        self._idle.pop(connection, None)
+        self.opened.discard(connection)
+        self.idle.pop(connection, None)
 
     @property
     def _pauses_reconnecting(self) -> bool:
@@ -189,19 +182,10 @@ async def connect(url: str, **options: Any) -> Connection:  # noqa: ANN401 - asy
 @asynccontextmanager
 async def open_pool(settings: Settings) -> AsyncIterator[Pool]:
     """Open the pool of this process. It connects on first use, so a process can start without Postgres."""
-
-    async def connect_session() -> Connection:
-        return await connect(
-            settings.database_url,
-            timeout=settings.database_timeout_seconds * CONNECT_SHARE,
-            statement_cache_size=settings.database_statement_cache_size,
-            server_settings={"application_name": "calculation-requests"},
-        )
-
-    pool = Pool(connect_session, size=settings.database_pool_size)
+    pool = Pool(settings)
     metrics.pool_max_connections.set(settings.database_pool_size)
-    metrics.pool_connections.labels("idle").set_function(lambda: pool.idle_size)
-    metrics.pool_connections.labels("used").set_function(lambda: pool.open_size - pool.idle_size)
+    metrics.pool_connections.labels("idle").set_function(lambda: len(pool.idle))
+    metrics.pool_connections.labels("used").set_function(lambda: len(pool.opened) - len(pool.idle))
     metrics.postgres_login_rejected.set_function(lambda: pool.is_login_rejected)
     try:
         yield pool

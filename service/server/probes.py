@@ -41,12 +41,12 @@ def lasting(check: Check, pool: Pool) -> Check:
 
     async def run() -> str | None:
         nonlocal has_passed, opened
-        if has_passed and pool.open_size and pool.opened_count == opened:
+        if has_passed and pool.opened and pool.opened_count == opened:
             return _REJECTED_LOGIN if pool.is_login_rejected else None
         try:
             await check()
         except PostgresUnavailable as error:
-            if pool.is_login_rejected and not pool.open_size:
+            if pool.is_login_rejected and not pool.opened:
                 has_passed = False
                 raise NotReady(_REJECTED_LOGIN) from error
             if not has_passed:

@@ -196,7 +196,7 @@ async def test_leader_cancelled_during_the_statement_fails_its_followers_and_kee
     assert leader.cancelled()
     assert await group_commit.execute(3, "a")
     assert await stored(database) == [3]
-    assert (pool.open_size, pool.idle_size) == (1, 1)
+    assert (len(pool.opened), len(pool.idle)) == (1, 1)
 
 
 async def test_late_callers_do_not_join_a_leader_that_has_waited_long(pool, database):

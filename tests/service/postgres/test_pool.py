@@ -48,12 +48,12 @@ async def is_sleeping(database: Connection) -> bool:
 
 async def test_no_more_connections_than_allowed_are_opened_and_each_is_reused(pool, link):
     assert await backend(pool) == await backend(pool)
-    assert (pool.open_size, pool.idle_size) == (1, 1)
+    assert (len(pool.opened), len(pool.idle)) == (1, 1)
 
     for _ in range(10):
         await asyncio.gather(*(execute(pool, "SELECT pg_sleep(0.01)") for _ in range(SIZE + 1)))
 
-    assert pool.open_size == SIZE
+    assert len(pool.opened) == SIZE
     assert link.connections == SIZE
 
 
@@ -104,12 +104,12 @@ async def test_caller_is_refused_at_its_deadline_though_its_connection_does_not_
     began = time.monotonic()
     with pytest.raises(PostgresUnavailable):
         await work()
-    taken, opened = time.monotonic() - began, pool.open_size - pool.idle_size
+    taken, opened = time.monotonic() - began, len(pool.opened) - len(pool.idle)
     link.resume()
 
     assert taken < 5.0  # It would wait for the end of its statement for ever.
     assert opened == 1, "a statement may still run, so its connection has a place"
-    await eventually(lambda: pool.open_size == 0)
+    await eventually(lambda: len(pool.opened) == 0)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ async def test_session_in_doubt_is_not_lent_again(pool, statement, error):
                 raise error
 
     assert await backend(pool) != before
-    await eventually(lambda: pool.open_size == 1)
+    await eventually(lambda: len(pool.opened) == 1)
 
 
 @pytest.mark.parametrize("acquired", [connections.acquired, connections.transaction])
@@ -148,7 +148,7 @@ async def test_connection_that_was_long_idle_is_not_lent_again(pool, monkeypatch
     monkeypatch.setattr(pool_module, "_LONGEST_IDLE_SECONDS", 0.0)
 
     assert await backend(pool) != before
-    assert pool.open_size == 1
+    assert len(pool.opened) == 1
 
 
 async def test_callers_get_their_turns_in_order_and_one_that_has_given_up_none(pool):
@@ -168,16 +168,16 @@ async def test_callers_get_their_turns_in_order_and_one_that_has_given_up_none(p
         await asyncio.gather(*waiting, return_exceptions=True)
 
     assert served == [2, 3]
-    assert pool.open_size == pool.idle_size == SIZE
+    assert len(pool.opened) == len(pool.idle) == SIZE
 
 
 async def test_broken_connections_are_replaced(pool, link):
     before = await backend(pool)
     await link.cut()
-    await eventually(lambda: pool.open_size == 0)
+    await eventually(lambda: len(pool.opened) == 0)
 
     assert await backend(pool) != before
-    assert (pool.open_size, pool.idle_size) == (1, 1)
+    assert (len(pool.opened), len(pool.idle)) == (1, 1)
 
 
 async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(pool, link):
@@ -243,7 +243,7 @@ async def test_callers_wait_a_bounded_time_for_a_lent_connection_when_postgres_a
         served = await asyncio.gather(*(work() for _ in range(20)))
 
     assert len(set(served)) == 2
-    assert (pool.open_size, pool.idle_size) == (2, 2)
+    assert (len(pool.opened), len(pool.idle)) == (2, 2)
     async with connections.acquired(pool, seconds=10.0), connections.acquired(pool, seconds=10.0):
         with pytest.raises(PostgresUnavailable):
             await asyncio.wait_for(backend(pool, seconds=0.2), 30)
