@@ -99,10 +99,10 @@ _LACKS_RIGHTS = """
 async def read_version(connection: Connection) -> int:
     """Return the version of the database schema, or 0 without a schema of this service."""
     try:
-        version = await connection.fetchval("SELECT max(version) FROM schema_version")
-    except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
+        version: int | None = await connection.fetchval("SELECT max(version) FROM schema_version")
+    except asyncpg.UndefinedTableError:
         return 0
-    return version if isinstance(version, int) else 0
+    return version or 0
 
 
 async def check(connection: Connection) -> None:

@@ -263,16 +263,6 @@ async def test_caller_fails_at_once_when_the_connections_it_waits_for_close(gran
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 3
 
 
-async def test_returned_connection_is_lent_while_no_other_can_be_opened(pool, link):
-    async with connections.acquired(pool, seconds=5.0) as connection:
-        link.hold()
-        waiting = asyncio.create_task(backend(pool))
-        await eventually(lambda: link.connections == SIZE)
-
-    assert await waiting == connection.get_server_pid()
-    link.resume()
-
-
 async def test_closing_the_pool_cancels_running_statements(service_settings, database):
     async with open_pool(service_settings) as pool:
         slow = await backend(pool)

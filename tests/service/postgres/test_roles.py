@@ -12,7 +12,7 @@ from service.postgres.pool import Connection
 from tests.deploy.pages import INSTALLATION, section
 from tests.harness import databases
 from tests.harness.command_line import run
-from tests.harness.processes import Ended, bare_environment
+from tests.harness.processes import bare_environment
 
 EVERYBODY = ("api", "worker", "operator", "scaling")
 TABLES = (
@@ -149,30 +149,27 @@ async def test_user_of_another_name_may_be_a_member_of_a_role(database_url, data
         await database.execute("DROP ROLE another_name")
 
 
-async def test_command_of_a_user_that_may_not_connect_says_that_the_login_is_rejected(database_url, database):
-    name = await database.fetchval("SELECT current_database()")
-    await database.execute(f'REVOKE CONNECT ON DATABASE "{name}" FROM PUBLIC')
-    operator = databases.as_role(database_url, "operator")
-
-    ended = await run("service", "conveyancer", "list", environment=bare_environment(DATABASE_URL=operator))
-
-    assert ended == Ended(1, "", "Postgres at DATABASE_URL rejects the login.\n")
-
-
-async def test_command_whose_user_lacks_a_right_names_the_role_that_has_it(database_url):
-    api = databases.as_role(database_url, "api")
-
-    ended = await run("service", "conveyancer", "list", environment=bare_environment(DATABASE_URL=api))
-
-    assert (ended.status, ended.output) == (1, "")
-    assert "Has the user of DATABASE_URL the rights of calculation_requests_operator?" in ended.errors
-
-
-async def test_user_that_is_not_the_owner_cannot_apply_the_schema(database_url, database):
+@pytest.mark.parametrize(
+    ("role", "command", "message"),
+    [
+        ("operator", "conveyancer list", "Postgres at DATABASE_URL rejects the login."),
+        (
+            "api",
+            "conveyancer list",
+            "Has the user of DATABASE_URL the rights of calculation_requests_operator?",
+        ),
+        ("api", "schema apply", "Is the user of DATABASE_URL the owner of the schema?"),
+    ],
+    ids=["may not connect", "may not read", "is not the owner"],
+)
+async def test_command_says_which_right_its_user_lacks(database_url, database, role, command, message):
+    if role == "operator":
+        name = await database.fetchval("SELECT current_database()")
+        await database.execute(f'REVOKE CONNECT ON DATABASE "{name}" FROM PUBLIC')
     await database.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {databases.user_of('worker')}")
-    api = databases.as_role(database_url, "api")
 
-    ended = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=api))
+    environment = bare_environment(DATABASE_URL=databases.as_role(database_url, role))
+    ended = await run("service", *command.split(), environment=environment)
 
     assert (ended.status, ended.output) == (1, "")
-    assert "Is the user of DATABASE_URL the owner of the schema?" in ended.errors
+    assert message in ended.errors
