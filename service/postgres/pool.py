@@ -42,10 +42,10 @@ class Pool:
         # A caller that has its turn takes an idle connection, or opens one.
         self._turns = asyncio.Semaphore(settings.database_pool_size)
         self._opening = 0
-        self.opened: set[Connection] = set()  # all that are open
+        self.opened: set[Connection] = set()  # without those that are being closed
         self.opened_count = 0  # connections opened so far
         self.idle: dict[Connection, float] = {}  # with the time of release; last in, first out
-        self._retiring: dict[Connection, asyncio.Task[None]] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
         self._reconnect_after = -math.inf
         self._connect_error: Exception | None = None  # of the latest attempt
 
@@ -108,21 +108,23 @@ class Pool:
         self._turns.release()
 
     def retire(self, connection: Connection, *, seconds: float) -> None:
-        """Close a connection in the background. It counts as in use, because its statement may still run."""
+        """Close a connection in the background. Its turn lasts until then, because its statement may."""
 
         async def close() -> None:
             with suppress(Exception):  # The connection is closed even then.
                 await connection.close(timeout=seconds)  # cancels the running statement first
-            del self._retiring[connection]
             self._turns.release()
 
-        self._retiring[connection] = asyncio.create_task(close())
+        self.opened.discard(connection)
+        closing = asyncio.create_task(close())
+        self._retiring.add(closing)
+        closing.add_done_callback(self._retiring.discard)
 
     async def close(self, *, seconds: float) -> None:
         """Close every connection, and cancel running statements."""
-        for each in self.opened - self._retiring.keys():  # Closing a connection twice at once would hang.
-            self.retire(each, seconds=seconds)
-        await asyncio.gather(*self._retiring.values())
+        for connection in [*self.opened]:
+            self.retire(connection, seconds=seconds)
+        await asyncio.gather(*self._retiring)
 
     def _take_idle(self) -> "Connection | None":
         while self.idle:

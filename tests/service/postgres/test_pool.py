@@ -94,22 +94,27 @@ async def test_cancelled_caller_frees_its_place(pool, database):
 
 
 @pytest.mark.parametrize("acquired", [connections.acquired, connections.transaction])
-async def test_caller_is_refused_at_its_deadline_though_its_connection_does_not_answer(pool, link, acquired):
+async def test_callers_are_refused_at_their_deadline_though_their_connections_do_not_answer(
+    pool, link, acquired
+):
     async def work() -> None:
         async with acquired(pool, seconds=0.5) as connection:
             link.hold()
             await connection.execute("SELECT 1")
 
-    await backend(pool)
-    began = time.monotonic()
+    await asyncio.gather(*(execute(pool, "SELECT pg_sleep(0.1)") for _ in range(SIZE)))
+    async with asyncio.timeout(5.0):  # They would wait for the end of their statements for ever.
+        outcomes = await asyncio.gather(*(work() for _ in range(SIZE)), return_exceptions=True)
     with pytest.raises(PostgresUnavailable):
-        await work()
-    taken, opened = time.monotonic() - began, len(pool.opened) - len(pool.idle)
-    link.resume()
+        await backend(pool, seconds=0.1)
 
-    assert taken < 5.0  # It would wait for the end of its statement for ever.
-    assert opened == 1, "a statement may still run, so its connection has a place"
-    await eventually(lambda: len(pool.opened) == 0)
+    assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * SIZE
+    assert link.connections == 2 * SIZE, (
+        "opened, and to cancel the statements; no more until these have ended"
+    )
+    assert not pool.opened
+    link.resume()
+    assert await backend(pool)
 
 
 @pytest.mark.parametrize(
