@@ -82,12 +82,13 @@ class Postman:
             try:
                 await keep_running("emails", self._start_until_stopped)
                 self._give_back_waiting()
-                for _ in range(self._open):
+                for _ in range(self._open + self._opening):
                     self._waiting.put_nowait(None)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._settings.shutdown_seconds * _STOPPING_SHARE):
                         while self._tasks:
                             await asyncio.wait(self._tasks)
+                            self._give_back_waiting()  # e-mails whose connection ended before RCPT
             finally:
                 for task in self._tasks:
                     task.cancel()
