@@ -169,7 +169,7 @@ class Postman:
             self._changed.set()
 
     async def _next_email(self) -> Email | None:
-        """Wait a second for an e-mail, since a new connection and login cost more than this one."""
+        """Wait for an e-mail, but not long. With TLS, a connection for each costs more than all the rest."""
         self._idle += 1
         try:
             return await asyncio.wait_for(self._waiting.get(), _IDLE_SECONDS)

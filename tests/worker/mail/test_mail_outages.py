@@ -129,6 +129,40 @@ async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settin
         assert 2 < server.connections <= 16
 
 
+class TiredMailServer(ScriptedMailServer):
+    """Takes one e-mail over each connection, and replies to a second MAIL with *answer*."""
+
+    def __init__(self, answer: bytes | None) -> None:
+        super().__init__()
+        self._answer = answer
+        self._used: set[Session] = set()
+
+    async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
+        """Return the reply to a command."""
+        if command == "MAIL" and session in self._used:
+            return self._answer
+        if command == "MAIL":
+            self._used.add(session)
+        return await super().reply_to(session, command, sent)
+
+
+@pytest.mark.parametrize(
+    "answer", [None, b"421 Enough of this connection", b"452 Too many e-mails", b"nonsense"]
+)
+async def test_email_whose_connection_is_refused_at_mail_goes_out_over_a_new_one(
+    worker_settings, database, answer
+):
+    await record_emails(database, 5)
+    async with TiredMailServer(answer) as server:
+        settings = settings_with(worker_settings, smtp_url=server.url, email_concurrency=1)
+        with capture_logs() as logs:
+            async with open_postman(settings) as postman, running(postman.run):
+                await eventually(lambda: all_are(database, "sent"))
+
+    assert (server.connections, len(server.contents), await attempts(database)) == (5, 5, 5)
+    assert {log["event"] for log in logs} == {"email_handled"}
+
+
 async def test_emails_whose_recipients_are_refused_as_if_we_were_at_fault_delay_no_others(
     worker_settings, database
 ):
