@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from aiosmtplib import SMTP
 
 from service import __main__ as service
 from service import json_faults
@@ -19,8 +18,9 @@ from service.postgres.pool import Connection
 from worker import __main__ as worker
 from worker.consumers import incoming
 from worker.consumers.incoming import Incoming
-from worker.mail import ledger, postman, smtp
+from worker.mail import ledger, postman
 from worker.mail.ledger import Email
+from worker.mail.smtp import Session
 from worker.relay import loop, outbox_tables
 from worker.relay.outbox_tables import OutboxRow
 from worker.relay.publisher import Publisher, PublishResult
@@ -98,14 +98,12 @@ def store_replies() -> None:
 
 def keep_sessions() -> None:
     """Leave every connection to the mail server open."""
-    forgotten: list[SMTP] = []  # The garbage collector would close them.
-    release = smtp.Mailer._release  # noqa: SLF001
+    forgotten: list[Session] = []  # The garbage collector would close them.
 
-    def leave_open(self: smtp.Mailer, connection: SMTP, *, is_usable: bool) -> None:
-        forgotten.append(connection)
-        release(self, connection if is_usable else SMTP(), is_usable=is_usable)
+    async def leave_open(self: Session) -> None:
+        forgotten.append(self)
 
-    smtp.Mailer._release = leave_open  # type: ignore[method-assign] # noqa: SLF001
+    Session.end = leave_open  # type: ignore[method-assign]
 
 
 def forget_keys() -> None:

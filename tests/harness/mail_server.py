@@ -174,12 +174,11 @@ class ScriptedMailServer:
     """Replies from a table, right or wrong, on one port for each of *senders*, to know them apart.
 
     `replies` has the reply to each command, to a new connection (`greeting`) and to the end of an e-mail
-    (`content`). None closes the connection instead of a reply. `replies_once` are used first.
+    (`content`). None closes the connection instead of a reply.
     """
 
     def __init__(self, senders: Sequence[str] = ("",)) -> None:
         self.replies: dict[str, bytes | None] = {**_USUAL_REPLIES}
-        self.replies_once: dict[str, bytes | None] = {}
         self.contents: list[bytes] = []  # of every e-mail that was sent, whatever the reply
         self.connections = 0
         self.commands: Counter[str] = Counter()  # how often each was sent
@@ -229,7 +228,7 @@ class ScriptedMailServer:
 
     async def reply_to(self, _session: Session, command: str, _sent: bytes) -> bytes | None:
         """Return the reply to a command, or to `greeting` or `content`."""
-        return self.replies_once.pop(command, self.replies[command])
+        return self.replies[command]
 
     async def _reply_in_sequence(self, session: Session, line: bytes) -> bytes | None:
         """Return the reply to a command. DATA needs a recipient that was accepted."""

@@ -19,16 +19,14 @@ def outcome_of(
 ) -> EmailEnd | Postponement:
     """Return what a mail server's reply means for an e-mail.
 
-    In an outage no attempt is counted. Otherwise a refused e-mail is retried after pauses that double, unless
-    the refusal is final or the e-mail is older than EMAIL_GIVE_UP_SECONDS. If our sender address or login
-    seems to be at fault, no e-mail is given up until the server has lately accepted others. If the content
-    gets no reply, an attempt is counted, because the server may have accepted the content.
+    A refused e-mail is retried after pauses that double, unless the refusal is final or the e-mail is older
+    than EMAIL_GIVE_UP_SECONDS. If our sender address or login seems to be at fault, no e-mail is given up
+    until the server has lately accepted others. If the content gets no reply, an attempt is counted, because
+    the server may have accepted the content.
     """
     if reply.is_acceptance:
         return email.ended(reply.text)
     fault = reply.fault
-    if fault == "outage":
-        return Postponement(email.email_key, "given_back", 0.0, reply.words, reply.code)
     if reply.code >= 500 and fault != "sender":
         return email.ended(reply.words, "refused", reply.code)
     age = (datetime.now(UTC) - email.created_at).total_seconds()
@@ -37,6 +35,12 @@ def outcome_of(
     doubled = settings.email_retry_seconds * 2 ** min(email.attempts, _MOST_DOUBLINGS)
     pause = min(doubled, settings.longest_email_pause_seconds)
     return Postponement(email.email_key, "postponed", pause, reply.words, reply.code)
+
+
+def give_back(email: Email, outage: Reply | None = None) -> Postponement:
+    """Return the outcome for an e-mail whose content was not sent, perhaps because of an outage."""
+    words, code = (outage.words, outage.code) if outage else (None, 0)
+    return Postponement(email.email_key, "given_back", reply=words, smtp_code=code)
 
 
 def storable(text: str, secret: str) -> str:

@@ -22,7 +22,7 @@ class Reply(NamedTuple):
     @property
     def words(self) -> str:
         """The code and text of the reply, or why there is no reply."""
-        return f"{self.code} {self.text}" if self.code else self.text or f"no reply to {self.to}"
+        return f"{self.code} {self.text}" if self.code else self.text
 
     @property
     def is_acceptance(self) -> bool:

@@ -64,6 +64,6 @@ async def test_repeated_event_leads_to_one_email(pool, postman, mail_server, dat
         await asyncio.gather(*(intend_email(event, pool=pool) for _ in range(8)))
         await eventually(lambda: all_are(database, "sent"))
         await intend_email(event, pool=pool)
-        assert await postman.start_due() == 0
+        assert await postman.claim_due() == 0
 
     assert [mail.recipients for mail in mail_server.accepted] == [[stored_request.customer_email]]

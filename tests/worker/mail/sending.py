@@ -1,4 +1,4 @@
-"""Sends an e-mail to a mail server without a ledger, and says what becomes of it."""
+"""Sends e-mails to a mail server without a ledger, and returns the outcome of each."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +11,7 @@ from tests.worker.mail.composing import A_STORED_REQUEST, SENDER, compose
 from worker.mail import outcomes
 from worker.mail.ledger import Email, Postponement
 from worker.mail.replies import Reply
-from worker.mail.smtp import Mailer, MailServerUnavailable
+from worker.mail.smtp import Mailer, MailServerUnavailable, Session
 from worker.settings import EmailSettings
 
 
@@ -28,28 +28,52 @@ def mail_settings(url: str, **changes: Any) -> EmailSettings:
     )
 
 
+class Sending:
+    """Sends e-mails over one connection for as long as it is ready, as the postman does."""
+
+    def __init__(self, settings: EmailSettings) -> None:
+        self._mailer = Mailer(settings)
+        self._session: Session | None = None
+
+    async def send(self, content: bytes | None = None) -> EmailEnd | Postponement:
+        """Send an e-mail. Returns the outcome."""
+        try:
+            session = await self._ready_session()
+        except MailServerUnavailable as outage:
+            return outcomes.give_back(an_email(), outage.reply)
+        reply = await session.name_recipient("ada@customer.example.com")
+        if reply.is_acceptance:
+            reply = await session.send(content or compose())
+        return outcome_of(reply)
+
+    async def _ready_session(self) -> Session:
+        if self._session is None or not await self._session.is_ready():
+            await self.end()
+            self._session = await self._mailer.open_session(SENDER.address)
+        return self._session
+
+    async def end(self) -> None:
+        """Close the connection."""
+        if self._session is not None:
+            await self._session.end()
+            self._session = None
+
+
 @asynccontextmanager
-async def mailer_for(url: str, **changes: Any) -> AsyncIterator[Mailer]:
-    opened = Mailer(mail_settings(url, **changes))
-    yield opened
-    await opened.close()
+async def sending_to(url: str, **changes: Any) -> AsyncIterator[Sending]:
+    sending = Sending(mail_settings(url, **changes))
+    yield sending
+    await sending.end()
 
 
-async def send(with_mailer: Mailer) -> EmailEnd | Postponement:
-    """Send an e-mail. Returns the outcome, as the postman does."""
-    try:
-        reply = await with_mailer.send(
-            SENDER.address, "ada@customer.example.com", compose(), before_content=lambda: None
-        )
-    except MailServerUnavailable as outage:
-        reply = outage.reply
-    return outcome_of(reply)
+def an_email(*, attempts: int = 0, age: timedelta = timedelta()) -> Email:
+    return Email(A_STORED_REQUEST, "Acme", "event-1", datetime.now(UTC) - age, attempts, None)
 
 
 def outcome_of(
     reply: Reply, *, attempts: int = 0, age: timedelta = timedelta(), others_accepted: bool = True
 ) -> EmailEnd | Postponement:
     """Return the outcome for an e-mail with so many attempts, and of this age."""
-    email = Email(A_STORED_REQUEST, "Acme", "event-1", datetime.now(UTC) - age, attempts, None)
+    email = an_email(attempts=attempts, age=age)
     settings = mail_settings("smtp://nowhere.invalid")
     return outcomes.outcome_of(reply, email, settings, others_accepted=others_accepted)

@@ -79,18 +79,15 @@ async def test_expired_claims_are_left_alone_for_as_long_again_after_crash_recov
 
 async def test_email_under_way_is_claimed_once(worker_settings, mail_server, mail_link, database, intended):
     mail_link.hold_before(b"Message-ID:")
-    stop = asyncio.Event()
-    stop.set()
+    settings = settings_with(worker_settings, smtp_url=mail_link.url)
 
-    async with open_postman(settings_with(worker_settings, smtp_url=mail_link.url)) as postman:
-        assert await postman.start_due() == 1
+    async with open_postman(settings) as postman, running(postman.run):
         await eventually(mail_link.marker_reached.is_set)
         await database.execute("UPDATE email SET next_attempt_at = now() - interval '1 second'")
-        started_again = await postman.start_due()
+        claimed_again = await postman.claim_due()
         mail_link.resume()
-        await postman.run(stop)  # It finishes the e-mails that it has claimed.
 
-    assert started_again == 0
+    assert claimed_again == 0
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
     assert await all_are(database, "sent")
 

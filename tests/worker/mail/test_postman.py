@@ -64,7 +64,7 @@ async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_
     with capture_logs() as logs, rises("emails_total", outcome=counted_as):
         async with running(postman.run):
             await eventually(lambda: all_are(database, state))
-        assert await postman.start_due() == 0
+        assert await postman.claim_due() == 0
 
     email = await database.fetchrow("SELECT server_reply, attempts, claimed_by FROM email")
     assert email == (reply.removeprefix("250 "), 1, None)
@@ -108,16 +108,16 @@ async def test_postman_sends_no_more_emails_at_once_than_allowed(worker_settings
     settings = settings_with(worker_settings, smtp_url=mail_link.url, email_concurrency=2)
     mail_link.hold_before(b"Message-ID:")
     await record_emails(database, 5)
+    claimed = "SELECT count(*) = 4 FROM email WHERE claimed_by IS NOT NULL"
 
-    async with open_postman(settings) as postman:
-        started = [await postman.start_due() for _ in range(3)]
-        await mail_link.marker_reached.wait()
+    async with open_postman(settings) as postman, running(postman.run):
+        await eventually(lambda: database.fetchval(claimed))
+        claimed_more = await postman.claim_due()
+        connections = mail_link.connections
         mail_link.resume()
-        async with running(postman.run):
-            await eventually(lambda: all_are(database, "sent"))
+        await eventually(lambda: all_are(database, "sent"))
 
-    assert started == [4, 0, 0]
-    assert mail_link.connections == 2
+    assert (claimed_more, connections) == (0, 2)
 
 
 async def test_stopping_postman_waits_long_for_the_reply_to_a_content_that_was_sent(

@@ -72,7 +72,7 @@ async def test_email_that_cannot_be_composed_from_its_addresses_has_failed_and_i
 
     async with running(postman.run):
         await eventually(lambda: database.fetchval("SELECT every(state <> 'pending') FROM email"))
-        assert await postman.start_due() == 0
+        assert await postman.claim_due() == 0
 
     assert await states(database) == {"failed": 1, "sent": 1}
     assert len(mail_server.accepted) == 1

@@ -6,7 +6,7 @@ import pytest
 
 from deploy.local.machine.folders import CHECKOUT
 from tests.harness.mail_server import ScriptedMailServer
-from tests.worker.mail.sending import mailer_for, send
+from tests.worker.mail.sending import sending_to
 from worker.mail import replies
 from worker.mail.replies import RULES, Reply, Rule
 
@@ -30,8 +30,8 @@ async def test_refusal_is_final_if_it_is_the_recipients_or_the_messages_fault(*,
         scheme = {"STARTTLS": "smtp+starttls://", "AUTH": "smtp://us:secret@"}.get(at, "smtp://")
         for command in ("EHLO", "HELO") if at == "EHLO" else (COMMANDS.get(at, at),):
             server.replies[command] = reply.encode()
-        async with mailer_for(server.url.replace("smtp://", scheme)) as mailer:
-            outcome = await send(mailer)
+        async with sending_to(server.url.replace("smtp://", scheme)) as sending:
+            outcome = await sending.send()
 
     assert (outcome.label, outcome.reply) == (LABELS.get((fault, reply[0]), "postponed"), reply)
     assert read(at, reply).fault == fault
