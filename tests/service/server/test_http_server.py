@@ -373,9 +373,24 @@ async def test_server_whose_application_does_not_start_fails_and_logs_no_values(
     with capture_logs() as logs, pytest.raises(http_server.ServerFailed):
         await http_server.serve(app, ("127.0.0.1", free_port()), asyncio.Event(), shutdown_seconds=1.0)
 
+    (failed, ended) = logs
+    assert (failed["event"], failed["scope"]) == ("application_failed", "lifespan")
+    assert (failed["error"], ended["event"]) == ("ValueError", "server_failed")
+    assert "secret" not in str(logs)
+
+
+async def test_server_whose_port_is_taken_fails_and_logs_the_reason():
+    """Another process may take the port after it was checked."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        capture_logs() as logs,
+        pytest.raises(http_server.ServerFailed),
+    ):
+        await http_server.serve(empty_answers, other.getsockname(), asyncio.Event(), shutdown_seconds=1.0)
+
     (line,) = logs
-    assert (line["event"], line["scope"], line["error"]) == ("application_failed", "lifespan", "ValueError")
-    assert "secret" not in str(line)
+    assert line["event"] == "server_failed"
+    assert "in use" in line["reason"]
 
 
 async def test_server_that_is_stopped_while_it_starts_ends():
