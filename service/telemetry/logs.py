@@ -14,17 +14,12 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from service.settings import Settings
 
-# The lowest level at which each library may log. At INFO some libraries print addresses and URLs.
-_LEVELS = {
-    **dict.fromkeys(("aio_pika", "aiosmtplib", "asyncio", "asyncpg", "httpcore", "httpx"), "WARNING"),
-    "aiormq": "CRITICAL",  # Its errors quote messages. The code that needs a connection logs outages.
-}
 _SHARED: list[Processor] = [structlog.contextvars.merge_contextvars, add_log_level, TimeStamper(fmt="iso")]
 _IN_JSON = JSONRenderer(separators=(",", ":"))
 
 
 def configure(settings: Settings) -> None:
-    """Send our logs and those of all libraries to standard output, in one format.
+    """Send our logs, and the warnings and errors of libraries, to standard output, in one format.
 
     Our own logs bypass the standard library's logging, which takes several times as long.
     """
@@ -41,9 +36,11 @@ def configure(settings: Settings) -> None:
             foreign_pre_chain=[*_SHARED, _tame],
         )
     )
-    logging.basicConfig(handlers=[handler], level=settings.log_level, force=True)
-    for library, level in _LEVELS.items():
-        logging.getLogger(library).setLevel(level)
+    # Below this level some libraries print addresses and URLs.
+    level = "ERROR" if settings.log_level == "ERROR" else "WARNING"
+    logging.basicConfig(handlers=[handler], level=level, force=True)
+    # aiormq's errors quote messages. The code that needs a connection logs outages.
+    logging.getLogger("aiormq").setLevel("CRITICAL")
 
 
 class _StandardOutput:
