@@ -49,7 +49,8 @@ class _StandardOutput:
     def info(self, line: str) -> None:
         """Write a line of any level."""
         with suppress(OSError, ValueError):
-            print(line, flush=True)  # noqa: T201 - as PrintLogger does
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
 
     debug = warning = error = critical = info
 

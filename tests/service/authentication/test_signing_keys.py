@@ -192,26 +192,18 @@ async def test_wrong_answer_keeps_the_cached_keys_and_the_fetch_ends_in_time(ser
         keys.find("next")
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip"])
-async def test_document_is_not_decompressed(server, own_issuer, encoding):
+@pytest.mark.parametrize("refused", ["compressed", "compressed twice", "too large", "elsewhere"])
+async def test_document_is_not_decompressed_nor_read_if_it_is_too_large_or_elsewhere(
+    server, own_issuer, refused
+):
     document = own_issuer.jwks.read_bytes()
-    for _ in encoding.split(", "):
-        document = gzip.compress(document)
-    server.answer = status(200, document, f"Content-Encoding: {encoding}")
-
-    with pytest.raises(SigningKeysUnavailable):
-        await SigningKeys(server.url).refresh()
-
-
-async def test_document_that_is_too_large_is_not_read(server, monkeypatch):
-    monkeypatch.setattr(signing_keys, "_LARGEST_DOCUMENT", 100)
-
-    with pytest.raises(SigningKeysUnavailable):
-        await SigningKeys(server.url).refresh()
-
-
-async def test_redirect_is_not_followed(server):
-    server.answer = status(HTTPStatus.TEMPORARY_REDIRECT, b"", f"Location: {server.url}?moved")
+    compressed = gzip.compress(document)
+    server.answer = {
+        "compressed": status(200, compressed, "Content-Encoding: gzip"),
+        "compressed twice": status(200, gzip.compress(compressed), "Content-Encoding: gzip, gzip"),
+        "too large": status(200, document + b" " * 1024 * 1024),
+        "elsewhere": status(HTTPStatus.TEMPORARY_REDIRECT, b"", f"Location: {server.url}?moved"),
+    }[refused]
 
     with pytest.raises(SigningKeysUnavailable):
         await SigningKeys(server.url).refresh()
