@@ -37,11 +37,11 @@ def test_our_lines_and_those_of_libraries_have_one_json_format_and_one_level(cap
     log = configured()
     log.debug("hidden")
     logging.getLogger("library").debug("hidden")
-    log.warning("ours", odd="\udc80")
+    log.warning("ours", odd=1j)
     logging.getLogger("library").warning("theirs %s", 2)
 
     ours, theirs = written(capsys)
-    assert (ours["event"], ours["odd"], ours["level"]) == ("ours", "\udc80", "warning")
+    assert (ours["event"], ours["odd"], ours["level"]) == ("ours", "1j", "warning")
     assert (theirs["event"], theirs["level"]) == ("theirs 2", "warning")
     assert ours.keys() - {"odd"} == theirs.keys()
 
