@@ -14,6 +14,7 @@ import structlog
 import uuid_utils
 from litestar.enums import HttpMethod, ScopeType
 from litestar.exceptions import NotFoundException
+from opentelemetry.trace import StatusCode
 
 from service.api import errors
 from service.api.errors import ApiError
@@ -65,16 +66,16 @@ class OuterLayer:
             # OpenTelemetry's conventions ask for `url.path`, too, but a path may contain anything.
             lambda: {"http.request.method": method, "url.scheme": scope["scheme"]},
             parent=tracing.find(scope["headers"]),
-        ):
+        ) as span:
             route, status = await self._serve(scope, receive, send)
             status = status or 500  # Granian sends 500 if the application sends nothing
-            tracing.describe(
-                ({"http.route": route} if route else {})
-                | {"http.response.status_code": status}
-                | ({"error.type": str(status)} if status >= 500 else {}),
-                name=f"{name} {route}" if route else name,
-                failed=status >= 500,
-            )
+            span.set_attribute("http.response.status_code", status)
+            if route:
+                span.set_attribute("http.route", route)
+                span.update_name(f"{name} {route}")
+            if status >= 500:
+                span.set_attribute("error.type", str(status))
+                span.set_status(StatusCode.ERROR)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> tuple[str | None, int]:
         """Serve, count and log an HTTP request. Return its route or None, and the status sent or 0."""

@@ -49,17 +49,10 @@ async def create(connection: Connection, client: str, conveyancer_id: str | None
 
 async def revoke(connection: Connection, prefix: str) -> bool:
     """Revoke the API key with this prefix. Returns False if no valid API key has it."""
-    result = await connection.fetchval(
-        """
-        UPDATE api_key
-           SET revoked_at = now()
-         WHERE prefix = $1
-           AND revoked_at IS NULL
-        RETURNING prefix
-        """,
-        prefix,
+    result = await connection.execute(
+        "UPDATE api_key SET revoked_at = now() WHERE prefix = $1 AND revoked_at IS NULL", prefix
     )
-    return result is not None
+    return result == "UPDATE 1"
 
 
 class ApiKey(msgspec.Struct, frozen=True):

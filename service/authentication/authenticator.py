@@ -26,14 +26,8 @@ _LONGEST_CACHED_SECONDS = 300.0  # the longest that a token is trusted after its
 class InsufficientScope(Exception):
     """The access token lacks the scope that the endpoint needs, or belongs to an internal reader."""
 
-    def __init__(self, scope: str, *, prefix: str = "", is_internal: bool = False) -> None:
-        scope = prefix + scope
-        super().__init__(
-            f"The scope {prefix + READ_ALL} makes this client an internal reader, which can neither create "
-            f"nor list requests: request a token with {scope} instead."
-            if is_internal
-            else f"The access token lacks the scope {scope}: request one that has it."
-        )
+    def __init__(self, scope: str, message: str = "") -> None:
+        super().__init__(message or f"The access token lacks the scope {scope}: request one that has it.")
         self.scope = scope
 
 
@@ -51,17 +45,21 @@ class Authenticator:
     def verify_access_token(self, token: str, *, scope: str) -> Caller:
         """Return the caller. Raises InvalidCredentials, InsufficientScope or SigningKeysUnavailable."""
         caller = self._verify(token)
-        if isinstance(caller, InternalReader) or scope not in caller.scopes:
-            prefix = self._settings.auth_scope_prefix
-            raise InsufficientScope(scope, prefix=prefix, is_internal=isinstance(caller, InternalReader))
+        prefix = self._settings.auth_scope_prefix
+        if isinstance(caller, InternalReader):
+            message = (
+                f"The scope {prefix}{READ_ALL} makes this client an internal reader, which can neither "
+                f"create nor list requests: request a token with {prefix}{scope} instead."
+            )
+            raise InsufficientScope(prefix + scope, message)
+        if scope not in caller.scopes:
+            raise InsufficientScope(prefix + scope)
         return caller
 
     def verify_reader(self, token: str) -> Caller | InternalReader:
         """Return a caller with the scope READ, or an internal reader. Raises like `verify_access_token`."""
         caller = self._verify(token)
-        if isinstance(caller, Caller) and READ not in caller.scopes:
-            raise InsufficientScope(READ, prefix=self._settings.auth_scope_prefix)
-        return caller
+        return caller if isinstance(caller, InternalReader) else self.verify_access_token(token, scope=READ)
 
     async def verify_api_key_or_token(self, token: str) -> None:
         """Accept any valid API key or access token.

@@ -1,6 +1,5 @@
 """The record of what operators changed: who, when and why. Each change has a row, and a line in the log."""
 
-import sys
 from collections.abc import Collection
 from datetime import datetime
 from uuid import UUID
@@ -54,17 +53,16 @@ async def record(
         """,
         rows,
     )
+    log = logs.to_standard_error()
     for request_id, subject in changed:
-        sys.stderr.write(
-            logs.line(
-                "operator_acted",
-                action=action,
-                uuid=request_id and uuid_of(request_id),
-                conveyancer_id=conveyancer_id,
-                subject=subject,
-                operator=by.name,
-                note=by.note,
-            )
+        log.info(
+            "operator_acted",
+            action=action,
+            uuid=request_id and uuid_of(request_id),
+            conveyancer_id=conveyancer_id,
+            subject=subject,
+            operator=by.name,
+            note=by.note,
         )
 
 

@@ -74,13 +74,12 @@ async def _judge(settings: ServiceSettings, token: str) -> AsyncIterator[Finding
     try:
         caller = AccessTokens(settings, signing_keys).verify(token)
     except InvalidCredentials as refused:
-        do = ", ".join(_shown(settings, name) for name in refused.settings)
-        yield Finding("wrong", "token", str(refused).rstrip("."), do and f"the settings that matter: {do}")
+        yield Finding("wrong", "token", str(refused).rstrip("."))
     else:
         if isinstance(caller, InternalReader):
             yield Finding("ok", "token", f"accepted as the internal reader {caller.client_id!a}")
         else:
-            yield _scopes_of(caller, settings)
+            yield _scopes_of(caller)
             yield await _firm_of(caller, settings)
     with suppress(jwt.PyJWTError, ValueError):
         decoded = jwt.decode_complete(token, options={"verify_signature": False})
@@ -89,15 +88,15 @@ async def _judge(settings: ServiceSettings, token: str) -> AsyncIterator[Finding
         # json.dumps writes ASCII, because control characters of a forged token could manipulate the terminal.
         says = f"header {json.dumps(decoded['header'])}, claims {json.dumps(claims)}"
         yield Finding("ok", "token", says)
+    shown = (f"{name.upper()}={getattr(settings, name)!a}" for name in _SETTINGS)
+    yield Finding("ok", "token", f"settings {', '.join(shown)}")
 
 
-def _scopes_of(caller: Caller, settings: ServiceSettings) -> Finding:
+def _scopes_of(caller: Caller) -> Finding:
     says = f"accepted as the conveyancer {caller.conveyancer_id!a}, with "
     if caller.scopes:
         return Finding("ok", "token", says + ", ".join(sorted(caller.scopes)))
-    do = ", ".join(_shown(settings, name) for name in ("AUTH_SCOPE_CLAIM", "AUTH_SCOPE_PREFIX"))
-    says += "no scope of this service: it opens only the questionnaire"
-    return Finding("wrong", "token", says, f"the settings that matter: {do}")
+    return Finding("wrong", "token", says + "no scope of this service: it opens only the questionnaire")
 
 
 async def _firm_of(caller: Caller, settings: ServiceSettings) -> Finding:
@@ -121,8 +120,8 @@ _CLAIMS = (
     *("iss", "aud", "exp", "typ", "token_use", "client_id", "azp", "appid", "cid"),
     *("scope", "scp", "roles"),
 )
-
-
-def _shown(settings: ServiceSettings, name: str) -> str:
-    """Return a setting with its value, except for a URL, which may have a password."""
-    return name if name.endswith("_URL") else f"{name}={getattr(settings, name.lower())!a}"
+# The settings that decide. URLs are not shown, because they may have passwords.
+_SETTINGS = (
+    *("auth_issuer", "auth_audience", "auth_token_types", "auth_client_claim", "auth_clients"),
+    *("auth_internal_clients", "auth_scope_claim", "auth_scope_prefix"),
+)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import cast
 
 import structlog
 
@@ -30,17 +31,16 @@ async def keep_running(name: str, work: Callable[[], Awaitable[None]]) -> None:
     aiormq may raise a CancelledError itself. That is a failure, too, unless this task is being cancelled.
     """
     failures = metrics.background_failures.labels(name)
-    task = asyncio.current_task()
+    task = cast("asyncio.Task[None]", asyncio.current_task())
     while True:
         try:
             await work()
         except (Exception, asyncio.CancelledError) as error:  # No error may stop the work permanently.
-            is_ending = task is not None and task.cancelling() > 0
-            if is_ending and isinstance(error, asyncio.CancelledError):
+            if task.cancelling() and isinstance(error, asyncio.CancelledError):
                 raise
             failures.inc()
             _log.error("background_work_failed", work=name, **logs.describe(error))
-            if is_ending:
+            if task.cancelling():
                 return
         else:
             return

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import structlog
 from granian.constants import HTTPModes, Interfaces
@@ -88,27 +88,25 @@ async def serve(
     server = _server(_tracked(app, in_flight, stop), address, keep_alive_seconds=keep_alive_seconds)
     stop_server: Callable[[], None] = server.stop  # Granian has no type for it.
     serving = asyncio.create_task(server.serve())
-
-    async def end() -> None:
-        await stop.wait()
-        await asyncio.sleep(drain_seconds)
-        stop_server()
-        await asyncio.sleep(shutdown_seconds - drain_seconds)
-        for task in in_flight:
-            task.cancel()
-        await asyncio.sleep(_CUT_OFF_SECONDS)
-        serving.cancel()  # Only callers that do not read their responses are left.
-
-    ending = asyncio.create_task(end())
+    stopping = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait([serving])
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            await asyncio.wait([serving], timeout=drain_seconds)
+            stop_server()
+            await asyncio.wait([serving], timeout=shutdown_seconds - drain_seconds)
+            for task in in_flight:
+                task.cancel()
+            await asyncio.wait([serving], timeout=_CUT_OFF_SECONDS)
+            serving.cancel()  # Only callers that do not read their responses are left.
+            await asyncio.wait([serving])
     finally:
-        ending.cancel()
+        stopping.cancel()
         stop_server()  # if this task was cancelled
-    if not serving.cancelled() and (error := serving.exception()):
+    error = None if serving.cancelled() else serving.exception()
+    if error or not stop.is_set():
+        _log.critical("server_failed", reason=str(error or "it ended"))  # Granian's texts quote no values.
         raise ServerFailed from error
-    if not stop.is_set():
-        raise ServerFailed
 
 
 def _server(app: ASGIApp, address: Address, *, keep_alive_seconds: int) -> Server:
@@ -134,25 +132,20 @@ def _tracked(app: ASGIApp, in_flight: set[asyncio.Task[None]], stop: asyncio.Eve
     """Return *app* with tasks in *in_flight*, failures logged, and connections closed after *stop*."""
 
     async def tracked(scope: Scope, receive: Receive, send: Send) -> None:
-        task = asyncio.current_task()
-        if scope["type"] == "http" and task is not None:
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            await send(message)
+
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        if scope["type"] == "http":
             in_flight.add(task)
         try:
-            await app(scope, receive, _closing(send) if stop.is_set() else send)
+            await app(scope, receive, send_and_close if stop.is_set() else send)
         except Exception as error:
             _log.error("application_failed", scope=scope["type"], **logs.describe(error))
             raise
         finally:
-            if task is not None:
-                in_flight.discard(task)
+            in_flight.discard(task)
 
     return tracked
-
-
-def _closing(send: Send) -> Send:
-    async def send_and_close(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
-        await send(message)
-
-    return send_and_close

@@ -59,7 +59,7 @@ def lasting(check: Check, pool: Pool) -> Check:
 
 
 async def answer(path: str, checks: Checks, read_gauges: ReadGauges | None = None) -> Response:
-    """Return the response to GET on one of PATHS. For /metrics, gauges from Postgres are read first."""
+    """Return the response to GET. For /metrics, gauges from Postgres are read first."""
     match path:
         case "/livez":
             return _in_json(HTTPStatus.OK, {"status": "alive"})
@@ -68,9 +68,11 @@ async def answer(path: str, checks: Checks, read_gauges: ReadGauges | None = Non
             is_ready = all(passed for passed, _ in results.values())
             status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
             return _in_json(status, {name: state for name, (_, state) in results.items()})
-    if read_gauges is not None:
-        await read_gauges()
-    return Response.of(HTTPStatus.OK, b"text/plain; version=0.0.4; charset=utf-8", generate_latest())
+        case "/metrics":
+            if read_gauges is not None:
+                await read_gauges()
+            return Response.of(HTTPStatus.OK, b"text/plain; version=0.0.4; charset=utf-8", generate_latest())
+    return _in_json(HTTPStatus.NOT_FOUND, {"status": "not found"})
 
 
 def _in_json(status: HTTPStatus, body: dict[str, str]) -> Response:
@@ -97,12 +99,8 @@ async def serve(
     """Until *stop*, serve the probes of a process that has no API."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return  # There is nothing to do at startup and shutdown.
-        if scope["path"] in PATHS:
+        if scope["type"] == "http":  # There is nothing to do at startup and shutdown.
             response = await answer(scope["path"], checks, read_gauges)
-        else:
-            response = _in_json(HTTPStatus.NOT_FOUND, {"status": "not found"})
-        await response(scope, receive, send)
+            await response(scope, receive, send)
 
     await http_server.serve(app, address, stop, shutdown_seconds=1.0)

@@ -1,39 +1,38 @@
 """Logs in JSON, without personal or secret data. The line for each HTTP request is in api/outer_layer.py."""
 
-import asyncio
-import json
 import logging
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 import msgspec
 import structlog
+from structlog.processors import JSONRenderer, TimeStamper, add_log_level
 from structlog.stdlib import ProcessorFormatter
-from structlog.typing import EventDict, Processor
+from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
 from service.settings import Settings
 
-# The lowest level at which each library may log. At INFO some libraries print addresses and URLs.
-_LEVELS = {
-    **dict.fromkeys(("aio_pika", "aiosmtplib", "asyncio", "asyncpg", "httpcore", "httpx"), "WARNING"),
-    "aiormq": "CRITICAL",  # Its errors quote messages. The code that needs a connection logs outages.
-}
-_encoder = msgspec.json.Encoder(enc_hook=repr)
+_SHARED: list[Processor] = [structlog.contextvars.merge_contextvars, add_log_level, TimeStamper(fmt="iso")]
+
+
+def _encode(event: EventDict, default: Callable[[Any], Any]) -> str:
+    return msgspec.json.encode(event, enc_hook=default).decode()  # 4 µs less than json.dumps
+
+
+_IN_JSON = JSONRenderer(_encode)
 
 
 def configure(settings: Settings) -> None:
-    """Send our logs and those of all libraries to standard output, in one format.
+    """Send our logs, and the warnings and errors of libraries, to standard output, in one format.
 
     Our own logs bypass the standard library's logging, which takes several times as long.
     """
-    shared: list[Processor] = [structlog.contextvars.merge_contextvars, structlog.stdlib.add_log_level]
     structlog.configure(
-        processors=[*shared, _in_json],
+        processors=[*_SHARED, _IN_JSON],
         logger_factory=_StandardOutput,
         wrapper_class=structlog.make_filtering_bound_logger(settings.log_level),
         cache_logger_on_first_use=True,
@@ -41,63 +40,35 @@ def configure(settings: Settings) -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(
         ProcessorFormatter(
-            processors=[ProcessorFormatter.remove_processors_meta, _in_json],
-            foreign_pre_chain=[*shared, _tame],
+            processors=[ProcessorFormatter.remove_processors_meta, _IN_JSON],
+            foreign_pre_chain=[*_SHARED, _tame],
         )
     )
-    logging.basicConfig(handlers=[handler], level=settings.log_level, force=True)
-    for library, level in _LEVELS.items():
-        logging.getLogger(library).setLevel(level)
+    # Below this level some libraries print addresses and URLs.
+    level = "ERROR" if settings.log_level == "ERROR" else "WARNING"
+    logging.basicConfig(handlers=[handler], level=level, force=True)
+    # aiormq's errors quote messages. The code that needs a connection logs outages.
+    logging.getLogger("aiormq").setLevel("CRITICAL")
 
 
 class _StandardOutput:
-    """Writes log lines. To save time, the lines of one turn of the event loop share a system call.
-
-    A line that cannot be written must not stop the work.
-    """
-
-    def __init__(self, *_: object) -> None:
-        self._is_flushing = False  # whether a flush at the end of this turn is due
+    """structlog's PrintLogger, except that a line that cannot be written does not stop the work."""
 
     def info(self, line: str) -> None:
         """Write a line of any level."""
-        _attempt(sys.stdout.write, f"{line}\n")
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            self._flush()
-            return
-        if not self._is_flushing:
-            self._is_flushing = True
-            loop.call_soon(self._flush)
+        with suppress(OSError, ValueError):
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
 
     debug = warning = error = critical = info
 
-    def _flush(self) -> None:
-        self._is_flushing = False
-        _attempt(sys.stdout.flush)
 
-
-def _attempt(operation: Callable[..., object], *arguments: str) -> None:
-    try:
-        operation(*arguments)
-    except (OSError, ValueError) as error:
-        with suppress(OSError, ValueError):
-            sys.stderr.write(f"a log line could not be written: {type(error).__name__}\n")
-
-
-def _in_json(_logger: object, _method: str, event: EventDict) -> str:
-    """Return the event as JSON, with its time. structlog's own processors for this took 2 µs longer."""
-    event["timestamp"] = datetime.now(UTC)
-    try:
-        return _encoder.encode(event).decode()
-    except UnicodeEncodeError:  # a lone surrogate, which the standard library escapes
-        return json.dumps(msgspec.to_builtins(event, enc_hook=repr))
-
-
-def line(event: str, **facts: object) -> str:
-    """Return a log line for a command, which logs nothing else, because its standard output is its answer."""
-    return f"{_in_json(None, 'info', {'event': event, 'level': 'info', **facts})}\n"
+def to_standard_error() -> FilteringBoundLogger:
+    """Return a logger for a command, which logs nothing else, because its standard output is its answer."""
+    log: FilteringBoundLogger = structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr), processors=[*_SHARED, _IN_JSON]
+    )
+    return log
 
 
 def describe(error: BaseException) -> dict[str, Any]:

@@ -189,7 +189,7 @@ async def test_internal_error_is_marked_and_its_text_left_out(traced_chain, coll
     assert attributes_of(spans["POST /v1/request"])["error.type"] == "503"
 
 
-def test_opentelemetry_is_not_imported_without_tracing():
+def test_exporter_is_not_imported_without_tracing():
     program = """
 import sys
 import service.__main__, worker.__main__
@@ -199,7 +199,7 @@ class Off: otel_exporter_otlp_endpoint = None
 with tracing.exporting(Off, service="x"):
     with tracing.span("x", "client", dict):
         assert tracing.onward("as it came") == "as it came"
-print([name for name in sys.modules if name.startswith(("opentelemetry", "requests", "google"))])
+print([name for name in sys.modules if name.startswith(("opentelemetry.sdk", "requests", "google"))])
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 

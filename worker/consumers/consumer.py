@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 import structlog
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from opentelemetry.trace import StatusCode
 from structlog.contextvars import bound_contextvars
 
 from service.postgres import connections, schema
@@ -134,7 +135,7 @@ class Consumer(Generic[Content]):
         parent = tracing.accept(message.headers.get("traceparent")) or read.traceparent
         with (
             self._seconds.time(),
-            tracing.span(self._span, "consumer", lambda: self._describe(message), parent=parent),
+            tracing.span(self._span, "consumer", lambda: self._describe(message), parent=parent) as span,
         ):
             traceparent = tracing.onward(parent)
             about = logs.about(read.uuid, traceparent)
@@ -151,7 +152,7 @@ class Consumer(Generic[Content]):
                     await wait_at_most(_RETRY_SECONDS, in_hand.leaving)
                 await in_hand.settle(message, outcome)
             if outcome != "handled":
-                tracing.describe({}, failed=True)
+                span.set_status(StatusCode.ERROR)
             self._outcomes[outcome].inc()
 
     async def _handle(self, message: AbstractIncomingMessage, read: Incoming, traceparent: str) -> str:

@@ -119,46 +119,31 @@ async def test_fetch_that_began_before_a_key_was_published_is_not_the_last_word(
     assert await eventually(lambda: is_found(keys, "next"))
 
 
-async def test_keys_stay_in_use_during_an_outage_and_are_refreshed_after_it(
-    server, own_issuer, authority, monkeypatch
+@pytest.mark.parametrize("has_keys", [True, False], ids=["keys were fetched", "it starts in the outage"])
+async def test_keys_stay_in_use_during_an_outage_and_are_fetched_after_it_without_a_caller(
+    authority, own_issuer, monkeypatch, has_keys
 ):
     for pause in ("_REFRESH_SECONDS", "_COOLDOWN_SECONDS", "_INTERVAL_SECONDS", "_FRESH_SECONDS"):
         monkeypatch.setattr(signing_keys, pause, 0.05)
     https = HttpsIssuer(authority)
-    https.answer = server.answer
+    https.answer = status(200, own_issuer.jwks.read_bytes())
     async with https.up():
         keys = SigningKeys(https.url)
-        await keys.refresh()
+        if has_keys:
+            await keys.refresh()
+    before = https.requests
 
     with capture_logs() as logs:
         async with in_background("signing_keys", keys.run):
             await eventually(lambda: len(failures(logs)) >= 3)
-            assert is_found(keys, "local")
+            assert is_found(keys, "local") == has_keys
             with pytest.raises(SigningKeysUnavailable):  # It may be a new key.
                 keys.find("next")
             own_issuer.publish("next")
             https.answer = status(200, own_issuer.jwks.read_bytes())
             async with https.up():
+                await eventually(lambda: https.requests > before)
                 assert await eventually(lambda: is_found(keys, "next"))
-
-
-async def test_process_that_starts_during_an_outage_fetches_its_first_keys_without_a_caller(
-    server, authority, monkeypatch
-):
-    monkeypatch.setattr(signing_keys, "_COOLDOWN_SECONDS", 0.05)
-    https = HttpsIssuer(authority)
-    https.answer = server.answer
-    async with https.up():
-        keys = SigningKeys(https.url)
-
-    with capture_logs() as logs:
-        async with in_background("signing_keys", keys.run):
-            await eventually(lambda: failures(logs))
-            with pytest.raises(SigningKeysUnavailable):
-                keys.find("local")
-            async with https.up():
-                await eventually(lambda: https.requests)
-                assert await eventually(lambda: is_found(keys, "local"))
 
 
 WRONG: dict[str, Answer] = {
@@ -192,26 +177,18 @@ async def test_wrong_answer_keeps_the_cached_keys_and_the_fetch_ends_in_time(ser
         keys.find("next")
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip"])
-async def test_document_is_not_decompressed(server, own_issuer, encoding):
+@pytest.mark.parametrize("refused", ["compressed", "compressed twice", "too large", "elsewhere"])
+async def test_document_is_not_decompressed_nor_read_if_it_is_too_large_or_elsewhere(
+    server, own_issuer, refused
+):
     document = own_issuer.jwks.read_bytes()
-    for _ in encoding.split(", "):
-        document = gzip.compress(document)
-    server.answer = status(200, document, f"Content-Encoding: {encoding}")
-
-    with pytest.raises(SigningKeysUnavailable):
-        await SigningKeys(server.url).refresh()
-
-
-async def test_document_that_is_too_large_is_not_read(server, monkeypatch):
-    monkeypatch.setattr(signing_keys, "_LARGEST_DOCUMENT", 100)
-
-    with pytest.raises(SigningKeysUnavailable):
-        await SigningKeys(server.url).refresh()
-
-
-async def test_redirect_is_not_followed(server):
-    server.answer = status(HTTPStatus.TEMPORARY_REDIRECT, b"", f"Location: {server.url}?moved")
+    compressed = gzip.compress(document)
+    server.answer = {
+        "compressed": status(200, compressed, "Content-Encoding: gzip"),
+        "compressed twice": status(200, gzip.compress(compressed), "Content-Encoding: gzip, gzip"),
+        "too large": status(200, document + b" " * 1024 * 1024),
+        "elsewhere": status(HTTPStatus.TEMPORARY_REDIRECT, b"", f"Location: {server.url}?moved"),
+    }[refused]
 
     with pytest.raises(SigningKeysUnavailable):
         await SigningKeys(server.url).refresh()

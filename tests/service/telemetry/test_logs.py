@@ -1,6 +1,5 @@
 """Log lines: their format, their level, and failures to write them."""
 
-import asyncio
 import json
 import logging
 import sys
@@ -38,11 +37,11 @@ def test_our_lines_and_those_of_libraries_have_one_json_format_and_one_level(cap
     log = configured()
     log.debug("hidden")
     logging.getLogger("library").debug("hidden")
-    log.warning("ours", odd="\udc80")
+    log.warning("ours", odd=1j)
     logging.getLogger("library").warning("theirs %s", 2)
 
     ours, theirs = written(capsys)
-    assert (ours["event"], ours["odd"], ours["level"]) == ("ours", "\udc80", "warning")
+    assert (ours["event"], ours["odd"], ours["level"]) == ("ours", "1j", "warning")
     assert (theirs["event"], theirs["level"]) == ("theirs 2", "warning")
     assert ours.keys() - {"odd"} == theirs.keys()
 
@@ -66,32 +65,9 @@ def test_reason_of_the_operating_system_is_described_and_that_of_a_mail_server_i
     assert "reason" not in theirs
 
 
-def test_line_that_cannot_be_written_does_not_stop_the_work(capsys, monkeypatch):
+def test_line_that_cannot_be_written_does_not_stop_the_work(monkeypatch):
     log = configured()
-    full = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails, too
-    monkeypatch.setattr(sys, "stdout", full)
+    with suppress(OSError), Path("/dev/full").open("w") as full:  # Closing it fails, too.
+        monkeypatch.setattr(sys, "stdout", full)
 
-    log.error("lost")
-
-    assert capsys.readouterr().err == "a log line could not be written: OSError\n"
-    with suppress(OSError):
-        full.close()
-
-
-async def test_lines_of_one_turn_of_the_event_loop_are_written_at_its_end(monkeypatch, tmp_path):
-    log = configured()
-    file = tmp_path / "log"
-    with file.open("w") as output:
-        monkeypatch.setattr(sys, "stdout", output)
-
-        log.info("first")
-        log.info("second")
-        at_once = file.read_text()
-        await asyncio.sleep(0)
-        later = file.read_text()
-        log.info("third")
-        await asyncio.sleep(0)
-
-        assert at_once == ""
-        assert [json.loads(line)["event"] for line in later.splitlines()] == ["first", "second"]
-        assert "third" in file.read_text()
+        assert log.error("lost") is None
