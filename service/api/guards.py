@@ -1,4 +1,4 @@
-"""The guards of the handlers: they shed load, authenticate the caller, and check what is declared of a body.
+"""The guards of the handlers: they shed load, and authenticate the caller.
 
 Litestar runs guards before it reads the body.
 """
@@ -12,7 +12,6 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
-from service.api.decoding import check_declared
 from service.api.errors import ApiError
 from service.api.resources import Resources
 from service.authentication.access_tokens import Caller, InternalReader, is_jwt
@@ -60,11 +59,6 @@ async def requires_reader_or_secret(request: Connection, _: BaseRouteHandler) ->
         request.scope["user"] = SecretHolder(token)
     else:
         raise WrongSecret
-
-
-async def declares_json(request: Connection, _: BaseRouteHandler) -> None:
-    """Raise ApiError unless the body is declared as uncompressed JSON. Litestar does not check it."""
-    check_declared(request.headers.get("content-type"), request.headers.get("content-encoding"))
 
 
 async def requires_api_key_or_token(request: Connection, _: BaseRouteHandler) -> None:

@@ -14,7 +14,7 @@ from litestar.routes import HTTPRoute
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from service.api import decoding
+from service.api.api_request import check_declared
 from service.api.errors import ApiError
 from service.api.outer_layer import OuterLayer
 from service.app import create_app
@@ -226,8 +226,8 @@ async def test_too_large_body_of_unknown_size_is_refused(shared_client):
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP", "identity, gzip"])
 def test_compressed_body_is_refused_by_its_header(encoding):
     with pytest.raises(ApiError, match="Content-Encoding"):
-        decoding.check_declared("application/json", encoding)
-    decoding.check_declared("application/json", "Identity")
+        check_declared("application/json", encoding)
+    check_declared("application/json", "Identity")
 
 
 @pytest.mark.parametrize(

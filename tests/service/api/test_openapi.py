@@ -14,8 +14,10 @@ from openapi_spec_validator import validate
 
 from deploy.local.machine.ports import free_port
 from service import app
-from service.api import listing, questionnaire
-from service.api.openapi import examples
+from service.api import questionnaire
+from service.api.decoding import parse_query
+from service.api.listing import DEFAULT_LIMIT, ListQuery
+from service.api.openapi import common_refusals, examples
 from service.authentication import api_keys
 from tests.harness import documented_errors
 from tests.harness.examples import CONVEYANCER
@@ -158,7 +160,8 @@ def test_example_of_a_parameter_is_accepted(name):
         if each.get("name") == name
     ]
 
-    assert listing.read_listing(urlencode({name: example}).encode()).limit == listing.DEFAULT_LIMIT
+    query = parse_query(ListQuery, urlencode({name: example}).encode())
+    assert query.listing().limit == DEFAULT_LIMIT
 
 
 async def test_examples_are_what_is_answered_and_what_each_kind_of_reader_gets(service_settings, issuer):
@@ -224,8 +227,8 @@ BAD_CLAIMS: dict[str, dict[str, Any]] = {
     "unknown_conveyancer": {"client_id": "nobody"},
 }
 BAD_BODIES = {
-    "malformed": examples.MALFORMED_REQUEST.encode(),
-    "too_large": b" " * examples.LARGE_REQUEST,
+    "malformed": common_refusals.MALFORMED_BODY,
+    "too_large": b" " * common_refusals.LARGE_BODY,
     "refused_fields": examples.REFUSED_REQUEST.encode(),
 }
 MISSING_HEADERS = {"no_token": "Authorization", "no_content_type": "Content-Type"}

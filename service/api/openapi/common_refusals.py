@@ -1,0 +1,66 @@
+"""The examples of errors that follow from what an operation takes, by their names."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from litestar.exceptions import ClientException
+
+from service.api.api_request import body_overdue, body_too_large, check_declared
+from service.api.decoding import Body, parse
+from service.api.errors import ApiError
+from service.api.guards import bearer_token
+from service.authentication.access_tokens import InvalidCredentials
+from service.authentication.authenticator import InsufficientScope
+from service.authentication.signing_keys import SigningKeysUnavailable
+from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.calculation_requests.model import RequestErased, RequestNotFound
+from service.postgres.outages import PostgresUnavailable
+
+MALFORMED_BODY = b'{"customer_email": "ada@customer.example.com",}'
+LARGE_BODY = 300_000  # bytes
+
+
+def refusal(check: Callable[..., object], *arguments: object) -> ApiError:
+    """Return the error that *check* raises."""
+    try:
+        check(*arguments)
+    except ApiError as error:
+        return error
+    raise ValueError(check)
+
+
+_ALWAYS: Mapping[str, Exception] = {
+    "bad_host": ClientException(),
+    "two_tokens": refusal(bearer_token, ["Bearer one", "Bearer two"]),
+    "no_token": refusal(bearer_token, []),
+    "not_bearer": refusal(bearer_token, ["Basic YTpi"]),
+    "expired_token": InvalidCredentials("The access token has expired: request a new one."),
+    "unforeseen": Exception(),
+    "database_unavailable": PostgresUnavailable(),
+    "signing_keys_unavailable": SigningKeysUnavailable(),
+}
+_OF_A_BODY: Mapping[str, Exception] = {
+    "malformed": refusal(parse, Body, MALFORMED_BODY),
+    "too_slow": body_overdue(),
+    "too_large": body_too_large(LARGE_BODY),
+    "no_content_type": refusal(check_declared, None, None),
+    "not_json": refusal(check_declared, "text/plain", None),
+    "compressed": refusal(check_declared, "application/json", "gzip"),
+}
+_OF_A_UUID: Mapping[str, Exception] = {"unknown_uuid": RequestNotFound(), "erased": RequestErased()}
+
+
+def of(operation: dict[str, Any], path: str) -> dict[str, Exception]:
+    """Return the failures of an operation that follow from its body, its path and the scope that it needs."""
+    failures = dict(_ALWAYS)
+    if "requestBody" in operation:
+        failures |= _OF_A_BODY
+    if "{uuid}" in path:
+        failures |= _OF_A_UUID
+    scopes = [scope for each in operation["security"] for scope in each.get("access_token", ())]
+    if scopes:
+        failures |= {
+            "insufficient_scope": InsufficientScope(scopes[0]),
+            "unknown_conveyancer": UnknownConveyancer(),
+        }
+    return failures
