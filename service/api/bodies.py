@@ -147,7 +147,7 @@ def _errors_of_reason(values: Mapping[str, Any]) -> list[FieldError]:
     if values.get("calculation_fee_exempt") is not True:
         return []
     failure = _check_reason(_reason_in(values))
-    return [field_error("calculation_fee_exempt_reason", *failure)] if failure else []
+    return [field_error(failure, "calculation_fee_exempt_reason")] if failure else []
 
 
 def _reason_in(values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any JSON value

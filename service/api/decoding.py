@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from service import json_faults, text_rules
 from service.api.api_request import malformed_body
-from service.api.envelope import ErrorCode, FieldError
+from service.api.envelope import FieldError
 from service.api.errors import Failure, InvalidSubmission
 
 UNKNOWN_FIELDS_NAMED = 50  # Naming thousands would take longer than storing a request.
@@ -77,8 +77,9 @@ class BodyDecoding(SerializationPlugin):
 
     def create_dto_for_type(self, field_definition: FieldDefinition) -> type[BodyDecoder[Any]]:
         """Return the decoder of a type that is supported."""
-        decoder: Any = BodyDecoder
-        return decoder[field_definition.annotation]  # type: ignore[no-any-return]
+        generic: Any = BodyDecoder
+        decoder: type[BodyDecoder[Any]] = generic[field_definition.annotation]
+        return decoder
 
 
 def parse(kind: type[AnyBody], body: bytes) -> AnyBody:
@@ -92,7 +93,7 @@ def parse(kind: type[AnyBody], body: bytes) -> AnyBody:
 def _read(kind: type[AnyBody], body: bytes) -> AnyBody:
     body.decode()  # msgspec does not check the encoding inside a Raw.
     try:
-        parsed: AnyBody = _decoder(kind).decode(body)
+        parsed = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError:
         sent = msgspec.json.decode(body)
         if not isinstance(sent, dict):
@@ -130,7 +131,7 @@ def parse_query(kind: type[AnyQuery], query_string: bytes) -> AnyQuery:
     query = parse_qsl("&".join(parts[: len(fields) + UNKNOWN_FIELDS_NAMED]), keep_blank_values=True)
     times = Counter(name for name, _ in query)
     repeated = "This parameter was sent more than once: send it once."
-    errors = {name: _error([name], "repeated", repeated) for name in fields if times[name] > 1}
+    errors = {name: field_error(("repeated", repeated), name) for name in fields if times[name] > 1}
     integers = {name for name, field in fields.items() if int in _parts(field.type)}
     sent = {name: _integer(text) if name in integers else text for name, text in query}
     try:
@@ -165,9 +166,9 @@ def _convert_fields(
             except msgspec.ValidationError as error:
                 errors[name] = _classify(name, str(error), sent[name], fields[name].type)
         elif fields[name].required:
-            errors[name] = _error([name], *_REQUIRED)
+            errors[name] = field_error(_REQUIRED, name)
     for name in islice((name for name in sent if name not in fields), UNKNOWN_FIELDS_NAMED):
-        errors[name] = _error([name], "unknown_field", f"There is no such {called}: check its name.")
+        errors[name] = field_error(("unknown_field", f"There is no such {called}: check its name."), name)
     _check(kind, values, errors)
     return values
 
@@ -176,10 +177,10 @@ def _check(kind: type[Fields], values: Mapping[str, Any], errors: dict[str, Fiel
     """Raise InvalidSubmission if there are *errors*, or checks of the values find others."""
     for name, check in _checks(kind).items():
         value = values.get(name)
-        if value is None or value is msgspec.UNSET or name in errors:
-            continue
-        if failure := check(value):
-            errors[name] = field_error(name, *failure)
+        if value is not None and value is not msgspec.UNSET and name not in errors:
+            failure = check(value)
+            if failure:
+                errors[name] = field_error(failure, name)
     for error in kind.joint_errors(values, others=bool(errors)):
         errors.setdefault(str(error.field), error)
     if errors:  # in the order of the fields, unknown ones last
@@ -196,34 +197,27 @@ def _convert(value: Any, kind: Any) -> Any:  # noqa: ANN401 - any JSON value, an
     return msgspec.convert(value, kind)
 
 
-def field_error(name: str, code: ErrorCode, message: str) -> FieldError:
-    """Return an error of one field of a body."""
-    return _error([name], code, message)
+def field_error(failure: Failure, *path: str) -> FieldError:
+    """Return an error of the field, or of the part of a field, at a path in the body."""
+    steps = [step[: text_rules.CHARACTERS].replace("~", "~0").replace("/", "~1") for step in path]
+    return FieldError(*failure, path[0][: text_rules.CHARACTERS], "".join(f"/{step}" for step in steps))
 
 
-def _error(path: list[str], code: ErrorCode, message: str) -> FieldError:
-    path = [step[: text_rules.CHARACTERS] for step in path]
-    escaped = [step.replace("~", "~0").replace("/", "~1") for step in path]
-    return FieldError(code, message, path[0], "".join(f"/{step}" for step in escaped))
-
-
+_REQUIRED: Failure = ("required", "This field is required.")
 # What is expected of a text that msgspec refuses with one of these messages.
 _FORMATS = {
     "Invalid RFC3339 encoded date": "a date, such as 2026-03-02",
     "Invalid RFC3339 encoded datetime": "a time with its zone, such as 2026-03-02T09:30:00Z",
     "Expected `datetime` with a timezone component": "a time with its zone, such as 2026-03-02T09:30:00Z",
-    "Expected `datetime` with no timezone component": "a time without a zone, such as 2026-03-02T09:30:00",
     "Invalid RFC3339 encoded time": "a time of day, such as 09:30:00",
     "Invalid ISO8601 duration": "a duration, such as PT90M",
     "Invalid UUID": "a UUID",
     "Invalid decimal string": "a decimal number",
     "Invalid base64 encoded string": "Base64",
 }
-_TOO_LONG = re.compile("Expected `(str|array|object)` of length <= ([0-9]+)")
+_LENGTH = re.compile("Expected `(str|array|object)` of length <= ([0-9]+)")
 _COUNTED = {"str": "characters", "array": "items", "object": "fields"}
-_REQUIRED: Failure = ("required", "This field is required.")
-_UNKNOWN: Failure = ("unknown_field", "There is no such field: check its name.")
-_MEMBER = re.compile("Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
+_MISSING = re.compile("Object missing required field `(.*)`")
 _STEPS = re.compile(r"\.(\w+)|\[([0-9]+)\]")
 
 
@@ -231,23 +225,21 @@ def _classify(name: str, problem: str, value: Any, kind: Any) -> FieldError:  # 
     """Return the error for a problem that msgspec reports about a field's value, or about a part of it."""
     problem, _, place = problem.partition(" - at `$")
     path = [name, *(member or index for member, index in _STEPS.findall(place))]
-    if member := _MEMBER.fullmatch(problem):
-        return _error([*path, member[2]], *(_REQUIRED if member[1] == "missing required" else _UNKNOWN))
-    return _error(path, *_failure(problem, None if place else value, kind))
-
-
-def _failure(problem: str, value: Any, kind: Any) -> Failure:  # noqa: ANN401 - as in _convert
-    if problem.startswith(("Invalid enum value", "Invalid value")):
-        return "invalid_choice", f"Expected {' or '.join(_choices(kind)) or 'another value'}."
-    if problem in _FORMATS:
-        return "invalid_type", f"Expected {_FORMATS[problem]}, got another string."
-    if length := _TOO_LONG.fullmatch(problem):
-        return too_long(int(length[2]), value, of=_COUNTED[length[1]])
     words = json_faults.in_json_words(problem)
-    if ", got " in words:
-        return "invalid_type", f"{words}."
-    # A limit. All other messages may quote the value.
-    return "out_of_range", f"{words}." if words.startswith("Expected ") else "Expected another value."
+    if missing := _MISSING.fullmatch(problem):
+        return field_error(_REQUIRED, *path, missing[1])
+    if problem in _FORMATS:
+        failure: Failure = ("invalid_type", f"Expected {_FORMATS[problem]}, got another string.")
+    elif length := _LENGTH.fullmatch(problem):
+        failure = too_long(int(length[2]), None if place else value, of=_COUNTED[length[1]])
+    elif problem.startswith("Expected "):
+        failure = ("invalid_type" if ", got " in problem else "out_of_range", f"{words}.")
+    elif problem.startswith("Object contains unknown field"):
+        failure = ("unknown_field", "It has a field that does not exist: check their names.")
+    else:  # an invalid choice, which msgspec quotes
+        choices = " or ".join(_choices(kind)) if not place else ""
+        failure = ("invalid_choice", f"Expected {choices or 'another value'}.")
+    return field_error(failure, *path)
 
 
 def too_long(longest: int, value: Any, *, of: str = "characters") -> Failure:  # noqa: ANN401 - with a length
@@ -262,11 +254,6 @@ def _choices(kind: object) -> Iterator[str]:
             yield from (str(choice) for choice in get_args(part) if choice is not None)
         elif isinstance(part, type) and issubclass(part, Enum):
             yield from (str(choice.value) for choice in part)
-
-
-@cache
-def _decoder(kind: type[AnyBody]) -> msgspec.json.Decoder[AnyBody]:
-    return msgspec.json.Decoder(kind)
 
 
 @cache

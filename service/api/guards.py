@@ -101,21 +101,19 @@ def bearer_token(authorization: Sequence[str]) -> str:
             challenge="invalid_request",
         )
     if not authorization:
-        raise ApiError(
-            HTTPStatus.UNAUTHORIZED,
-            "unauthenticated",
-            "The Authorization header is missing: send `Authorization: Bearer …` with an access token; a "
-            "request's secret also opens that request, and an API key opens the questionnaire.",
-            challenge="",
-        )
+        raise _no_token("is missing")
     scheme, _, token = authorization[0].partition(" ")
     token = token.strip(" ")  # A plain strip() would also remove spaces that are not ASCII.
     if scheme.lower() != "bearer" or not token:
-        raise ApiError(
-            HTTPStatus.UNAUTHORIZED,
-            "unauthenticated",
-            "The Authorization header has no Bearer token: send `Authorization: Bearer …` with an access "
-            "token; a request's secret also opens that request, and an API key opens the questionnaire.",
-            challenge="",
-        )
+        raise _no_token("has no Bearer token")
     return token
+
+
+def _no_token(problem: str) -> ApiError:
+    return ApiError(
+        HTTPStatus.UNAUTHORIZED,
+        "unauthenticated",
+        f"The Authorization header {problem}: send `Authorization: Bearer …` with an access token; a "
+        "request's secret also opens that request, and an API key opens the questionnaire.",
+        challenge="",
+    )

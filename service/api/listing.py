@@ -20,6 +20,11 @@ from service.identifiers import parse_uuid, uuid_of
 DEFAULT_LIMIT = 20
 LARGEST_LIMIT = 100
 _NEWEST = PlaceByAge(UUID(int=2**128 - 1))  # no request is newer
+_OTHER_CURSOR: Failure = (
+    "invalid_cursor",
+    "Expected the next_cursor of an earlier page of the same list.",
+)
+_NO_FILTER: Failure = ("invalid_choice", "Send external_id or updated_since, not both.")
 _CURSOR = re.compile(r"(?:([0-9]{1,10})\.)?(req_\w{22})", re.ASCII)  # with seconds for a PlaceByChange
 
 
@@ -87,18 +92,13 @@ class ListQuery(Query, frozen=True, kw_only=True):
 
     @classmethod
     def joint_errors(cls, sent: Mapping[str, Any], *, others: bool) -> list[FieldError]:  # noqa: ARG003
-        """Return the errors of parameters that belong to the other kind of list."""
+        """Return the errors of parameters that are for the other list, of changes or of all requests."""
         errors = []
-        by_change = sent.get("updated_since", UNSET) is not UNSET
-        if by_change and sent.get("external_id", UNSET) is not UNSET:
-            message = "Send external_id or updated_since, not both."
-            errors.append(field_error("external_id", "invalid_choice", message))
-        cursor = sent.get("cursor", UNSET)
-        if cursor is not UNSET and not isinstance(
-            _parse_cursor(cursor), PlaceByChange if by_change else PlaceByAge
-        ):
-            message = "Expected the next_cursor of an earlier page of the same list."
-            errors.append(field_error("cursor", "invalid_cursor", message))
+        expected = PlaceByAge if "updated_since" not in sent else PlaceByChange
+        if "cursor" in sent and not isinstance(_parse_cursor(sent["cursor"]), expected):
+            errors.append(field_error(_OTHER_CURSOR, "cursor"))
+        if "external_id" in sent and expected is PlaceByChange:
+            errors.append(field_error(_NO_FILTER, "external_id"))
         return errors
 
     def listing(self) -> Listing:

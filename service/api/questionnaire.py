@@ -12,7 +12,7 @@ from litestar.params import HeaderParameter
 from service.api.api_request import ApiRequest
 from service.api.envelope import Envelope, succeed
 from service.api.guards import requires_api_key_or_token
-from service.api.openapi.documenting import Documented
+from service.api.openapi.declarations import Documented
 
 ResponseType = Literal["text", "number", "select", "date", "radio_button", "currency"]
 
@@ -89,8 +89,7 @@ _ETAG = f'W/"{hashlib.sha256(bytes(_QUESTIONS)).hexdigest()[:32]}"'
     security=[{"api_key": []}, {"access_token": []}],
     documented=Documented(
         answers={"ok": QuestionnaireStructure(load().questionnaire[:4])},
-        headers=frozenset({"ETag", "Cache-Control"}),
-        may_be_unchanged=True,
+        headers=frozenset({"etag", "cache-control"}),
     ),
 )
 async def questionnaire_structure(

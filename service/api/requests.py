@@ -25,8 +25,7 @@ from service.api.guards import (
 from service.api.idempotency_key_header import IDEMPOTENCY_KEY, REPLAYED, IdempotencyKey, parse_key
 from service.api.listing import CalculationRequestPage, ListQuery, cursor_of
 from service.api.openapi import examples
-from service.api.openapi.common_refusals import refusal
-from service.api.openapi.documenting import Documented, link
+from service.api.openapi.declarations import Documented, link, refusal
 from service.api.resources import Resources
 from service.authentication.access_tokens import READ, READ_ALL, WRITE, Caller, InternalReader
 from service.calculation_requests import conveyancers, event_history, reading, storing
@@ -72,7 +71,7 @@ class Requests(Controller):
         documented=Documented(
             answers=examples.CREATED,
             bodies=examples.BODIES,
-            rare_headers=frozenset({REPLAYED}),
+            rare_headers=frozenset({REPLAYED.lower()}),
             links=_TO_THE_REQUEST | _TO_ITS_EVENTS,
             failures={
                 "malformed_key": refusal(parse_key, "a key"),

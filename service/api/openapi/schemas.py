@@ -1,7 +1,8 @@
-"""The schemas of the OpenAPI document, as msgspec makes them, and its headers."""
+"""The schemas of the OpenAPI document, as msgspec makes them, its parameters and headers."""
 
 import inspect
-from collections.abc import ItemsView, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from service.calculation_requests.field_docs import REASON_CHARACTERS
 from service.outbox import asyncapi, events
 from service.outbox.events import RequestEvent
 
+NO_FILL = {"x-fill-example": "no"}  # Otherwise RapiDoc would send the example with every call.
 _SCHEMAS = "#/components/schemas/"
 
 # The reason of a waiver is checked only if the fee is to be waived.
@@ -91,10 +93,14 @@ def reference(kind: object) -> Any:  # noqa: ANN401 - JSON
     return msgspec.json.schema_components([kind], ref_template=_SCHEMAS + "{name}")[0][0]
 
 
-def fields(query: type[Query]) -> ItemsView[str, dict[str, Any]]:
-    """Return the schemas of a query's parameters, by name."""
-    properties: dict[str, dict[str, Any]] = asyncapi.generate(query)[query.__name__]["properties"]
-    return properties.items()
+def parameters(query: type[Query]) -> list[dict[str, Any]]:
+    """Return the parameters of a query."""
+    described = []
+    for name, schema in asyncapi.generate(query)[query.__name__]["properties"].items():
+        parameter = {"name": name, "in": "query", "required": False, "description": schema.pop("description")}
+        example = {"example": schema.pop("examples")[0], **NO_FILL} if "examples" in schema else {}
+        described.append({**parameter, **example, "schema": schema})
+    return described
 
 
 def _header(description: str, example: Any = None, **schema: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
@@ -122,10 +128,13 @@ _HEADERS = {
 }
 
 
-def headers(*answers: set[str]) -> dict[str, Any]:
-    """Describe the headers of answers that have those with these names, in lower case."""
+def headers(*answers: AbstractSet[str]) -> dict[str, Any]:
+    """Describe the headers that answers have, of which each has those with these names, in lower case."""
+    always = {"X-Request-Id"}.union(
+        name for name in _HEADERS if all(name.lower() in each for each in answers)
+    )
     return {
-        name: described | {"required": all(name.lower() in each for each in answers)}
+        name: described | {"required": name in always}
         for name, described in _HEADERS.items()
-        if any(name.lower() in each for each in answers)
+        if name in always or any(name.lower() in each for each in answers)
     }

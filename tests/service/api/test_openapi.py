@@ -17,7 +17,7 @@ from service import app
 from service.api import questionnaire
 from service.api.decoding import parse_query
 from service.api.listing import DEFAULT_LIMIT, ListQuery
-from service.api.openapi import common_refusals, examples
+from service.api.openapi import declarations, examples
 from service.authentication import api_keys
 from tests.harness import documented_errors
 from tests.harness.examples import CONVEYANCER
@@ -227,8 +227,8 @@ BAD_CLAIMS: dict[str, dict[str, Any]] = {
     "unknown_conveyancer": {"client_id": "nobody"},
 }
 BAD_BODIES = {
-    "malformed": common_refusals.MALFORMED_BODY,
-    "too_large": b" " * common_refusals.LARGE_BODY,
+    "malformed": declarations.MALFORMED_BODY,
+    "too_large": b" " * declarations.LARGE_BODY,
     "refused_fields": examples.REFUSED_REQUEST.encode(),
 }
 MISSING_HEADERS = {"no_token": "Authorization", "no_content_type": "Content-Type"}

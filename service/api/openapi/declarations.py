@@ -1,8 +1,9 @@
-"""The examples of errors that follow from what an operation takes, by their names."""
+"""What handlers declare for the document, and the errors that follow from what they take."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
+import msgspec
 from litestar.exceptions import ClientException
 
 from service.api.api_request import body_overdue, body_too_large, check_declared
@@ -18,6 +19,31 @@ from service.postgres.outages import PostgresUnavailable
 
 MALFORMED_BODY = b'{"customer_email": "ada@customer.example.com",}'
 LARGE_BODY = 300_000  # bytes
+
+
+class Documented(msgspec.Struct, frozen=True, kw_only=True):
+    """What the document says of a handler, beside what follows from its signature and decorator.
+
+    *answers* are payloads, *bodies* are bodies, and *failures* are errors, by the names of their examples.
+    The example of an error is the actual response to it. Further failures are common.
+    Every successful answer has *headers*, and some have *rare_headers*: names in lower case.
+    """
+
+    answers: Mapping[str, msgspec.Struct] = {}
+    bodies: Mapping[str, Any] = {}
+    failures: Mapping[str, Exception] = {}
+    headers: frozenset[str] = frozenset()
+    rare_headers: frozenset[str] = frozenset()
+    links: Mapping[str, Any] = {}
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        """Return itself. Litestar copies handlers, and not every exception can be copied."""
+        return self
+
+
+def link(name: str, *, to: str, **parameters: str) -> dict[str, Any]:
+    """Return a link to another operation, whose parameters are taken from the answer."""
+    return {name: {"operationId": to, "parameters": parameters}}
 
 
 def refusal(check: Callable[..., object], *arguments: object) -> ApiError:
@@ -50,7 +76,7 @@ _OF_A_BODY: Mapping[str, Exception] = {
 _OF_A_UUID: Mapping[str, Exception] = {"unknown_uuid": RequestNotFound(), "erased": RequestErased()}
 
 
-def of(operation: dict[str, Any], path: str) -> dict[str, Exception]:
+def common_failures(operation: dict[str, Any], path: str) -> dict[str, Exception]:
     """Return the failures of an operation that follow from its body, its path and the scope that it needs."""
     failures = dict(_ALWAYS)
     if "requestBody" in operation:
