@@ -28,7 +28,7 @@ from service.server.background import in_background
 from service.server.limits import LARGEST_BODY
 from service.settings import ServiceSettings, load
 
-_ENDPOINTS: list[Any] = [Requests, questionnaire.questionnaire_structure]
+ENDPOINTS: list[Any] = [Requests, questionnaire.questionnaire_structure]
 
 
 def create_app(settings: ServiceSettings | None = None) -> Litestar:
@@ -39,28 +39,28 @@ def create_app(settings: ServiceSettings | None = None) -> Litestar:
     settings = settings or load(ServiceSettings)
     secret_keys = SecretKeyRing.parse(settings.request_secret_keys)
     return Litestar(
-        route_handlers=[*_ENDPOINTS, answer_probe, page.lead_to_page],
+        route_handlers=[*ENDPOINTS, answer_probe, page.lead_to_page],
         lifespan=[partial(_lifespan, settings=settings, secret_keys=secret_keys)],
-        before_request=answer_options,
-        exception_handlers={Exception: errors.respond},
-        request_max_body_size=LARGEST_BODY,
         openapi_config=document.config(settings, token_url=settings.auth_token_url),
         logging_config=None,  # telemetry/logs.py configures logging.
-        **_shared(),
+        **of_endpoints(),
     )
 
 
 def describe(token_url: str | None = None) -> dict[str, Any]:
     """Return the OpenAPI document, which needs no settings."""
-    app = Litestar(_ENDPOINTS, openapi_config=document.config(token_url=token_url), **_shared())
+    app = Litestar(ENDPOINTS, openapi_config=document.config(token_url=token_url), **of_endpoints())
     return documenting.complete(app)
 
 
-def _shared() -> dict[str, Any]:
-    """Return what endpoints need of an application to be served, and to be described."""
+def of_endpoints() -> dict[str, Any]:
+    """Return what endpoints need of their application."""
     return {
         "dependencies": {"resources": Provide(provide_resources, sync_to_thread=False)},
+        "before_request": answer_options,
+        "exception_handlers": {Exception: errors.respond},
         "request_class": ApiRequest,
+        "request_max_body_size": LARGEST_BODY,
         "plugins": [BodyDecoding()],
         "return_dto": None,  # Otherwise a handler's body decoder would also encode its answer.
     }

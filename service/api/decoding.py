@@ -18,6 +18,7 @@ import msgspec
 from litestar import Request
 from litestar.di import Provide
 from litestar.dto import MsgspecDTO
+from litestar.openapi.spec import Schema
 from litestar.plugins import SerializationPlugin
 from litestar.typing import FieldDefinition
 from msgspec.structs import replace
@@ -66,6 +67,11 @@ class BodyDecoder(MsgspecDTO[AnyBody], Generic[AnyBody]):
     def decode_bytes(self, value: bytes) -> AnyBody:
         """Return the body. Raises ApiError, or InvalidSubmission with every failing field."""
         return parse(self.model_type, value)
+
+    @classmethod
+    def create_openapi_schema(cls, *_: object, **__: object) -> Schema:
+        """Return nothing. openapi/documenting.py takes the schema that msgspec makes."""
+        return Schema()
 
 
 class BodyDecoding(SerializationPlugin):

@@ -244,8 +244,10 @@ async def provoke(client: httpx.AsyncClient, issuer: Issuer, path: str, method: 
     if name == "key_reused":
         first = await client.post(url, json=examples.FULL_REQUEST, headers=headers)
         assert first.status_code == 200
-    body = BAD_BODIES.get(name, msgspec.json.encode(examples.SMALLEST_REQUEST))
-    content = body if method == "post" else None
+    content = DOCUMENT["paths"][path][method].get("requestBody", {}).get("content")
+    if content is not None:
+        example, *_ = content["application/json"]["examples"].values()
+        content = BAD_BODIES.get(name, msgspec.json.encode(example["value"]))
     request = client.build_request(method.upper(), url, content=content, headers=headers)
     if name in MISSING_HEADERS:
         del request.headers[MISSING_HEADERS[name]]
