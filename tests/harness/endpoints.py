@@ -17,12 +17,12 @@ class Endpoint(NamedTuple):
     @property
     def scopes(self) -> set[str]:
         """The scopes of access tokens that open it."""
-        return {scope for each in self.operation["security"] for scope in each.get("access_token", ())}
+        return {scope for each in self._security for scope in each.get("access_token", ())}
 
     @property
     def schemes(self) -> set[str]:
         """The kinds of tokens that open it."""
-        return {scheme for each in self.operation["security"] for scheme in each}
+        return {scheme for each in self._security for scheme in each}
 
     @property
     def body(self) -> Any:
@@ -39,8 +39,12 @@ class Endpoint(NamedTuple):
 
     @property
     def _content(self) -> dict[str, Any]:
-        content: dict[str, Any] = self.operation.get("requestBody", {}).get("content", {})
+        content: dict[str, dict[str, Any]] = self.operation.get("requestBody", {}).get("content", {})
         return content.get("application/json", {})
+
+    @property
+    def _security(self) -> list[dict[str, list[str]]]:
+        return self.operation.get("security", [])
 
     def at(self, uuid: str) -> str:
         """Return its path for a request."""

@@ -83,7 +83,7 @@ def common_failures(operation: dict[str, Any], path: str) -> dict[str, Exception
         failures |= _OF_A_BODY
     if "{uuid}" in path:
         failures |= _OF_A_UUID
-    scopes = [scope for each in operation["security"] for scope in each.get("access_token", ())]
+    scopes = [scope for each in operation.get("security", ()) for scope in each.get("access_token", ())]
     if scopes:
         failures |= {
             "insufficient_scope": InsufficientScope(scopes[0]),

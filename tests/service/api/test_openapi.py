@@ -20,6 +20,7 @@ from service.api.listing import DEFAULT_LIMIT, ListQuery
 from service.api.openapi import declarations, examples
 from service.authentication import api_keys
 from tests.harness import documented_errors
+from tests.harness.endpoints import ENDPOINTS
 from tests.harness.examples import CONVEYANCER
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client
@@ -127,6 +128,13 @@ def test_every_endpoint_is_documented(service_settings):
     }
 
     assert served == {(path, method) for path, item in DOCUMENT["paths"].items() for method in item}
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=str)
+def test_every_endpoint_says_who_may_call_it_and_shows_what_is_sent_and_answered(endpoint):
+    assert endpoint.operation.get("security")
+    assert answers_of(endpoint.path, endpoint.method.lower())["examples"]
+    assert endpoint.body or "requestBody" not in endpoint.operation
 
 
 def test_document_and_page_for_callers_have_every_error_code_and_no_other():
