@@ -7,6 +7,7 @@ gets it decoded here. All that is needed of a struct are the annotations of its 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
 from functools import cache
 from itertools import islice
@@ -132,15 +133,18 @@ def parse_query(kind: type[AnyQuery], query_string: bytes) -> AnyQuery:
 
     Only as many parameters are read as can be reported, because a query may have thousands.
     """
-    fields = _fields(kind)
     parts = [part for part in query_string.decode("latin-1").split("&") if part]
-    query = parse_qsl("&".join(parts[: len(fields) + UNKNOWN_FIELDS_NAMED]), keep_blank_values=True)
-    times = Counter(name for name, _ in query)
-    repeated = "This parameter was sent more than once: send it once."
-    errors = {name: field_error(("repeated", repeated), name) for name in fields if times[name] > 1}
-    integers = {name for name, field in fields.items() if int in _parts(field.type)}
-    sent = {name: _integer(text) if name in integers else text for name, text in query}
+    most = len(kind.__struct_fields__) + UNKNOWN_FIELDS_NAMED
+    query = parse_qsl("&".join(parts[:most]), keep_blank_values=True)
+    sent = {name: _integer(text) if name in _integers(kind) else text for name, text in query}
     try:
+        if len(sent) == len(query):
+            with suppress(msgspec.ValidationError):
+                parsed = msgspec.convert(sent, kind)  # much faster than each field
+                _check(kind, {name: getattr(parsed, name) for name in sent}, {})
+                return parsed
+        times = Counter(name for name, _ in query)
+        errors = {name: field_error(_REPEATED, name) for name in kind.__struct_fields__ if times[name] > 1}
         return kind(**_convert_fields(kind, sent, errors, called="parameter"))
     except InvalidSubmission as refused:
         # A pointer leads into a body. And all that is sent in a query is a string.
@@ -151,6 +155,7 @@ def parse_query(kind: type[AnyQuery], query_string: bytes) -> AnyQuery:
         raise InvalidSubmission(shown) from None
 
 
+_REPEATED: Failure = ("repeated", "This parameter was sent more than once: send it once.")
 _GOT_STRING = re.compile(r", got (a|another) string(?=\.$)")
 
 
@@ -265,6 +270,11 @@ def _choices(kind: object) -> Iterator[str]:
 @cache
 def _fields(kind: type[Fields]) -> dict[str, msgspec.structs.FieldInfo]:
     return {field.name: field for field in msgspec.structs.fields(kind)}
+
+
+@cache
+def _integers(kind: type[Fields]) -> frozenset[str]:
+    return frozenset(name for name, field in _fields(kind).items() if int in _parts(field.type))
 
 
 @cache

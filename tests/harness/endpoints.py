@@ -44,7 +44,8 @@ class Endpoint(NamedTuple):
 
     @property
     def _security(self) -> list[dict[str, list[str]]]:
-        return self.operation.get("security", [])
+        security: list[dict[str, list[str]]] = self.operation.get("security", [])
+        return security
 
     def at(self, uuid: str) -> str:
         """Return its path for a request."""
