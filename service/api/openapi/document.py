@@ -49,10 +49,10 @@ _SECURITY_SCHEMES: dict[str, SecurityScheme | Reference] = {
         type="http",
         scheme="bearer",
         bearer_format="JWT",
-        description="An OAuth 2.0 access token (RFC 9068) from the issuer that the service trusts. Create "
+        description="An OAuth 2.0 access token (RFC 9068) from the issuer that the service trusts. Writing "
         f"needs the scope `{WRITE}`, reading needs `{READ}`. With `{READ_ALL}`, a client that the operators "
         "have made an internal reader can read any firm's requests and events by uuid, without the secrets, "
-        "and the questionnaire. It cannot create or list requests, and needs no conveyancer.",
+        "and the questionnaire. It opens nothing else, and needs no conveyancer.",
     ),
     "request_secret": SecurityScheme(
         type="http",
@@ -69,7 +69,7 @@ _SECURITY_SCHEMES: dict[str, SecurityScheme | Reference] = {
     ),
 }
 _SCOPES = {
-    WRITE: "Create requests.",
+    WRITE: "Write requests.",
     READ: "Read requests.",
     READ_ALL: "Read the requests of every firm: for internal readers.",
 }
@@ -113,7 +113,7 @@ def config(settings: ServiceSettings | None = None, *, token_url: str | None = N
         components=Components(security_schemes=schemes, parameters=_PARAMETERS),
         use_handler_docstrings=True,
         operation_id_creator=lambda handler, *_: handler.handler_name,
-        render_plugins=[page.Page(settings), Document(settings)] if settings else [Document(settings)],
+        render_plugins=[page.ApiPage(settings), Document(settings)] if settings else [Document(settings)],
         openapi_router=page.router(settings),
     )
 

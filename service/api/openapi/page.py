@@ -38,7 +38,7 @@ def lead_to_page() -> Redirect:
     return Redirect("/schema")
 
 
-class Page(OpenAPIRenderPlugin):
+class ApiPage(OpenAPIRenderPlugin):
     """The page of the HTTP API: how to get a token, and RapiDoc."""
 
     def __init__(self, settings: ServiceSettings) -> None:
