@@ -10,9 +10,8 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _TYPES = (
     {"str": "a string", "int": "an integer", "float": "a number", "bool": "a boolean"}
-    | {"object": "an object", "array": "an array", "bytes": "Base64", "uuid": "a UUID"}
-    | {"date": "a date", "datetime": "a time with its date", "time": "a time of day"}
-    | {"duration": "a duration", "decimal": "a decimal number"}
+    | {"object": "an object", "array": "an array", "uuid": "a UUID"}
+    | {"date": "a date", "datetime": "a time with its date", "decimal": "a decimal number"}
 )
 _QUOTED_TYPES = re.compile(r"`([^`]+)`")
 # Messages that quote the value, or our pattern for it.

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from service import text_rules
-from service.api.decoding import Body, CheckedBy, field_error, too_long
+from service.api.decoding import CheckedBy, Sent, field_error, too_long
 from service.api.envelope import FieldError
 from service.api.errors import Failure, InvalidSubmission
 from service.calculation_requests import email_addresses, field_docs
@@ -76,7 +76,7 @@ MetaData = Annotated[dict[str, Any], CheckedBy(_check_meta_data)]
 _NULL = msgspec.Raw(b"null")
 
 
-class CreateBody(Body, frozen=True, kw_only=True):
+class CreateBody(Sent, frozen=True, kw_only=True):
     """The body of a create request.
 
     A required text must contain a visible character. No text may contain NUL. `notes` and

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from service.api.bodies import ExternalId
-from service.api.decoding import CheckedBy, Query, field_error
+from service.api.decoding import CheckedBy, Sent, field_error
 from service.api.envelope import FieldError
 from service.api.errors import Failure
 from service.calculation_requests.model import Instant, RetrievedCalculationRequest
@@ -52,7 +52,7 @@ def _check_since(value: datetime) -> Failure | None:
     return None
 
 
-class ListQuery(Query, frozen=True, kw_only=True):
+class ListQuery(Sent, frozen=True, kw_only=True):
     """The parameters of the list."""
 
     external_id: Annotated[

@@ -31,11 +31,10 @@ class Endpoint(NamedTuple):
         return max(examples, key=len, default=None)
 
     @property
-    def fields(self) -> dict[str, Any]:
-        """The schemas of the body's fields, by name."""
-        name = self._content["schema"]["$ref"].rpartition("/")[2]
-        fields: dict[str, Any] = DOCUMENT["components"]["schemas"][name]["properties"]
-        return fields
+    def schema(self) -> dict[str, Any]:
+        """The schema of the body."""
+        schemas: dict[str, dict[str, Any]] = DOCUMENT["components"]["schemas"]
+        return schemas[self._content["schema"]["$ref"].rpartition("/")[2]]
 
     @property
     def _content(self) -> dict[str, Any]:

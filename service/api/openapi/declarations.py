@@ -7,7 +7,7 @@ import msgspec
 from litestar.exceptions import ClientException
 
 from service.api.api_request import body_overdue, body_too_large, check_declared
-from service.api.decoding import Body, parse
+from service.api.decoding import Sent, parse
 from service.api.errors import ApiError
 from service.api.guards import bearer_token
 from service.authentication.access_tokens import InvalidCredentials
@@ -66,7 +66,7 @@ _ALWAYS: Mapping[str, Exception] = {
     "signing_keys_unavailable": SigningKeysUnavailable(),
 }
 _OF_A_BODY: Mapping[str, Exception] = {
-    "malformed": refusal(parse, Body, MALFORMED_BODY),
+    "malformed": refusal(parse, Sent, MALFORMED_BODY),
     "too_slow": body_overdue(),
     "too_large": body_too_large(LARGE_BODY),
     "no_content_type": refusal(check_declared, None, None),

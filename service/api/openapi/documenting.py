@@ -5,8 +5,8 @@
   (`openapi/spec/base.py`). So a handler's `opt` has a Documented (declarations.py).
 - Schemas lack constraints, `extra_json_schema` and `additionalProperties`
   (`_openapi/schema_generation/schema.py`). `complete` replaces them by those that msgspec makes.
-- A dependency's parameters are those of its signature (`_openapi/parameters.py`), so a Query has none.
-  `complete` adds them. A parameter's description is written twice, and an optional one may be null.
+- A dependency's parameters are those of its signature (`_openapi/parameters.py`), which a struct of them
+  has not. `complete` adds them. Descriptions are written twice, and an optional parameter may be null.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from litestar import Litestar, MediaType, Response
 from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
-from service.api.decoding import Body, Query
+from service.api.decoding import Sent
 from service.api.envelope import ErrorEnvelope, succeed
 from service.api.errors import translate
 from service.api.openapi import schemas
@@ -36,7 +36,7 @@ def complete(app: Litestar) -> dict[str, Any]:
     """Return the OpenAPI document of an application."""
     document = app.openapi_schema.to_schema()
     answers: list[Any] = [ErrorEnvelope]
-    bodies: list[type[Body]] = []
+    bodies: list[type[Sent]] = []
     for path, method, handler in _described(app):
         documented: Documented = handler.opt.get("documented", Documented())
         operation = document["paths"][path][method]
@@ -44,7 +44,7 @@ def complete(app: Litestar) -> dict[str, Any]:
         failures = common_failures(operation, path) | dict(documented.failures)
         operation["responses"] = _answers(operation, handler, documented) | _refusals(failures)
         answers.append(_payload(handler))
-        bodies += _sent(handler, Body)
+        bodies += _bodies(handler)
         if CLIENT_CREDENTIALS in document["components"]["securitySchemes"]:
             scopes = [each["access_token"] for each in operation["security"] if "access_token" in each]
             operation["security"] += [{CLIENT_CREDENTIALS: each} for each in scopes]
@@ -69,17 +69,17 @@ def _describe(operation: dict[str, Any], handler: HTTPRouteHandler, documented: 
     if description:
         operation["description"] = description.strip()
     parameters = [_simplified(each) for each in operation.get("parameters", ())]
-    for query in _sent(handler, Query):
-        parameters += schemas.parameters(query)
+    for name, field in handler.parsed_fn_signature.parameters.items():
+        if field.is_subclass_of(Sent) and name != "data":
+            parameters += schemas.parameters(field.annotation)
     operation["parameters"] = parameters + _EVERYWHERE
-    for body in _sent(handler, Body):
+    for body in _bodies(handler):
         operation["requestBody"]["content"] = _content(body, documented.bodies)
 
 
-def _sent(handler: HTTPRouteHandler, kind: type) -> Iterator[Any]:
-    """Yield the types of the handler's arguments that are subclasses of *kind*."""
-    fields = handler.parsed_fn_signature.parameters.values()
-    return (field.annotation for field in fields if field.is_subclass_of(kind))
+def _bodies(handler: HTTPRouteHandler) -> list[type[Sent]]:
+    """Return the type of the handler's body, if it takes one."""
+    return [handler.parsed_data_field.annotation] if handler.parsed_data_field else []
 
 
 def _payload(handler: HTTPRouteHandler) -> Any:  # noqa: ANN401 - a type

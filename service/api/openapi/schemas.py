@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from service.api.bodies import TEXT, CreateBody
-from service.api.decoding import Body, Query
+from service.api.decoding import Sent
 from service.api.envelope import FieldError
 from service.api.idempotency_key_header import REPLAYED
 from service.calculation_requests.event_history import CalculationRequestEvents
@@ -29,7 +29,7 @@ _WITHOUT_WAIVER = {"properties": {"calculation_fee_exempt": {"const": False}}}
 _WAIVER_RULE = {"dependentSchemas": {"calculation_fee_exempt": {"anyOf": [_WITHOUT_WAIVER, _WITH_REASON]}}}
 
 
-def generate(answers: Iterable[object], bodies: Sequence[type[Body]]) -> dict[str, Any]:
+def generate(answers: Iterable[object], bodies: Sequence[type[Sent]]) -> dict[str, Any]:
     """Return the schemas of these types, and of the types in them, by name."""
     schemas = asyncapi.generate(*answers, *bodies)
     _name_events(schemas)
@@ -93,7 +93,7 @@ def reference(kind: object) -> Any:  # noqa: ANN401 - JSON
     return msgspec.json.schema_components([kind], ref_template=_SCHEMAS + "{name}")[0][0]
 
 
-def parameters(query: type[Query]) -> list[dict[str, Any]]:
+def parameters(query: type[Sent]) -> list[dict[str, Any]]:
     """Return the parameters of a query."""
     described = []
     for name, schema in asyncapi.generate(query)[query.__name__]["properties"].items():

@@ -1,6 +1,6 @@
 """Any struct can be a body: its decoding, errors and schema follow from its annotations."""
 
-from datetime import date, datetime, time, timedelta
+from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Literal
@@ -17,7 +17,7 @@ from openapi_spec_validator import validate
 
 from service import app
 from service.api.bodies import ExternalId, Notes
-from service.api.decoding import Body, Query, parse, provide_query
+from service.api.decoding import Sent, parse, provide_query
 from service.api.envelope import Envelope, ErrorCode, FieldError, succeed
 from service.api.errors import InvalidSubmission
 from service.api.openapi import document, documenting
@@ -42,7 +42,7 @@ class Street(msgspec.Struct, forbid_unknown_fields=True):
     number: int | None = None
 
 
-class EveryType(Body, frozen=True, kw_only=True):
+class EveryType(Sent, frozen=True, kw_only=True):
     """A field of each type, and of unions with null and UNSET."""
 
     a_str: Annotated[str, Meta(min_length=1, max_length=5)] | UnsetType = UNSET
@@ -51,9 +51,6 @@ class EveryType(Body, frozen=True, kw_only=True):
     a_bool: bool | UnsetType = UNSET
     a_date: date | UnsetType | None = UNSET
     a_datetime: Annotated[datetime, Meta(tz=True)] | UnsetType | None = UNSET
-    a_time: time | UnsetType = UNSET
-    a_duration: timedelta | UnsetType = UNSET
-    some_bytes: bytes | UnsetType = UNSET
     a_uuid: UUID | UnsetType = UNSET
     a_decimal: Decimal | UnsetType = UNSET
     a_literal: Literal["a", "b"] | UnsetType | None = UNSET
@@ -73,9 +70,6 @@ VALID = {
     "a_bool": True,
     "a_date": "2026-03-02",
     "a_datetime": "2026-03-02T09:30:00Z",
-    "a_time": "09:30:00",
-    "a_duration": "PT5400S",
-    "some_bytes": "YWJj",
     "a_uuid": "00000000-0000-0000-0000-000000000000",
     "a_decimal": "1.10",
     "a_literal": "a",
@@ -114,12 +108,6 @@ REFUSED: list[tuple[str, Any, ErrorCode, str]] = [
         "Expected a time with its zone, such as 2026-03-02T09:30:00Z, got another string.",
     ),
     ("a_datetime", [], "invalid_type", "Expected a time with its date or null, got an array."),
-    ("a_time", "zqmark", "invalid_type", "Expected a time of day, such as 09:30:00, got another string."),
-    ("a_time", 1, "invalid_type", "Expected a time of day, got an integer."),
-    ("a_duration", "zqmark", "invalid_type", "Expected a duration, such as PT90M, got another string."),
-    ("a_duration", [], "invalid_type", "Expected a duration, got an array."),
-    ("some_bytes", "zqmark!", "invalid_type", "Expected Base64, got another string."),
-    ("some_bytes", 1, "invalid_type", "Expected Base64, got an integer."),
     ("a_uuid", "zqmark", "invalid_type", "Expected a UUID, got another string."),
     ("a_uuid", 1, "invalid_type", "Expected a UUID, got an integer."),
     ("a_decimal", "zqmark", "invalid_type", "Expected a decimal number, got another string."),
@@ -150,7 +138,7 @@ REFUSED_PARTS: list[tuple[Any, str, ErrorCode, str]] = [
 ]
 
 
-def refusals(kind: type[Body], body: object) -> list[FieldError]:
+def refusals(kind: type[Sent], body: object) -> list[FieldError]:
     with pytest.raises(InvalidSubmission) as refusal:
         parse(kind, msgspec.json.encode(body))
     return refusal.value.errors
@@ -184,7 +172,7 @@ def test_every_type_has_a_value_that_is_refused():
     assert {*EveryType.__struct_fields__, "zqmark"} - {name for name, *_ in REFUSED} == {"streets", "a_raw"}
 
 
-class NotesBody(Body, frozen=True, kw_only=True):
+class NotesBody(Sent, frozen=True, kw_only=True):
     """Changes of what is the firm's alone."""
 
     notes: Annotated[Notes | UnsetType | None, field_docs.NOTES] = UNSET
@@ -197,7 +185,7 @@ class Changed(msgspec.Struct):
     fields: list[str]
 
 
-class CountQuery(Query, frozen=True, kw_only=True):
+class CountQuery(Sent, frozen=True, kw_only=True):
     """How often."""
 
     count: Annotated[int, Meta(ge=1, description="How often.")] = 1
