@@ -9,7 +9,7 @@ from litestar.datastructures import State
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
 from service.api.errors import ApiError
-from service.server.limits import BODY_SECONDS, LARGEST_BODY
+from service.server import limits
 
 _CLOSE = (b"connection", b"close")  # because the rest of the body is not read
 
@@ -23,7 +23,7 @@ class ApiRequest(Request[User, Any, State], Generic[User]):
         """Return the body. Raises ApiError if it is not declared as JSON, too large, empty or overdue."""
         check_declared(self.headers.get("content-type"), self.headers.get("content-encoding"))
         try:
-            async with asyncio.timeout(BODY_SECONDS):
+            async with asyncio.timeout(limits.BODY_SECONDS):
                 body = await super().body()
         except TimeoutError:
             raise body_overdue() from None
@@ -65,8 +65,8 @@ def body_overdue() -> ApiError:
 
 def body_too_large(size: int | None) -> ApiError:
     """Return the error for a body that is too large. *size* is None if the caller did not declare it."""
-    most = f"{LARGEST_BODY // 1024} KiB"
+    most = f"{limits.LARGEST_BODY // 1024} KiB"
     message = f"The body is larger than {most}: send less."
     if size is not None:
-        message = f"The body has {size} bytes: at most {LARGEST_BODY} ({most}) are accepted."
+        message = f"The body has {size} bytes: at most {limits.LARGEST_BODY} ({most}) are accepted."
     return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", message, _CLOSE)
