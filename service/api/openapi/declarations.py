@@ -25,7 +25,7 @@ class Documented(msgspec.Struct, frozen=True, kw_only=True):
     """What the document says of a handler, beside what follows from its signature and decorator.
 
     *answers* are payloads, *bodies* are bodies, and *failures* are errors, by the names of their examples.
-    The example of an error is the actual response to it. Further failures are common.
+    The example of an error is the actual response to it. What `common_failures` returns need not be listed.
     Every successful answer has *headers*, and some have *rare_headers*: names in lower case.
     """
 
