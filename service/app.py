@@ -5,14 +5,17 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
-from litestar import Litestar, get
+from litestar import HttpMethod, Litestar, Request, Response, get
 from litestar.datastructures import State
 from litestar.di import Provide
+from litestar.status_codes import HTTP_204_NO_CONTENT
 
 from service.api import errors, questionnaire
-from service.api.openapi import document, page
+from service.api.api_request import ApiRequest
+from service.api.decoding import BodyDecoding
+from service.api.openapi import document, documenting, page
 from service.api.requests import Requests
-from service.api.resources import ApiRequest, Resources
+from service.api.resources import Resources
 from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
 from service.calculation_requests.request_secrets import SecretKeyRing
@@ -20,11 +23,12 @@ from service.calculation_requests.storing import Storage
 from service.outbox.lanes import RelayWaker
 from service.postgres import schema
 from service.postgres.pool import open_pool
-from service.server import probes
-from service.server.asgi import Response
+from service.server import asgi, probes
 from service.server.background import in_background
 from service.server.limits import LARGEST_BODY
 from service.settings import ServiceSettings, load
+
+ENDPOINTS: list[Any] = [Requests, questionnaire.questionnaire_structure]
 
 
 def create_app(settings: ServiceSettings | None = None) -> Litestar:
@@ -35,32 +39,31 @@ def create_app(settings: ServiceSettings | None = None) -> Litestar:
     settings = settings or load(ServiceSettings)
     secret_keys = SecretKeyRing.parse(settings.request_secret_keys)
     return Litestar(
-        route_handlers=[
-            Requests,
-            questionnaire.questionnaire_structure,
-            answer_probe,
-            page.lead_to_page,
-        ],
+        route_handlers=[*ENDPOINTS, answer_probe, page.lead_to_page],
         lifespan=[partial(_lifespan, settings=settings, secret_keys=secret_keys)],
-        dependencies={"resources": Provide(provide_resources, sync_to_thread=False)},
-        exception_handlers={Exception: errors.respond},
-        request_class=ApiRequest,
-        request_max_body_size=LARGEST_BODY,
         openapi_config=document.config(settings, token_url=settings.auth_token_url),
         logging_config=None,  # telemetry/logs.py configures logging.
+        **of_endpoints(),
     )
 
 
 def describe(token_url: str | None = None) -> dict[str, Any]:
     """Return the OpenAPI document, which needs no settings."""
-    return document.describe(
-        Litestar(
-            [Requests, questionnaire.questionnaire_structure],
-            dependencies={"resources": Provide(provide_resources, sync_to_thread=False)},
-            request_class=ApiRequest,
-            openapi_config=document.config(token_url=token_url),
-        )
-    )
+    app = Litestar(ENDPOINTS, openapi_config=document.config(token_url=token_url), **of_endpoints())
+    return documenting.complete(app)
+
+
+def of_endpoints() -> dict[str, Any]:
+    """Return what endpoints need of their application."""
+    return {
+        "dependencies": {"resources": Provide(provide_resources, sync_to_thread=False)},
+        "before_request": answer_options,
+        "exception_handlers": {Exception: errors.respond},
+        "request_class": ApiRequest,
+        "request_max_body_size": LARGEST_BODY,
+        "plugins": [BodyDecoding()],
+        "return_dto": None,  # Otherwise a handler's body decoder would also encode its answer.
+    }
 
 
 def provide_resources(state: State) -> Resources:
@@ -69,8 +72,17 @@ def provide_resources(state: State) -> Resources:
     return resources
 
 
+async def answer_options(request: Request[Any, Any, Any]) -> Response[None] | None:
+    """Answer OPTIONS. Litestar's own answer lists only the methods of the path's first handler."""
+    if request.method != HttpMethod.OPTIONS:
+        return None
+    path = request.scope["path_template"]
+    methods = next(route.methods for route in request.app.routes if route.path_format == path)
+    return Response(None, status_code=HTTP_204_NO_CONTENT, headers={"allow": ", ".join(sorted(methods))})
+
+
 @get([*probes.PATHS], include_in_schema=False)
-async def answer_probe(request: ApiRequest[None]) -> Response:
+async def answer_probe(request: ApiRequest[None]) -> asgi.Response:
     """Answer a probe. It needs no authentication."""
     return await probes.answer(request.scope["path"], request.app.state.checks)
 

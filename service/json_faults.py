@@ -8,10 +8,11 @@ import msgspec
 # The errors that msgspec raises for malformed or unexpected input.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_TYPES = {"str": "a string", "int": "an integer", "float": "a number", "bool": "a boolean"} | {
-    "object": "an object",
-    "array": "an array",
-}
+_TYPES = (
+    {"str": "a string", "int": "an integer", "float": "a number", "bool": "a boolean"}
+    | {"object": "an object", "array": "an array", "uuid": "a UUID"}
+    | {"date": "a date", "datetime": "a time with its date", "decimal": "a decimal number"}
+)
 _QUOTED_TYPES = re.compile(r"`([^`]+)`")
 # Messages that quote the value, or our pattern for it.
 _QUOTING = re.compile(r"(Invalid (enum )?value|Expected `str` matching) .*", re.DOTALL)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from service import text_rules
-from service.api.decoding import Body, CheckedBy, field_error, too_long
+from service.api.decoding import CheckedBy, Sent, field_error, too_long
 from service.api.envelope import FieldError
 from service.api.errors import Failure, InvalidSubmission
 from service.calculation_requests import email_addresses, field_docs
@@ -76,7 +76,7 @@ MetaData = Annotated[dict[str, Any], CheckedBy(_check_meta_data)]
 _NULL = msgspec.Raw(b"null")
 
 
-class CreateBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CreateBody(Sent, frozen=True, kw_only=True):
     """The body of a create request.
 
     A required text must contain a visible character. No text may contain NUL. `notes` and
@@ -108,17 +108,17 @@ class CreateBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = msgspec.field(default_factory=lambda: _NULL)
 
     @classmethod
-    def late_errors(cls, values: Mapping[str, Any]) -> list[FieldError]:
-        """Return the error of the waiver's reason. It counts if the fee is waived, or beside other errors."""
-        if values.get("calculation_fee_exempt") is not True:
-            return []
-        failure = _check_reason(_reason_in(values))
-        return [field_error("calculation_fee_exempt_reason", *failure)] if failure else []
+    def joint_errors(cls, sent: Mapping[str, Any], *, others: bool) -> list[FieldError]:
+        """Return the error of the reason if there are others. Alone, it counts only if the waiver applies."""
+        errors = _errors_of_reason(
+            sent
+        )  # Always, because a reason that is not JSON makes the body malformed.
+        return errors if others else []
 
     def validated(self, *, waiver_applies: bool) -> dict[str, Any]:
         """Return the columns to store. Raises InvalidSubmission if a waiver that applies has no reason."""
         values = msgspec.structs.asdict(self)
-        if waiver_applies and (errors := self.late_errors(values)):
+        if waiver_applies and (errors := _errors_of_reason(values)):
             raise InvalidSubmission(errors)
         values["calculation_fee_exempt"] = waiver_applies
         values["calculation_fee_exempt_reason"] = _reason_in(values) if waiver_applies else None
@@ -141,6 +141,13 @@ class CreateBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
         submitted = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
         normalised = msgspec.json.encode(submitted, order="deterministic")
         return Idempotency(key, hashlib.sha256(normalised).digest())
+
+
+def _errors_of_reason(values: Mapping[str, Any]) -> list[FieldError]:
+    if values.get("calculation_fee_exempt") is not True:
+        return []
+    failure = _check_reason(_reason_in(values))
+    return [field_error(failure, "calculation_fee_exempt_reason")] if failure else []
 
 
 def _reason_in(values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any JSON value

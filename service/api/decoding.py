@@ -1,172 +1,272 @@
-"""Reads the body of an HTTP request: strictly, and with every failing field reported at once.
+"""Decodes bodies and queries into structs: strictly, and with every failing field reported at once.
 
-Litestar converts bodies with `strict=False`, and stops at the first failing field. So a handler that takes a
-body names `StrictBody` as its `dto`. A body's struct is all that `parse` needs to know.
+Litestar converts with `strict=False`, and stops at the first failing field. A handler gets its `data`
+decoded here. All that is needed of a struct are the annotations of its fields.
 """
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
 from functools import cache
-from http import HTTPStatus
 from itertools import islice
-from typing import Any, Generic, NamedTuple, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from urllib.parse import parse_qsl
 
 import msgspec
-from litestar import MediaType
+from litestar import Request
+from litestar.di import Provide
 from litestar.dto import MsgspecDTO
-from litestar.openapi.spec import Reference, Schema
+from litestar.openapi.spec import Schema
+from litestar.plugins import SerializationPlugin
 from litestar.typing import FieldDefinition
+from msgspec.structs import replace
 
 from service import json_faults, text_rules
-from service.api.envelope import ErrorCode, FieldError
-from service.api.errors import ApiError, Failure, InvalidSubmission
-from service.server.limits import LARGEST_BODY
+from service.api.api_request import malformed_body
+from service.api.envelope import FieldError
+from service.api.errors import Failure, InvalidSubmission
 
 UNKNOWN_FIELDS_NAMED = 50  # Naming thousands would take longer than storing a request.
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of an HTTP request. The annotations of its fields say what is valid."""
+class Sent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a body, or the parameters of a query. Their annotations say what is valid."""
 
     @classmethod
-    def late_errors(cls, _values: Mapping[str, Any]) -> list[FieldError]:
-        """Return errors that count only under a condition that the handler checks, or beside other errors."""
+    def joint_errors(cls, _sent: Mapping[str, Any], *, others: bool) -> list[FieldError]:  # noqa: ARG003
+        """Return the errors that depend on several fields. *others* is whether there are other errors.
+
+        A value that is invalid by itself is in *sent* as it was sent.
+        """
         return []
 
 
-AnyBody = TypeVar("AnyBody", bound=Body)
+Kind = TypeVar("Kind", bound=Sent)
 
 
 class CheckedBy(NamedTuple):
-    """The part of an Annotated type that checks what msgspec cannot."""
+    """The part of an Annotated type that checks what msgspec cannot. It gets no null."""
 
     run: Callable[[Any], Failure | None]
 
 
-class StrictBody(MsgspecDTO[AnyBody], Generic[AnyBody]):
+class BodyDecoder(MsgspecDTO[Kind], Generic[Kind]):
     """Decodes a body by `parse`."""
 
-    def decode_bytes(self, value: bytes) -> AnyBody:
+    def decode_bytes(self, value: bytes) -> Kind:
         """Return the body. Raises ApiError, or InvalidSubmission with every failing field."""
         return parse(self.model_type, value)
 
     @classmethod
-    def create_openapi_schema(
-        cls,
-        field_definition: FieldDefinition,  # noqa: ARG003
-        handler_id: str,  # noqa: ARG003
-        schema_creator: Any,  # noqa: ANN401 - Litestar does not export its type
-    ) -> Reference | Schema:
-        """Return the schema of the body's own type. By default, it is that of a type made for the handler."""
-        schema: Reference | Schema = schema_creator.for_field_definition(
-            FieldDefinition.from_annotation(cls.model_type)
-        )
-        return schema
+    def create_openapi_schema(cls, *_: object, **__: object) -> Schema:
+        """Return nothing. openapi/documenting.py takes the schema that msgspec makes."""
+        return Schema()
 
 
-def parse(kind: type[AnyBody], body: bytes) -> AnyBody:
+class BodyDecoding(SerializationPlugin):
+    """Has Litestar decode the `data` of each handler by a BodyDecoder."""
+
+    def supports_type(self, field_definition: FieldDefinition) -> bool:
+        """Whether the type is a body."""
+        return field_definition.is_subclass_of(Sent)
+
+    def create_dto_for_type(self, field_definition: FieldDefinition) -> type[BodyDecoder[Any]]:
+        """Return the decoder of a type that is supported."""
+        generic: Any = BodyDecoder
+        decoder: type[BodyDecoder[Any]] = generic[field_definition.annotation]
+        return decoder
+
+
+def parse(kind: type[Kind], body: bytes) -> Kind:
     """Read a body. Raises ApiError if it is not JSON, and InvalidSubmission with all failing fields."""
     try:
-        parsed, errors = _read(kind, body)
+        return _read(kind, body)
     except json_faults.UNREADABLE as error:
         raise malformed_body(json_faults.why_unreadable(body, error)) from None
-    if parsed is None:
-        order = [*_fields(kind), *(error.field for error in errors)]  # unknown fields last
-        raise InvalidSubmission(sorted(errors, key=lambda error: order.index(error.field)))
+
+
+def _read(kind: type[Kind], body: bytes) -> Kind:
+    body.decode()  # msgspec does not check the encoding inside a Raw.
+    try:
+        parsed = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError:
+        sent = msgspec.json.decode(body)
+        if not isinstance(sent, dict):
+            message = "The body must be a JSON object."
+            raise InvalidSubmission([FieldError("invalid_type", message, None, "")]) from None
+        return kind(**_convert_fields(kind, sent, {}))
+    try:
+        _check(kind, msgspec.structs.asdict(parsed), {})
+    except msgspec.DecodeError:
+        msgspec.json.decode(body)  # In a Raw, the position of a fault is counted from the Raw's beginning.
+        raise
     return parsed
 
 
-def _read(kind: type[AnyBody], body: bytes) -> tuple[AnyBody | None, list[FieldError]]:
-    body.decode()  # msgspec does not check the encoding inside a Raw.
-    errors: list[FieldError] = []
-    parsed: AnyBody | None = None
+def provide_query(kind: type[Kind]) -> Provide:
+    """Return the dependency of a handler that takes a query.
+
+    Litestar itself would pass unknown parameters, take the last of several with the same name, and stop at
+    the first failing one.
+    """
+
+    def provide(request: Request[Any, Any, Any]) -> Kind:
+        return parse_query(kind, request.scope["query_string"])
+
+    return Provide(provide, sync_to_thread=False)
+
+
+def parse_query(kind: type[Kind], query_string: bytes) -> Kind:
+    """Read a query. Raises InvalidSubmission with all failing parameters.
+
+    Only as many parameters are read as can be reported, because a query may have thousands.
+    """
+    parts = [part for part in query_string.decode("latin-1").split("&") if part]
+    most = len(kind.__struct_fields__) + UNKNOWN_FIELDS_NAMED
+    query = parse_qsl("&".join(parts[:most]), keep_blank_values=True)
+    sent = {name: _integer(text) if name in _integers(kind) else text for name, text in query}
     try:
-        parsed = _decoder(kind).decode(body)
-        values = msgspec.structs.asdict(parsed)
-    except msgspec.ValidationError:
-        values, errors = _read_field_by_field(kind, msgspec.json.decode(body))
+        if len(sent) == len(query):
+            with suppress(msgspec.ValidationError):
+                parsed = msgspec.convert(sent, kind)  # much faster than each field
+                _check(kind, {name: getattr(parsed, name) for name in sent}, {})
+                return parsed
+        times = Counter(name for name, _ in query)
+        errors = {name: field_error(_REPEATED, name) for name in kind.__struct_fields__ if times[name] > 1}
+        return kind(**_convert_fields(kind, sent, errors, called="parameter"))
+    except InvalidSubmission as refused:
+        # A pointer leads into a body. And all that is sent in a query is a string.
+        shown = [
+            replace(error, pointer=None, message=_GOT_STRING.sub("", error.message))
+            for error in refused.errors
+        ]
+        raise InvalidSubmission(shown) from None
+
+
+_REPEATED: Failure = ("repeated", "This parameter was sent more than once: send it once.")
+_GOT_STRING = re.compile(r", got (a|another) string(?=\.$)")
+
+
+def _integer(text: str) -> int | str:
+    """Return the integer in a query. Of too many digits, for which `int` fails, the first are enough."""
+    return int(text[:20]) if re.fullmatch("-?[0-9]+", text) else text
+
+
+def _convert_fields(
+    kind: type[Sent], sent: Mapping[str, Any], errors: dict[str, FieldError], *, called: str = "field"
+) -> dict[str, Any]:
+    """Return the values of the fields *sent*. Raises InvalidSubmission with *errors* and those found."""
+    values = dict(sent)
+    fields = _fields(kind)
+    for name in fields.keys() - errors.keys():
+        if name in sent:
+            try:
+                values[name] = _convert(sent[name], fields[name].type)
+            except msgspec.ValidationError as error:
+                errors[name] = _classify(name, str(error), sent[name], fields[name].type)
+        elif fields[name].required:
+            errors[name] = field_error(_REQUIRED, name)
+    for name in islice((name for name in sent if name not in fields), UNKNOWN_FIELDS_NAMED):
+        errors[name] = field_error(("unknown_field", f"There is no such {called}: check its name."), name)
+    _check(kind, values, errors)
+    return values
+
+
+def _check(kind: type[Sent], values: Mapping[str, Any], errors: dict[str, FieldError]) -> None:
+    """Raise InvalidSubmission if there are *errors*, or checks of the values find others."""
     for name, check in _checks(kind).items():
         value = values.get(name)
-        if value is not None and (failure := check(value)):
-            errors.append(field_error(name, *failure))
-    late_errors = kind.late_errors(values)
-    if errors:
-        return None, errors + late_errors
-    return parsed or kind(**values), errors
-
-
-def _read_field_by_field(kind: type[Body], body: Any) -> tuple[dict[str, Any], list[FieldError]]:  # noqa: ANN401
-    """Return the fields of valid types, and an error for each field that is invalid, missing or unknown."""
-    if not isinstance(body, dict):
-        raise InvalidSubmission([FieldError("invalid_type", "The body must be a JSON object.", None, "")])
-    values: dict[str, Any] = {}
-    errors = []
-    fields = _fields(kind)
-    for name, field in fields.items():
-        if name not in body:
-            if field.required:
-                errors.append(field_error(name, "required", "This field is required."))
-            continue
-        try:
-            values[name] = _convert(body[name], field.type)
-        except msgspec.ValidationError as error:
-            errors.append(field_error(name, *_classify(str(error), body[name])))
-    unknown = islice((name for name in body if name not in fields), UNKNOWN_FIELDS_NAMED)
-    errors += [
-        field_error(name[: text_rules.CHARACTERS], "unknown_field", "There is no such field: check its name.")
-        for name in unknown
-    ]
-    return values, errors
+        if value is not None and value is not msgspec.UNSET and name not in errors:
+            failure = check(value)
+            if failure:
+                errors[name] = field_error(failure, name)
+    for error in kind.joint_errors(values, others=bool(errors)):
+        errors.setdefault(str(error.field), error)
+    if errors:  # in the order of the fields, unknown ones last
+        ordered = dict.fromkeys(_fields(kind)) | errors
+        raise InvalidSubmission([error for error in ordered.values() if error])
 
 
 def _convert(value: Any, kind: Any) -> Any:  # noqa: ANN401 - any JSON value, and any type
     if msgspec.Raw in _parts(kind):
         return msgspec.Raw(msgspec.json.encode(value))
-    return msgspec.convert(_integral(value), kind)
+    if isinstance(value, float) and value.is_integer():
+        # 300000.0 is an integer in JSON Schema, and so in the document. Inside meta_data, 3.0 stays 3.0.
+        value = int(value)
+    return msgspec.convert(value, kind)
 
 
-def _integral(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Return 300000.0 as 300000, because both are integers in JSON Schema, and so in the OpenAPI document.
-
-    Not applied inside meta_data, where 3.0 stays 3.0.
-    """
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def field_error(failure: Failure, *path: str) -> FieldError:
+    """Return an error of the field, or of the part of a field, at a path in the body."""
+    steps = [step[: text_rules.CHARACTERS].replace("~", "~0").replace("/", "~1") for step in path]
+    return FieldError(*failure, path[0][: text_rules.CHARACTERS], "".join(f"/{step}" for step in steps))
 
 
-def field_error(name: str, code: ErrorCode, message: str) -> FieldError:
-    """Return an error of one field of a body."""
-    escaped = name.replace("~", "~0").replace("/", "~1")
-    return FieldError(code, message, name, f"/{escaped}")
+_REQUIRED: Failure = ("required", "This field is required.")
+# What is expected of a text that msgspec refuses with one of these messages.
+_FORMATS = {
+    "Invalid RFC3339 encoded date": "a date, such as 2026-03-02",
+    "Invalid RFC3339 encoded datetime": "a time with its zone, such as 2026-03-02T09:30:00Z",
+    "Expected `datetime` with a timezone component": "a time with its zone, such as 2026-03-02T09:30:00Z",
+    "Invalid UUID": "a UUID",
+    "Invalid decimal string": "a decimal number",
+}
+_LENGTH = re.compile("Expected `(str|array|object)` of length <= ([0-9]+)")
+_COUNTED = {"str": "characters", "array": "items", "object": "fields"}
+_MISSING = re.compile("Object missing required field `(.*)`")
+_STEPS = re.compile(r"\.(\w+)|\[([0-9]+)\]")
 
 
-def _classify(problem: str, value: Any) -> Failure:  # noqa: ANN401 - any JSON value
-    """Return the error code and message for a problem that msgspec reports about one value."""
-    if problem.startswith("Expected `str` of length <= "):
-        return too_long(int(problem.rpartition(" ")[2]), value)
-    if problem.startswith(("Expected `int` <=", "Expected `int` >=")):
-        return "out_of_range", f"Expected an integer {problem.removeprefix('Expected `int` ')}."
-    if problem.startswith("Invalid enum value"):
-        return "invalid_choice", "Expected SDLT_CALCULATION."
-    expected, _, got = json_faults.in_json_words(problem).removeprefix("Expected ").partition(", got ")
-    return "invalid_type", f"Expected {expected}, got {got}."
+def _classify(name: str, problem: str, value: Any, kind: Any) -> FieldError:  # noqa: ANN401 - as in _convert
+    """Return the error for a problem that msgspec reports about a field's value, or about a part of it."""
+    problem, _, place = problem.partition(" - at `$")
+    path = [name, *(member or index for member, index in _STEPS.findall(place))]
+    words = json_faults.in_json_words(problem)
+    if missing := _MISSING.fullmatch(problem):
+        return field_error(_REQUIRED, *path, missing[1])
+    if problem in _FORMATS:
+        failure: Failure = ("invalid_type", f"Expected {_FORMATS[problem]}, got another string.")
+    elif length := _LENGTH.fullmatch(problem):
+        failure = too_long(int(length[2]), None if place else value, of=_COUNTED[length[1]])
+    elif problem.startswith("Expected "):
+        failure = ("invalid_type" if ", got " in problem else "out_of_range", f"{words}.")
+    elif problem.startswith("Object contains unknown field"):
+        failure = ("unknown_field", "It has a field that does not exist: check their names.")
+    else:  # an invalid choice, which msgspec quotes
+        choices = " or ".join(_choices(kind)) if not place else ""
+        failure = ("invalid_choice", f"Expected {choices or 'another value'}.")
+    return field_error(failure, *path)
 
 
-def too_long(longest: int, value: str) -> Failure:
-    """Return the failure of a text that is too long."""
-    return "too_long", f"Expected at most {longest} characters, got {len(value)}."
+def too_long(longest: int, value: Any, *, of: str = "characters") -> Failure:  # noqa: ANN401 - with a length
+    """Return the failure of a value that is too long."""
+    got = "" if value is None else f", got {len(value)}"
+    return "too_long", f"Expected at most {longest} {of}{got}."
+
+
+def _choices(kind: object) -> Iterator[str]:
+    for part in _parts(kind):
+        if get_origin(part) is Literal:
+            yield from (str(choice) for choice in get_args(part) if choice is not None)
+        elif isinstance(part, type) and issubclass(part, Enum):
+            yield from (str(choice.value) for choice in part)
 
 
 @cache
-def _decoder(kind: type[AnyBody]) -> msgspec.json.Decoder[AnyBody]:
-    return msgspec.json.Decoder(kind)
-
-
-@cache
-def _fields(kind: type[Body]) -> dict[str, msgspec.structs.FieldInfo]:
+def _fields(kind: type[Sent]) -> dict[str, msgspec.structs.FieldInfo]:
     return {field.name: field for field in msgspec.structs.fields(kind)}
 
 
 @cache
-def _checks(kind: type[Body]) -> dict[str, Callable[[Any], Failure | None]]:
+def _integers(kind: type[Sent]) -> frozenset[str]:
+    return frozenset(name for name, field in _fields(kind).items() if int in _parts(field.type))
+
+
+@cache
+def _checks(kind: type[Sent]) -> dict[str, Callable[[Any], Failure | None]]:
     return {
         name: part.run
         for name, field in _fields(kind).items()
@@ -176,56 +276,8 @@ def _checks(kind: type[Body]) -> dict[str, Callable[[Any], Failure | None]]:
 
 
 def _parts(annotation: object) -> Iterator[object]:
-    """Yield the parts of a type, such as annotations and the types of a union, and the parts of each part."""
-    for part in get_args(annotation):
-        yield part
-        yield from _parts(part)
-
-
-def check_declared(content_type: str | None, encoding: str | None) -> None:
-    """Raise ApiError unless a body is declared as uncompressed JSON."""
-    if not content_type:
-        raise _unsupported("The Content-Type header is missing: send `Content-Type: application/json`.")
-    if content_type.partition(";")[0].strip().lower() != MediaType.JSON:
-        raise _unsupported(
-            "The Content-Type header names another type than JSON: send `Content-Type: application/json`."
-        )
-    if encoding is not None and encoding.lower() != "identity":
-        raise _unsupported(
-            "The Content-Encoding header declares compression: send uncompressed JSON without this header."
-        )
-
-
-def _unsupported(message: str) -> ApiError:
-    return ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
-
-
-def malformed_body(reason: str) -> ApiError:
-    """Return the error for a body that is not JSON."""
-    return ApiError(HTTPStatus.BAD_REQUEST, "malformed_body", f"The body is not readable JSON: {reason}.")
-
-
-def body_overdue() -> ApiError:
-    """Return the error for an overdue body. The body may still come, so the connection is closed."""
-    return ApiError(
-        HTTPStatus.REQUEST_TIMEOUT,
-        "request_timeout",
-        "The body did not arrive in time: send the request again.",
-        (b"connection", b"close"),
-    )
-
-
-def body_too_large(size: int | None) -> ApiError:
-    """Return the error for a body that is too large. *size* is None if the caller did not declare it.
-
-    The rest of the body is not read, so the connection is closed.
-    """
-    most = f"{LARGEST_BODY // 1024} KiB"
-    return ApiError(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        "body_too_large",
-        f"The body is larger than {most}: send less."
-        if size is None
-        else f"The body has {size} bytes: at most {LARGEST_BODY} ({most}) are accepted.",
-        (b"connection", b"close"),
-    )
+    """Yield a type and, of an annotated one or a union, the parts."""
+    yield annotation
+    if get_origin(annotation) in {Annotated, Union, UnionType}:
+        for part in get_args(annotation):
+            yield from _parts(part)

@@ -1,4 +1,4 @@
-"""The guards of the handlers: they shed load, authenticate the caller, and check what is declared of a body.
+"""The guards of the handlers: they shed load, and authenticate the caller.
 
 Litestar runs guards before it reads the body.
 """
@@ -12,7 +12,6 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
-from service.api.decoding import check_declared
 from service.api.errors import ApiError
 from service.api.resources import Resources
 from service.authentication.access_tokens import Caller, InternalReader, is_jwt
@@ -62,11 +61,6 @@ async def requires_reader_or_secret(request: Connection, _: BaseRouteHandler) ->
         raise WrongSecret
 
 
-async def declares_json(request: Connection, _: BaseRouteHandler) -> None:
-    """Raise ApiError unless the body is declared as uncompressed JSON. Litestar does not check it."""
-    check_declared(request.headers.get("content-type"), request.headers.get("content-encoding"))
-
-
 async def requires_api_key_or_token(request: Connection, _: BaseRouteHandler) -> None:
     """Admit to the questionnaire a caller with an API key or any access token.
 
@@ -107,21 +101,19 @@ def bearer_token(authorization: Sequence[str]) -> str:
             challenge="invalid_request",
         )
     if not authorization:
-        raise ApiError(
-            HTTPStatus.UNAUTHORIZED,
-            "unauthenticated",
-            "The Authorization header is missing: send `Authorization: Bearer …` with an access token; a "
-            "request's secret also opens that request, and an API key opens the questionnaire.",
-            challenge="",
-        )
+        raise _no_token("is missing")
     scheme, _, token = authorization[0].partition(" ")
     token = token.strip(" ")  # A plain strip() would also remove spaces that are not ASCII.
     if scheme.lower() != "bearer" or not token:
-        raise ApiError(
-            HTTPStatus.UNAUTHORIZED,
-            "unauthenticated",
-            "The Authorization header has no Bearer token: send `Authorization: Bearer …` with an access "
-            "token; a request's secret also opens that request, and an API key opens the questionnaire.",
-            challenge="",
-        )
+        raise _no_token("has no Bearer token")
     return token
+
+
+def _no_token(problem: str) -> ApiError:
+    return ApiError(
+        HTTPStatus.UNAUTHORIZED,
+        "unauthenticated",
+        f"The Authorization header {problem}: send `Authorization: Bearer …` with an access token; a "
+        "request's secret also opens that request, and an API key opens the questionnaire.",
+        challenge="",
+    )

@@ -9,10 +9,10 @@ import msgspec
 from litestar import Response, get
 from litestar.params import HeaderParameter
 
+from service.api.api_request import ApiRequest
 from service.api.envelope import Envelope, succeed
 from service.api.guards import requires_api_key_or_token
-from service.api.openapi.documenting import documented
-from service.api.resources import ApiRequest
+from service.api.openapi.declarations import Documented
 
 ResponseType = Literal["text", "number", "select", "date", "radio_button", "currency"]
 
@@ -87,10 +87,9 @@ _ETAG = f'W/"{hashlib.sha256(bytes(_QUESTIONS)).hexdigest()[:32]}"'
     guards=[requires_api_key_or_token],
     tags=["questionnaire"],
     security=[{"api_key": []}, {"access_token": []}],
-    **documented(
-        {"ok": QuestionnaireStructure(load().questionnaire[:4])},
-        headers={"ETag": True, "Cache-Control": True},
-        may_be_unchanged=True,
+    documented=Documented(
+        answers={"ok": QuestionnaireStructure(load().questionnaire[:4])},
+        headers=frozenset({"etag", "cache-control"}),
     ),
 )
 async def questionnaire_structure(

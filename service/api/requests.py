@@ -2,35 +2,33 @@
 
 import asyncio
 import time
-from http import HTTPStatus
 from typing import Annotated
 from uuid import UUID
 
 import structlog
-from litestar import Controller, HttpMethod, Response, get, post, route
-from litestar.di import NamedDependency, Provide
+from litestar import Controller, Response, get, post
+from litestar.di import NamedDependency
 from litestar.openapi.spec import Example
 from litestar.params import JSONBody, PathParameter, SkipValidation
+from litestar.status_codes import HTTP_200_OK
 
+from service.api.api_request import ApiRequest
 from service.api.bodies import CreateBody
-from service.api.decoding import StrictBody, body_overdue, body_too_large, check_declared, parse
+from service.api.decoding import parse, parse_query, provide_query
 from service.api.envelope import Envelope, succeed
 from service.api.guards import (
     SecretHolder,
-    declares_json,
     requires,
     requires_reader,
     requires_reader_or_secret,
 )
 from service.api.idempotency_key_header import IDEMPOTENCY_KEY, REPLAYED, IdempotencyKey, parse_key
-from service.api.listing import CalculationRequestPage, cursor_of, parse_listing, read_listing
+from service.api.listing import CalculationRequestPage, ListQuery, cursor_of
 from service.api.openapi import examples
-from service.api.openapi.documenting import documented, link, refusal
-from service.api.resources import ApiRequest, Resources
+from service.api.openapi.declarations import Documented, link, refusal
+from service.api.resources import Resources
 from service.authentication.access_tokens import READ, READ_ALL, WRITE, Caller, InternalReader
-from service.authentication.authenticator import InsufficientScope
 from service.calculation_requests import conveyancers, event_history, reading, storing
-from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.model import (
     CalculationRequest,
@@ -41,7 +39,6 @@ from service.calculation_requests.model import (
     RequestNotFound,
     RetrievedCalculationRequest,
 )
-from service.calculation_requests.reading import Listing
 from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
 from service.identifiers import parse_uuid
 from service.postgres.outages import PostgresUnavailable
@@ -68,31 +65,23 @@ class Requests(Controller):
     tags = ("requests",)
 
     @post(
-        status_code=HTTPStatus.OK,
-        guards=[requires(WRITE), declares_json],
-        dto=StrictBody[CreateBody],
-        return_dto=None,
+        status_code=HTTP_200_OK,
+        guards=[requires(WRITE)],
         security=[{"access_token": [WRITE]}],
-        **documented(
-            examples.CREATED,
+        documented=Documented(
+            answers=examples.CREATED,
             bodies=examples.BODIES,
-            headers={REPLAYED: False},
+            rare_headers=frozenset({REPLAYED.lower()}),
             links=_TO_THE_REQUEST | _TO_ITS_EVENTS,
-            malformed=refusal(parse, CreateBody, examples.MALFORMED_REQUEST.encode()),
-            malformed_key=refusal(parse_key, "a key"),
-            two_keys=refusal(parse_key, "one", ["one", "two"]),
-            insufficient_scope=InsufficientScope(WRITE),
-            unknown_conveyancer=UnknownConveyancer(),
-            erased=RequestErased(),
-            too_slow=body_overdue(),
-            too_large=body_too_large(examples.LARGE_REQUEST),
-            no_content_type=refusal(check_declared, None, None),
-            not_json=refusal(check_declared, "text/plain", None),
-            compressed=refusal(check_declared, "application/json", "gzip"),
-            key_in_flight=IdempotencyKeyInFlight(),
-            key_reused=IdempotencyKeyReused(),
-            secret_key_missing=SecretKeyMissing(),
-            refused_fields=refusal(parse, CreateBody, examples.REFUSED_REQUEST.encode()),
+            failures={
+                "malformed_key": refusal(parse_key, "a key"),
+                "two_keys": refusal(parse_key, "one", ["one", "two"]),
+                "erased": RequestErased(),
+                "key_in_flight": IdempotencyKeyInFlight(),
+                "key_reused": IdempotencyKeyReused(),
+                "secret_key_missing": SecretKeyMissing(),
+                "refused_fields": refusal(parse, CreateBody, examples.REFUSED_REQUEST.encode()),
+            },
         ),
     )
     async def create_request(
@@ -126,20 +115,12 @@ class Requests(Controller):
         state["uuid"] = stored.uuid
         return Response(succeed(resources.view(stored)), headers={REPLAYED: "true"} if is_repeat else None)
 
-    @route(http_method=HttpMethod.OPTIONS, include_in_schema=False)
-    async def allow_methods(self) -> Response[None]:
-        """Show the methods of the path. Litestar's own answer lists those of the path's first handler alone.
-
-        Litestar registers handlers in the order of their names, and this has to come first.
-        """
-        return Response(None, status_code=HTTPStatus.NO_CONTENT, headers={"allow": "GET, OPTIONS, POST"})
-
     @get(
         guards=[requires(READ)],
-        dependencies={"listing": Provide(parse_listing, sync_to_thread=False)},
+        dependencies={"parameters": provide_query(ListQuery)},
         security=[{"access_token": [READ]}],
-        **documented(
-            examples.LISTED,
+        documented=Documented(
+            answers=examples.LISTED,
             links=link(
                 "next_page",
                 to="list_requests",
@@ -149,15 +130,13 @@ class Requests(Controller):
             | link(
                 "later_changes", to="list_requests", updated_since="$response.body#/data/next_updated_since"
             ),
-            insufficient_scope=InsufficientScope(READ),
-            unknown_conveyancer=UnknownConveyancer(),
-            refused_parameters=refusal(read_listing, examples.REFUSED_QUERY.encode()),
+            failures={"refused_parameters": refusal(parse_query, ListQuery, examples.REFUSED_QUERY.encode())},
         ),
     )
     async def list_requests(
         self,
         request: ApiRequest[Caller],
-        listing: NamedDependency[SkipValidation[Listing]],
+        parameters: NamedDependency[SkipValidation[ListQuery]],
         resources: NamedDependency[SkipValidation[Resources]],
     ) -> Envelope[CalculationRequestPage]:
         """List the caller's requests, newest first.
@@ -166,7 +145,9 @@ class Requests(Controller):
         first. After the last page, ask again with its `next_updated_since`, to miss no change.
         """
         async with resources.connection() as connection:
-            page = await reading.read_page(connection, listing, conveyancer_id=request.user.conveyancer_id)
+            page = await reading.read_page(
+                connection, parameters.listing(), conveyancer_id=request.user.conveyancer_id
+            )
         shown = resources.listed(page.requests)
         return succeed(CalculationRequestPage(shown, cursor_of(page.next), page.horizon))
 
@@ -174,15 +155,10 @@ class Requests(Controller):
         "/{uuid:str}",
         guards=[requires_reader_or_secret],
         security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}, {"request_secret": []}],
-        **documented(
-            examples.RETRIEVED,
+        documented=Documented(
+            answers=examples.RETRIEVED,
             links=_TO_ITS_EVENTS,
-            wrong_secret=WrongSecret(),
-            insufficient_scope=InsufficientScope(READ),
-            unknown_conveyancer=UnknownConveyancer(),
-            unknown_uuid=RequestNotFound(),
-            erased=RequestErased(),
-            secret_key_missing=SecretKeyMissing(),
+            failures={"wrong_secret": WrongSecret(), "secret_key_missing": SecretKeyMissing()},
         ),
     )
     async def retrieve_request(
@@ -212,13 +188,7 @@ class Requests(Controller):
         "/{uuid:str}/events",
         guards=[requires_reader],
         security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}],
-        **documented(
-            examples.EVENTS,
-            insufficient_scope=InsufficientScope(READ),
-            unknown_conveyancer=UnknownConveyancer(),
-            unknown_uuid=RequestNotFound(),
-            erased=RequestErased(),
-        ),
+        documented=Documented(answers=examples.EVENTS),
     )
     async def list_events(
         self,

@@ -1,16 +1,10 @@
-"""The resources that the handlers use, and how handlers access them."""
+"""The resources that the handlers use."""
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Generic, TypeVar
 
 import msgspec
-from litestar import Request
-from litestar.datastructures import State
-from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
-from service.api.decoding import body_overdue, body_too_large, malformed_body
 from service.authentication.authenticator import Authenticator
 from service.calculation_requests.model import (
     CalculationRequest,
@@ -21,10 +15,7 @@ from service.calculation_requests.request_secrets import SecretKeyMissing, Secre
 from service.calculation_requests.storing import Storage
 from service.postgres import connections
 from service.postgres.pool import Connection, Pool
-from service.server import limits
 from service.settings import ServiceSettings
-
-User = TypeVar("User")
 
 
 class Resources(msgspec.Struct, frozen=True):
@@ -53,20 +44,3 @@ class Resources(msgspec.Struct, frozen=True):
             except SecretKeyMissing:
                 shown.append(stored.view(secret=None, request_url=None))
         return shown
-
-
-class ApiRequest(Request[User, Any, State], Generic[User]):
-    """An HTTP request to the API. Its `user` is the caller that the guard admitted."""
-
-    async def body(self) -> bytes:
-        """Return the body. Raises ApiError if it is too large, empty or overdue."""
-        try:
-            async with asyncio.timeout(limits.BODY_SECONDS):
-                body = await super().body()
-        except TimeoutError:
-            raise body_overdue() from None
-        except RequestEntityTooLarge:
-            raise body_too_large(self.content_length) from None
-        if not body:  # Litestar would not ask the decoder.
-            raise malformed_body("it is empty")
-        return body

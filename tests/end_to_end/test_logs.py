@@ -17,6 +17,7 @@ from service.postgres.pool import Connection
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.events import publish_calculation
 from tests.harness import queues
+from tests.harness.endpoints import ENDPOINTS, Endpoint
 from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 from tests.harness.issuer import Issuer
 from tests.harness.processes import api_process, started, worker_process
@@ -82,28 +83,37 @@ def calls_with_access(record: dict[str, Any], api_key: str) -> list[Call]:
     """Return valid and invalid calls of every route, by callers who have access to it."""
     path = f"/v1/request/{record['uuid']}"
     secret = {"secret": f"{MARK}{record['secret']}"}
-    key = {"Authorization": f"Bearer {api_key}", "traceparent": MARK}
-    as_json = {"Content-Type": "application/json"}
-    bodies: list[Options] = [
-        {"json": A_MARKED_REQUEST | BAD_VALUES, "params": secret},
-        {"content": f'{{"notes": {MARK}', "headers": as_json},
-        {"content": b'"' + MARK.encode() + b'\xff"', "headers": as_json},
-        {"content": b"[" * 50_000, "headers": as_json},
-        {"content": MARK, "headers": {"Content-Type": f"text/{MARK}"}},
-        {"json": {"notes": MARK * 50_000}},
-        {"json": A_MARKED_REQUEST, "headers": {"Idempotency-Key": f'"{MARK}'}},
-    ]
-    return [
-        *[("POST", "/v1/request", body) for body in bodies],
-        ("GET", path, {"params": secret}),
-        ("GET", "/v1/questionnaire/structure", {"params": secret, "headers": key}),
-        ("GET", "/v1/request", {"params": {"external_id": MARK, "cursor": MARK, "limit": MARK}}),
+    calls: list[Call] = [
         ("PUT", path, {"json": A_MARKED_REQUEST, "params": secret}),
         ("DELETE", f"/v1/questionnaire/structure?secret={MARK}", {}),
         ("GET", f"/v1/request/req_{MARK.ljust(22, '0')}", {}),
         ("GET", f"/v1/request/{MARK}@customer.example.com", {"params": secret}),
         ("GET", f"/{MARK}/{record['secret']}", {"params": secret}),
         *[("GET", f"{path}?{MARK}", {}) for path in ("/livez", "/readyz", "/schema/openapi.json")],
+    ]
+    for endpoint in ENDPOINTS:
+        names = [each["name"] for each in endpoint.operation["parameters"] if each.get("in") == "query"]
+        headers = {"traceparent": MARK}
+        if "api_key" in endpoint.schemes:
+            headers["Authorization"] = f"Bearer {api_key}"
+        sent: Options = {"params": dict.fromkeys(names, MARK) or secret, "headers": headers}
+        bodies = bodies_of(endpoint) if endpoint.body else [{}]
+        calls += [(endpoint.method, endpoint.at(record["uuid"]), sent | body) for body in bodies]
+    return calls
+
+
+def bodies_of(endpoint: Endpoint) -> list[Options]:
+    """Return a valid body, and invalid ones, for an endpoint that takes one."""
+    as_json = {"Content-Type": "application/json"}
+    return [
+        {"json": {name: A_MARKED_REQUEST[name] for name in endpoint.schema["properties"]}},
+        {"json": A_MARKED_REQUEST | BAD_VALUES},
+        {"content": f'{{"notes": {MARK}', "headers": as_json},
+        {"content": b'"' + MARK.encode() + b'\xff"', "headers": as_json},
+        {"content": b"[" * 50_000, "headers": as_json},
+        {"content": MARK, "headers": {"Content-Type": f"text/{MARK}"}},
+        {"json": {"notes": MARK * 50_000}},
+        {"json": A_MARKED_REQUEST, "headers": {"Idempotency-Key": f'"{MARK}'}},
     ]
 
 
@@ -117,12 +127,13 @@ def calls_with_credentials(record: dict[str, Any], issuer: Issuer) -> list[Call]
         *(secret, secret[:-1], f"{secret}x", f"{secret}.{secret}.{secret}"),
         *[issuer.token(**each) for each in claims],
     ]
-    paths = [f"/v1/request/{each}" for each in (record["uuid"], "req_0000000000000000000000", secret)]
+    uuids = (record["uuid"], "req_0000000000000000000000", secret)
+    called = {(each.method, each.at(uuid), bool(each.body)) for each in ENDPOINTS for uuid in uuids}
     calls: list[Call] = [("GET", f"/v1/request/{secret}", {})]
     for authorization in (f"Basic {MARK}", *[f"Bearer {bearer}" for bearer in bearers]):
         options: Options = {"headers": {"Authorization": authorization, "Cookie": f"session={MARK}"}}
-        calls += [("GET", path, options) for path in (*paths, "/v1/questionnaire/structure")]
-        calls += [("POST", "/v1/request", options | {"json": A_MARKED_REQUEST})]
+        for method, path, has_body in called:
+            calls.append((method, path, options | ({"json": A_MARKED_REQUEST} if has_body else {})))
     return calls
 
 

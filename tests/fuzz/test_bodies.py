@@ -24,14 +24,21 @@ _SENT = 10_000 if LONG else 200
 _BODY: Any = msgspec.to_builtins(app.describe()["components"]["schemas"]["CreateBody"])
 # Without a waiver the API ignores this field. The document does not say so, because it asks for a text.
 del _BODY["properties"]["calculation_fee_exempt_reason"]["type"]
+_FIELDS = _BODY["properties"]
 _ALLOWED = jsonschema_rs.Draft202012Validator(_BODY)
 # What no schema can say: how addresses are read, how long and deep `meta_data` is and what is in it. And what
 # no pattern can say that means the same everywhere: which texts are visible, and which characters are not.
 _BEYOND_SCHEMAS = {
-    *("/customer_email", "/sender_email", "too_deep", "blank", "invalid_characters"),
-    *(("/meta_data", "too_long"), ("/meta_data", "out_of_range")),
+    *("too_deep", "blank", "invalid_characters"),
+    *(f"/{name}" for name, field in _FIELDS.items() if field.get("format") == "email"),
+    *(
+        (f"/{name}", code)
+        for name in _FIELDS
+        if "object" in _FIELDS[name].get("type", ())
+        for code in ("too_long", "out_of_range")
+    ),
 }
-_OPTIONAL_TEXTS = ("customer_phone", "notes", "external_id")
+_OPTIONAL_TEXTS = [name for name in _FIELDS if _FIELDS[name].get("type") == ["string", "null"]]
 
 
 def test_every_body_is_accepted_or_refused_as_documented():

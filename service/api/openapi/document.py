@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-from litestar import Litestar, MediaType, Request
+from litestar import MediaType, Request
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import (
@@ -19,7 +19,7 @@ from litestar.openapi.spec import (
 )
 from litestar.openapi.spec.enums import OpenAPIType
 
-from service.api.openapi import documenting, page, schemas
+from service.api.openapi import documenting, page
 from service.authentication.access_tokens import READ, READ_ALL, WRITE
 from service.settings import ServiceSettings
 
@@ -44,17 +44,15 @@ you do not know, and decide about an error with an unknown code by its HTTP stat
 document is the version in the paths. Such additions do not change it."""
 
 
-# The same access tokens as those of the scheme access_token: it shows how to request them.
-_CLIENT_CREDENTIALS = "client_credentials"
 _SECURITY_SCHEMES: dict[str, SecurityScheme | Reference] = {
     "access_token": SecurityScheme(
         type="http",
         scheme="bearer",
         bearer_format="JWT",
-        description="An OAuth 2.0 access token (RFC 9068) from the issuer that the service trusts. Create "
+        description="An OAuth 2.0 access token (RFC 9068) from the issuer that the service trusts. Writing "
         f"needs the scope `{WRITE}`, reading needs `{READ}`. With `{READ_ALL}`, a client that the operators "
         "have made an internal reader can read any firm's requests and events by uuid, without the secrets, "
-        "and the questionnaire. It cannot create or list requests, and needs no conveyancer.",
+        "and the questionnaire. It opens nothing else, and needs no conveyancer.",
     ),
     "request_secret": SecurityScheme(
         type="http",
@@ -71,7 +69,7 @@ _SECURITY_SCHEMES: dict[str, SecurityScheme | Reference] = {
     ),
 }
 _SCOPES = {
-    WRITE: "Create requests.",
+    WRITE: "Write requests.",
     READ: "Read requests.",
     READ_ALL: "Read the requests of every firm: for internal readers.",
 }
@@ -98,7 +96,7 @@ def config(settings: ServiceSettings | None = None, *, token_url: str | None = N
     """Return Litestar's settings for the document. With *token_url* it says where to get access tokens."""
     schemes = dict(_SECURITY_SCHEMES)
     if token_url is not None:
-        schemes[_CLIENT_CREDENTIALS] = SecurityScheme(
+        schemes[documenting.CLIENT_CREDENTIALS] = SecurityScheme(
             type="oauth2",
             description="An access token, requested with the id and the secret of a client of the issuer.",
             flows=OAuthFlows(client_credentials=OAuthFlow(token_url=token_url, scopes=_SCOPES)),
@@ -115,7 +113,7 @@ def config(settings: ServiceSettings | None = None, *, token_url: str | None = N
         components=Components(security_schemes=schemes, parameters=_PARAMETERS),
         use_handler_docstrings=True,
         operation_id_creator=lambda handler, *_: handler.handler_name,
-        render_plugins=[page.Page(settings), Document(settings)] if settings else [Document(settings)],
+        render_plugins=[page.ApiPage(settings), Document(settings)] if settings else [Document(settings)],
         openapi_router=page.router(settings),
     )
 
@@ -128,31 +126,12 @@ class Document(JsonRenderPlugin):
         self._prefix = settings.auth_scope_prefix if settings else ""
         self._rendered = b""
 
-    def render(self, _request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+    def render(self, request: Request[Any, Any, Any], _generated: dict[str, Any]) -> bytes:
         """Return the document in JSON."""
         if not self._rendered:
-            document = msgspec.json.encode(_complete(openapi_schema))
+            document = msgspec.json.encode(documenting.complete(request.app))
             # Texts and examples of errors name scopes, too. No prefix has a character that JSON escapes.
             for scope in (READ, WRITE):  # and READ_ALL, which begins with READ
                 document = document.replace(scope.encode(), f"{self._prefix}{scope}".encode())
             self._rendered = document
         return self._rendered
-
-
-def describe(app: Litestar) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of an application."""
-    return _complete(app.openapi_schema.to_schema())
-
-
-def _complete(generated: dict[str, Any]) -> dict[str, Any]:
-    completed = documenting.complete(generated, schemas.generate())
-    for parameter in completed["components"]["parameters"].values():
-        parameter["x-fill-example"] = "no"  # Otherwise RapiDoc would send the example with every call.
-    if _CLIENT_CREDENTIALS in completed["components"]["securitySchemes"]:
-        for operation in documenting.operations(completed):
-            operation["security"] += [
-                {_CLIENT_CREDENTIALS: each["access_token"]}
-                for each in operation["security"]
-                if "access_token" in each
-            ]
-    return completed

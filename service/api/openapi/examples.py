@@ -22,8 +22,6 @@ FULL_REQUEST: dict[str, Any] = {name: field["examples"][0] for name, field in _B
 SMALLEST_REQUEST: dict[str, Any] = {name: FULL_REQUEST[name] for name in _BODY["required"]}
 BODIES = {"smallest": SMALLEST_REQUEST, "full": FULL_REQUEST}
 REFUSED_REQUEST = '{"customer_email": "ada", "property_value": -1, "waive_fee": true}'
-MALFORMED_REQUEST = '{"customer_email": "ada@customer.example.com",}'
-LARGE_REQUEST = 300_000  # bytes
 REFUSED_QUERY = "limit=0&cursor=next&sort=name"
 
 RECORD = CalculationRequestView(

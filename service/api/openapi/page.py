@@ -16,6 +16,7 @@ from litestar.exceptions import NotFoundException
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 from litestar.response import Redirect
 
+from service.api.openapi import documenting
 from service.authentication.access_tokens import READ, WRITE
 from service.outbox import asyncapi
 from service.settings import ServiceSettings
@@ -37,16 +38,16 @@ def lead_to_page() -> Redirect:
     return Redirect("/schema")
 
 
-class Page(OpenAPIRenderPlugin):
+class ApiPage(OpenAPIRenderPlugin):
     """The page of the HTTP API: how to get a token, and RapiDoc."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         super().__init__(path="/")
         self._settings = settings
 
-    def render(self, _request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+    def render(self, request: Request[Any, Any, Any], _generated: dict[str, Any]) -> bytes:
         """Return the page."""
-        return _page(self._settings, openapi_schema).encode()
+        return _page(self._settings, documenting.complete(request.app)).encode()
 
 
 def _page(settings: ServiceSettings, document: dict[str, Any]) -> str:

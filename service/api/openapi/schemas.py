@@ -1,25 +1,23 @@
-"""The schemas of the OpenAPI document, as msgspec makes them: Litestar's own lack constraints."""
+"""The schemas of the OpenAPI document, as msgspec makes them, its parameters and headers."""
 
 import inspect
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
+import msgspec
+
 from service.api.bodies import TEXT, CreateBody
-from service.api.envelope import Envelope, ErrorEnvelope, FieldError
-from service.api.listing import CalculationRequestPage
-from service.api.questionnaire import QuestionnaireStructure
+from service.api.decoding import Sent
+from service.api.envelope import FieldError
+from service.api.idempotency_key_header import REPLAYED
 from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.field_docs import REASON_CHARACTERS
-from service.calculation_requests.model import CalculationRequestView, RetrievedCalculationRequest
 from service.outbox import asyncapi, events
 from service.outbox.events import RequestEvent
 
-_PAYLOADS = (
-    Envelope[CalculationRequestView],
-    Envelope[CalculationRequestPage],
-    Envelope[RetrievedCalculationRequest],
-    Envelope[CalculationRequestEvents],
-    Envelope[QuestionnaireStructure],
-)
+NO_FILL = {"x-fill-example": "no"}  # Otherwise RapiDoc would send the example with every call.
+_SCHEMAS = "#/components/schemas/"
 
 # The reason of a waiver is checked only if the fee is to be waived.
 _REASON = {"type": "string", "minLength": 1, "maxLength": REASON_CHARACTERS, **TEXT}
@@ -31,9 +29,9 @@ _WITHOUT_WAIVER = {"properties": {"calculation_fee_exempt": {"const": False}}}
 _WAIVER_RULE = {"dependentSchemas": {"calculation_fee_exempt": {"anyOf": [_WITHOUT_WAIVER, _WITH_REASON]}}}
 
 
-def generate() -> dict[str, Any]:
-    """Return the schemas of the OpenAPI document by name, with all that the types say of their fields."""
-    schemas = asyncapi.generate(CreateBody, *_PAYLOADS, ErrorEnvelope)
+def generate(answers: Iterable[object], bodies: Sequence[type[Sent]]) -> dict[str, Any]:
+    """Return the schemas of these types, and of the types in them, by name."""
+    schemas = asyncapi.generate(*answers, *bodies)
     _name_events(schemas)
     for schema in schemas.values():
         schema["description"] = inspect.cleandoc(schema["description"])
@@ -41,10 +39,10 @@ def generate() -> dict[str, Any]:
     for event in events.SENT:  # Otherwise RapiDoc would show the component's name.
         schemas[asyncapi.schema_name(event)]["title"] = f"{event.type} event"
     schemas[asyncapi.schema_name(RequestEvent)]["title"] = "another event"
-    body = schemas[CreateBody.__name__]
-    body |= _WAIVER_RULE
-    for field in body["properties"].values():
-        field.pop("default", None)  # openapi-typescript would make the field required.
+    schemas[CreateBody.__name__] |= _WAIVER_RULE
+    for body in bodies:
+        for field in schemas[body.__name__]["properties"].values():
+            field.pop("default", None)  # openapi-typescript would make the field required.
     code = schemas[FieldError.__name__]["properties"]["code"]
     # With an enum, generated clients would fail on a code that a later release adds.
     code |= {"type": "string", "examples": code.pop("enum")}
@@ -87,4 +85,56 @@ def _name_events(schemas: dict[str, Any]) -> None:
 
 
 def _reference(name: str) -> dict[str, Any]:
-    return {"$ref": f"#/components/schemas/{name}"}
+    return {"$ref": f"{_SCHEMAS}{name}"}
+
+
+def reference(kind: object) -> Any:  # noqa: ANN401 - JSON
+    """Return a reference to the schema of a type."""
+    return msgspec.json.schema_components([kind], ref_template=_SCHEMAS + "{name}")[0][0]
+
+
+def parameters(query: type[Sent]) -> list[dict[str, Any]]:
+    """Return the parameters of a query."""
+    described = []
+    for name, schema in asyncapi.generate(query)[query.__name__]["properties"].items():
+        parameter = {"name": name, "in": "query", "required": False, "description": schema.pop("description")}
+        example = {"example": schema.pop("examples")[0], **NO_FILL} if "examples" in schema else {}
+        described.append({**parameter, **example, "schema": schema})
+    return described
+
+
+def _header(description: str, example: Any = None, **schema: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    shown = {} if example is None else {"example": example}
+    return {"description": description, "schema": {"type": "string", **schema}, **shown}
+
+
+_HEADERS = {
+    "Cache-Control": _header("The caller may cache the answer, and must revalidate it each time."),
+    "ETag": _header("Changes when the questions change.", pattern='^W/"'),
+    REPLAYED: _header(
+        "Present if this request was stored earlier, with the same `Idempotency-Key`.", const="true"
+    ),
+    "Retry-After": _header("Seconds to wait before the next attempt.", 1, type="integer", minimum=1),
+    "WWW-Authenticate": _header(
+        "What is wrong with the token (RFC 6750, section 3).",
+        'Bearer realm="calculation-requests"',
+        pattern="^Bearer ",
+    ),
+    "X-Request-Id": _header(
+        "The caller's id, or a new one. Quote it when you report a problem.",
+        "case-17",
+        pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
+    ),
+}
+
+
+def headers(*answers: AbstractSet[str]) -> dict[str, Any]:
+    """Describe the headers that answers have, of which each has those with these names, in lower case."""
+    always = {"X-Request-Id"}.union(
+        name for name in _HEADERS if all(name.lower() in each for each in answers)
+    )
+    return {
+        name: described | {"required": name in always}
+        for name, described in _HEADERS.items()
+        if name in always or any(name.lower() in each for each in answers)
+    }

@@ -1,11 +1,15 @@
 """Internal readers: the clients of AUTH_INTERNAL_CLIENTS with the scope request:read-all."""
 
+from itertools import product
+
 import pytest
 from structlog.testing import capture_logs
 
+from service.authentication.access_tokens import READ_ALL
 from service.calculation_requests import conveyancers
 from service.identifiers import new_request_id, uuid_of
-from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
+from tests.harness.endpoints import ENDPOINTS
+from tests.harness.examples import FREE_CONVEYANCER
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client
 
@@ -41,37 +45,40 @@ async def test_internal_reader_reads_any_firms_request_without_its_secret_and_it
 
 
 async def test_each_attempt_is_logged_with_client_and_uuid(reader, client, created):
-    unknown = uuid_of(new_request_id())
+    uuids = [created["uuid"], uuid_of(new_request_id()), "zqmark"]
+    read = [endpoint for endpoint in ENDPOINTS if READ_ALL in endpoint.scopes]
     with capture_logs() as logs:
-        for uuid in (created["uuid"], unknown, "zqmark"):
-            for path in ("", "/events"):
-                await reader.get(f"/v1/request/{uuid}{path}")
+        for uuid, endpoint in product(uuids, read):
+            await reader.request(endpoint.method, endpoint.at(uuid))
         await client.get(f"/v1/request/{created['uuid']}")
 
     attempts = [log for log in logs if log["event"] == "request_read_internally"]
     assert {(log["log_level"], log["client_id"]) for log in attempts} == {("info", READER)}
-    assert [log.get("uuid") for log in attempts] == [created["uuid"]] * 2 + [unknown] * 2 + [None] * 2
+    shown = [uuid if uuid != "zqmark" else None for uuid, _ in product(uuids, read)]
+    assert [log.get("uuid") for log in attempts] == shown
     assert not any(word in str(logs) for word in (created["secret"], "zqmark"))
 
 
 @pytest.mark.parametrize("client_id", [READER, FREE_CONVEYANCER])
-async def test_internal_reader_neither_lists_nor_creates_whatever_its_token_has(
-    reader, issuer, database, client_id
+async def test_internal_reader_opens_nothing_else_whatever_its_token_has(
+    reader, issuer, database, created, client_id
 ):
-    token = issuer.token(client_id, scope=EVERY_SCOPE)
-    for headers in ({}, bearer(token)):
-        listed = await reader.get("/v1/request", headers=headers)
-        created = await reader.post("/v1/request", json=A_REQUEST, headers=headers)
-        questions = await reader.get("/v1/questionnaire/structure", headers=headers)
+    others = [endpoint for endpoint in ENDPOINTS if READ_ALL not in endpoint.scopes]
+    for endpoint, token in product(others, ("request:read-all", EVERY_SCOPE)):
+        headers = bearer(issuer.token(client_id, scope=token))
+        path = endpoint.at(created["uuid"])
+        answer = await reader.request(endpoint.method, path, json=endpoint.body, headers=headers)
 
-        assert questions.status_code == 200
-        for response, scope in ((listed, "request:read"), (created, "request:write")):
-            assert response.status_code == 403
-            (error,) = response.json()["errors"]
-            assert error["code"] == "insufficient_scope"
-            assert "request:read-all" in error["message"]
-            assert f'scope="{scope}"' in response.headers["WWW-Authenticate"]
-    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
+        if not endpoint.scopes:  # the questionnaire
+            assert answer.status_code == 200
+            continue
+        assert answer.status_code == 403, endpoint
+        (error,) = answer.json()["errors"]
+        assert error["code"] == "insufficient_scope"
+        assert READ_ALL in error["message"]
+        (scope,) = endpoint.scopes
+        assert f'scope="{scope}"' in answer.headers["WWW-Authenticate"]
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
 
 
 @pytest.mark.parametrize(

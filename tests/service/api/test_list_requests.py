@@ -11,9 +11,10 @@ from uuid import UUID
 import httpx
 import pytest
 
-from service.api import listing
+from service.api.decoding import parse_query
 from service.api.envelope import FieldError
 from service.api.errors import InvalidSubmission
+from service.api.listing import ListQuery
 from service.calculation_requests import reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.reading import Listing, Place, PlaceByAge, PlaceByChange
@@ -46,7 +47,7 @@ async def page(client: httpx.AsyncClient, **parameters: Any) -> Any:
 def errors(query: str) -> list[FieldError]:
     """Return the errors of a query, by field."""
     with pytest.raises(InvalidSubmission) as refusal:
-        listing.read_listing(query.encode())
+        parse_query(ListQuery, query.encode())
     assert {error.pointer for error in refusal.value.errors} == {None}
     return sorted(refusal.value.errors, key=lambda error: str(error.field))
 

@@ -14,10 +14,13 @@ from openapi_spec_validator import validate
 
 from deploy.local.machine.ports import free_port
 from service import app
-from service.api import listing, questionnaire
-from service.api.openapi import examples
+from service.api import questionnaire
+from service.api.decoding import parse_query
+from service.api.listing import DEFAULT_LIMIT, ListQuery
+from service.api.openapi import declarations, examples
 from service.authentication import api_keys
 from tests.harness import documented_errors
+from tests.harness.endpoints import ENDPOINTS
 from tests.harness.examples import CONVEYANCER
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client
@@ -127,6 +130,15 @@ def test_every_endpoint_is_documented(service_settings):
     assert served == {(path, method) for path, item in DOCUMENT["paths"].items() for method in item}
 
 
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=str)
+def test_every_endpoint_says_who_may_call_it_and_shows_what_is_sent_and_answered(endpoint):
+    assert endpoint.operation.get("security")
+    assert answers_of(endpoint.path, endpoint.method.lower())["examples"]
+    if "requestBody" in endpoint.operation:
+        assert endpoint.body
+        assert endpoint.schema["additionalProperties"] is False, "is decoded by Litestar itself"
+
+
 def test_document_and_page_for_callers_have_every_error_code_and_no_other():
     codes = {*DOCUMENT["components"]["schemas"]["FieldError"]["properties"]["code"]["examples"]}
 
@@ -158,7 +170,8 @@ def test_example_of_a_parameter_is_accepted(name):
         if each.get("name") == name
     ]
 
-    assert listing.read_listing(urlencode({name: example}).encode()).limit == listing.DEFAULT_LIMIT
+    query = parse_query(ListQuery, urlencode({name: example}).encode())
+    assert query.listing().limit == DEFAULT_LIMIT
 
 
 async def test_examples_are_what_is_answered_and_what_each_kind_of_reader_gets(service_settings, issuer):
@@ -224,8 +237,8 @@ BAD_CLAIMS: dict[str, dict[str, Any]] = {
     "unknown_conveyancer": {"client_id": "nobody"},
 }
 BAD_BODIES = {
-    "malformed": examples.MALFORMED_REQUEST.encode(),
-    "too_large": b" " * examples.LARGE_REQUEST,
+    "malformed": declarations.MALFORMED_BODY,
+    "too_large": b" " * declarations.LARGE_BODY,
     "refused_fields": examples.REFUSED_REQUEST.encode(),
 }
 MISSING_HEADERS = {"no_token": "Authorization", "no_content_type": "Content-Type"}
@@ -241,8 +254,10 @@ async def provoke(client: httpx.AsyncClient, issuer: Issuer, path: str, method: 
     if name == "key_reused":
         first = await client.post(url, json=examples.FULL_REQUEST, headers=headers)
         assert first.status_code == 200
-    body = BAD_BODIES.get(name, msgspec.json.encode(examples.SMALLEST_REQUEST))
-    content = body if method == "post" else None
+    content = DOCUMENT["paths"][path][method].get("requestBody", {}).get("content")
+    if content is not None:
+        example, *_ = content["application/json"]["examples"].values()
+        content = BAD_BODIES.get(name, msgspec.json.encode(example["value"]))
     request = client.build_request(method.upper(), url, content=content, headers=headers)
     if name in MISSING_HEADERS:
         del request.headers[MISSING_HEADERS[name]]

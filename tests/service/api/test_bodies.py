@@ -275,3 +275,26 @@ def test_malformed_body_is_refused_with_the_reason_and_the_position(body, reason
     assert str(refusal.value) == f"The body is not readable JSON: {reason}."
     assert is_documented(400, "malformed_body", str(refusal.value))
     assert _MARK not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        (b'"zqmark\\q"', "invalid escaped character (byte 71)"),
+        (b"1e999999", "a number is too large"),
+        (b'["zqmark",]', "trailing comma in array (byte 73)"),
+    ],
+)
+def test_position_in_a_reason_that_is_not_json_is_that_in_the_body(reason, why):
+    beginning = msgspec.json.encode({"calculation_fee_exempt": True}).removesuffix(b"}")
+    body = (
+        beginning
+        + b',"%s":' % _REASON.encode()
+        + reason
+        + msgspec.json.encode(A_REQUEST).replace(b"{", b",", 1)
+    )
+
+    with pytest.raises(ApiError) as refusal:
+        parse(CreateBody, body)
+
+    assert str(refusal.value) == f"The body is not readable JSON: {why}."

@@ -1,0 +1,72 @@
+"""An HTTP request to the API: its caller, and its body until it is decoded."""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, Generic, TypeVar
+
+from litestar import MediaType, Request
+from litestar.datastructures import State
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
+
+from service.api.errors import ApiError
+from service.server import limits
+
+_CLOSE = (b"connection", b"close")  # because the rest of the body is not read
+
+User = TypeVar("User")
+
+
+class ApiRequest(Request[User, Any, State], Generic[User]):
+    """An HTTP request to the API. Its `user` is the caller that the guard admitted."""
+
+    async def body(self) -> bytes:
+        """Return the body. Raises ApiError if it is not declared as JSON, too large, empty or overdue."""
+        check_declared(self.headers.get("content-type"), self.headers.get("content-encoding"))
+        try:
+            async with asyncio.timeout(limits.BODY_SECONDS):
+                body = await super().body()
+        except TimeoutError:
+            raise body_overdue() from None
+        except RequestEntityTooLarge:
+            raise body_too_large(self.content_length) from None
+        if not body:  # Litestar would not ask the decoder.
+            raise malformed_body("it is empty")
+        return body
+
+
+def check_declared(content_type: str | None, encoding: str | None) -> None:
+    """Raise ApiError unless a body is declared as uncompressed JSON. Litestar does not check it."""
+    if not content_type:
+        raise _unsupported("The Content-Type header is missing: send `Content-Type: application/json`.")
+    if content_type.partition(";")[0].strip().lower() != MediaType.JSON:
+        raise _unsupported(
+            "The Content-Type header names another type than JSON: send `Content-Type: application/json`."
+        )
+    if encoding is not None and encoding.lower() != "identity":
+        raise _unsupported(
+            "The Content-Encoding header declares compression: send uncompressed JSON without this header."
+        )
+
+
+def _unsupported(message: str) -> ApiError:
+    return ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+
+
+def malformed_body(reason: str) -> ApiError:
+    """Return the error for a body that is not JSON."""
+    return ApiError(HTTPStatus.BAD_REQUEST, "malformed_body", f"The body is not readable JSON: {reason}.")
+
+
+def body_overdue() -> ApiError:
+    """Return the error for a body that has not arrived in time."""
+    message = "The body did not arrive in time: send the request again."
+    return ApiError(HTTPStatus.REQUEST_TIMEOUT, "request_timeout", message, _CLOSE)
+
+
+def body_too_large(size: int | None) -> ApiError:
+    """Return the error for a body that is too large. *size* is None if the caller did not declare it."""
+    most = f"{limits.LARGEST_BODY // 1024} KiB"
+    message = f"The body is larger than {most}: send less."
+    if size is not None:
+        message = f"The body has {size} bytes: at most {limits.LARGEST_BODY} ({most}) are accepted."
+    return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", message, _CLOSE)
