@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections.abc import Sized
 from functools import partial
 from typing import Any
 
@@ -48,6 +49,19 @@ async def create(client: httpx.AsyncClient) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     record: dict[str, Any] = response.json()["data"]
     return record
+
+
+async def answer_more(answered: Sized, count: int) -> None:
+    """Wait until *count* more calls are answered."""
+    enough = len(answered) + count
+    await eventually(lambda: len(answered) >= enough)
+
+
+async def create_if_possible(client: httpx.AsyncClient) -> dict[str, Any] | None:
+    """Create another request, and return its record; None while the API refuses for lack of Postgres."""
+    response = await client.post("/v1/request", json=another_request())
+    assert response.status_code in {200, 503}, response.text
+    return response.json()["data"] if response.is_success else None
 
 
 async def create_many(client: httpx.AsyncClient, count: int) -> list[dict[str, Any]]:

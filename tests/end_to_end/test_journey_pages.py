@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 SCREENSHOTS = LOCAL / "screenshots"
 SCREENS = {"phone": ViewportSize(width=390, height=844), "desk": ViewportSize(width=1280, height=800)}
 DESK = SCREENS["desk"]
-EVENTS = ["request.created", "request.email_sent", "request.calculated"]
+EVENTS = {"request.created", "request.email_sent", "request.calculated"}
 BANNER = "A stand-in for another team. Not part of the product."
 DONE = "Done: the firm has its calculation."
 
@@ -104,7 +104,8 @@ async def click_through(
     await press(page, button(page, "Announce the calculation"))
     await expect(page.get_by_text(DONE)).to_be_visible()
     await look(page, "done")
-    assert [text.split()[0] for text in await page.locator("li").all_inner_texts()] == EVENTS
+    # The calculation may be recorded before the worker has recorded that the e-mail was sent.
+    assert {text.split()[0] for text in await page.locator("li").all_inner_texts()} == EVENTS
 
 
 @asynccontextmanager

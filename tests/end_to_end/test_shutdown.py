@@ -3,12 +3,11 @@
 import asyncio
 import time
 from contextlib import suppress
-from functools import partial
 
 import httpx
 
 from tests.deploy.manifests import grace_seconds
-from tests.end_to_end.callers import another_request, client_of
+from tests.end_to_end.callers import another_request, answer_more, client_of
 from tests.harness.databases import has_waiting_statement
 from tests.harness.processes import api_process, started
 from tests.harness.raw_connection import connect_to, head_with
@@ -64,9 +63,8 @@ async def test_api_ends_within_shutdown_seconds_though_a_request_hangs(
     assert (status, answer.status_code) == (0, 503)
 
 
-async def test_rolling_restart_fails_no_call_on_a_kept_connection(service_settings, issuer, tmp_path):
+async def test_rolling_restart_fails_no_call_on_a_kept_connection(apis, issuer):
     """A caller that is told that its connection ends goes to the next process, as a gateway does."""
-    apis = [api_process(service_settings, tmp_path, SHUTDOWN_SECONDS="5") for _ in range(2)]
     request = head_with(issuer.token(), line="GET /v1/request HTTP/1.1")
     statuses: list[int] = []
 
@@ -84,8 +82,7 @@ async def test_rolling_restart_fails_no_call_on_a_kept_connection(service_settin
         for _ in range(10):
             callers.create_task(call_until_both_have_stopped())
         for api in apis:
-            enough = len(statuses) + 200
-            await eventually(partial(lambda least: len(statuses) >= least, enough))
+            await answer_more(statuses, 200)
             assert await api.stop() == 0
 
     assert set(statuses) == {200}
