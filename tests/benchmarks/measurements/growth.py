@@ -3,7 +3,7 @@
 from contextlib import AsyncExitStack
 from functools import partial
 
-from tests.benchmarks.comparison import Bar, Comparison, Figures, Measure
+from tests.benchmarks.comparison import Comparison, Figures, Measure
 from tests.benchmarks.http_load import create_on, load
 from tests.benchmarks.outboxes import OURS
 from tests.benchmarks.rows import fill
@@ -26,19 +26,14 @@ async def measure(stand: Stand) -> list[Comparison]:
         for side, rows in sizes.items()
         if rows <= _LARGEST_DRAIN
     }
-    comparisons = [await _compare(stand, "relay with many pending", drains)]
+    comparisons = [await compare("relay with many pending", drains, (), stand)]
     async with AsyncExitStack() as stack:
         apis = {side: await stack.enter_async_context(stand.api(url)) for side, url in urls.items()}
         creates: dict[str, Measure] = {side: partial(create_on, stand, api) for side, api in apis.items()}
-        comparisons.append(await _compare(stand, "create with many stored", creates))
+        comparisons.append(await compare("create with many stored", creates, (), stand))
         lists: dict[str, Measure] = {side: partial(load, stand, api, [_LIST]) for side, api in apis.items()}
-        comparisons.append(await _compare(stand, "list with many stored", lists))
+        comparisons.append(await compare("list with many stored", lists, (), stand))
     return comparisons
-
-
-async def _compare(stand: Stand, name: str, sides: dict[str, Measure]) -> Comparison:
-    smallest, *larger = sides
-    return await compare(name, sides, [Bar(side=side, of=smallest, limit=0.9) for side in larger], stand)
 
 
 async def _drain(stand: Stand, url: str, events: int) -> Figures:
