@@ -4,7 +4,6 @@ import shutil
 import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,8 +11,6 @@ import pytest
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
-from deploy.local.machine.folders import claimed
-from deploy.local.machine.processes import Program, running
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs Debian's apt")
 
@@ -88,14 +85,6 @@ def test_missing_program_runs_from_its_package_with_dependencies_that_are_not_in
 
 
 @pytest.mark.usefixtures("folder")
-def test_program_that_is_not_in_its_package_is_an_error(sources, reports):
-    add(sources, "greeting")
-
-    with pytest.raises(LocalStackError, match="say-farewell is not in Debian's package greeting"):
-        packages.command("say-farewell", package="greeting", report=reports.append)
-
-
-@pytest.mark.usefixtures("folder")
 def test_two_at_once_download_once(sources, reports):
     add(sources, "greeting")
 
@@ -105,24 +94,6 @@ def test_two_at_once_download_once(sources, reports):
     assert one.result() == other.result()
     assert programs_in(one.result()) == {"say-greeting"}
     assert reports.count(DOWNLOADING) == 1
-
-
-def test_server_that_starts_during_a_download_does_not_keep_the_next_download_waiting(
-    sources, folder, tmp_path
-):
-    add(sources, "greeting")
-    server = Program(
-        name="server", command=["sleep", "60"], environment={}, folder=tmp_path, log=tmp_path / "server.log"
-    )
-    with ExitStack() as servers:
-
-        def start(_: str) -> None:
-            servers.enter_context(running(server))
-
-        packages.unpacked("greeting", report=start)
-
-        with claimed(folder / "apt"):
-            pass
 
 
 def test_interrupted_download_leaves_nothing_that_looks_like_the_package(

@@ -13,15 +13,13 @@ import sys
 
 import pytest
 
-from deploy.local import clean, environment, keys, stack
+from deploy.local import environment, keys, stack
 from deploy.local.environment import Ports
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.processes import Process, Program, running
+from deploy.local.machine.processes import Program, running
 from deploy.local.machine.waiting import wait_until
-from deploy.local.mail_catcher import newest
-from deploy.local.run import port_from
 from deploy.local.servers import clients
 from deploy.local.servers.server import Server
 from deploy.local.stack import Stack
@@ -59,25 +57,6 @@ def test_port_in_use_is_one_line_that_says_what_to_do(place):
     )
 
 
-@pytest.mark.parametrize(("port", "other"), [(80, 8001), (8010, 8011)])
-def test_port_that_is_advised_needs_no_root(port, other, place, monkeypatch):
-    monkeypatch.setattr("deploy.local.machine.ports.trouble", lambda _: "Permission denied")
-    ports = Ports(api=port, worker=free_port(), smtp=free_port(), journey=free_port())
-
-    with pytest.raises(
-        LocalStackError, match=rf"\(Permission denied\): choose another with PORT={other} make run"
-    ):
-        stack.running_stack(place, ports).__enter__()
-
-
-def test_two_equal_ports_are_refused(place):
-    port = free_port()
-    ports = Ports(api=port, worker=free_port(), smtp=free_port(), journey=port)
-
-    with pytest.raises(LocalStackError, match=f"PORT and JOURNEY_PORT are both {port}"):
-        stack.running_stack(place, ports).__enter__()
-
-
 def test_process_that_died_is_started_again_and_a_container_that_died_ends_the_run(place, reports):
     place.folder.mkdir()
     program = Program(
@@ -98,43 +77,6 @@ def test_process_that_died_is_started_again_and_a_container_that_died_ends_the_r
     container = Server("postgresql://", trouble=lambda: "The Postgres container was removed.")
     with pytest.raises(LocalStackError, match=r"removed\. Run `make run` again\."):
         Stack({}, [container], [], "").look_after(place)
-
-
-def test_process_that_cannot_start_ends_the_run_with_the_end_of_its_log(place):
-    program = Program(
-        name="worker",
-        command=["sh", "-c", "echo no such setting; exit 1"],
-        environment=os.environ,
-        folder=CHECKOUT,
-        log=place.folder / "worker.log",
-    )
-
-    def look_after(process: Process) -> None:
-        for _ in range(20):
-            assert wait_until(lambda: process.trouble() is not None, seconds=30)
-            Stack({}, [], [process], "").look_after(place)
-
-    with running(program) as process, pytest.raises(LocalStackError) as ended:
-        look_after(process)
-
-    assert re.fullmatch(r"(?s)The worker exited with status 1\. .*\.log:.*no such setting", str(ended.value))
-
-
-def test_terminal_that_has_read_the_addresses_of_a_run_can_start_all_later_ones(tmp_path, monkeypatch):
-    made = {"AMQP_URL": "amqp://made-here", "MAIL_FROM": "me@example.com", "APP_URL": "http://made-here"}
-    monkeypatch.setenv("MAIL_FROM", "me@example.com")  # the user's own
-    environment.write(tmp_path / "env", made)
-    terminal = sourced(tmp_path / "env") | {"APP_URL": "https://mine.example.com"}
-
-    for run in range(3):
-        for name in ("MADE_BY_MAKE_RUN", *made):
-            monkeypatch.setenv(name, terminal[name])
-        environment.forget()
-
-        assert not {"AMQP_URL", "MADE_BY_MAKE_RUN"} & os.environ.keys()
-        assert os.environ["MAIL_FROM"] == "me@example.com"
-        assert os.environ["APP_URL"] == "https://mine.example.com"
-        environment.write(tmp_path / "env", made | {"AMQP_URL": f"amqp://made-by-run-{run}"})
 
 
 def test_terminal_shows_each_request_email_and_calculation_once(tmp_path):
@@ -166,55 +108,10 @@ def test_two_addresses_are_refused_by_the_mail_server(tmp_path):
     assert replies == [550, 451, 250]
 
 
-def test_mail_that_cannot_be_written_is_refused_for_now_and_kept_later(tmp_path):
-    folder = tmp_path / "mail"
-    with mail_catcher(folder) as port, smtplib.SMTP("127.0.0.1", port) as client:
-        folder.rename(tmp_path / "elsewhere")
-        with pytest.raises(smtplib.SMTPDataError) as refusal:
-            client.sendmail("from@example.com", ["ada@example.test"], "Subject: A\n\nB")
-        folder.mkdir()
-        client.sendmail("from@example.com", ["ada@example.test"], "Subject: A\n\nB")
-
-    assert refusal.value.smtp_code == 451
-    assert refusal.value.smtp_error == b"4.3.0 Not kept: No such file or directory"
-    assert len([*folder.glob("*.eml")]) == 1
-
-
-def test_newest_email_about_a_request_is_found_even_if_another_disappears(tmp_path):
-    for number, uuid in enumerate(["req_1", "req_1", "req_10"]):
-        (tmp_path / f"{number}.eml").write_text(f"Message-ID: <{uuid}.request.created.1@example.com>")
-    (tmp_path / "3.eml").symlink_to("removed")
-
-    found = newest(tmp_path, "req_1")
-
-    assert found is not None
-    assert found[0].name == "1.eml"
-    assert newest(tmp_path, "req_2") is None
-
-
 def test_account_that_is_made_has_the_rights_on_the_page():
     page = code_blocks(WORKER, "First queue to first calculation", "sh")[-1]
 
     assert re.findall(r"'(\^.*?)'", page) == list(clients.RIGHTS.values())
-
-
-def test_clean_does_not_say_that_it_removed_what_it_could_not(tmp_path, monkeypatch, reports):
-    file = tmp_path / "not-a-folder"
-    file.touch()
-    monkeypatch.setattr(clean, "LOCAL", file)
-
-    with pytest.raises(FileExistsError):
-        clean.main(reports.append)
-
-    assert reports == []
-
-
-@pytest.mark.parametrize("value", ["abc", "0", "65536", "-1", "80.5"])
-def test_invalid_port_is_refused_by_its_variable(value, monkeypatch):
-    monkeypatch.setenv("PORT", value)
-
-    with pytest.raises(LocalStackError, match="PORT must be a number from 1 to 65535"):
-        port_from("PORT", default=8000)
 
 
 def test_error_is_one_line_and_the_exit_status():

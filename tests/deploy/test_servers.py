@@ -159,16 +159,6 @@ def test_interrupted_start_leaves_nothing_behind(place, broker_start, monkeypatc
     assert list(place.folder.iterdir()) == []
 
 
-def test_without_rabbitmq_and_apt_the_error_says_what_to_do(place, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(packages, "PACKAGES", tmp_path)
-
-    with pytest.raises(
-        LocalStackError, match=r"^No RabbitMQ: set AMQP_URL, start Docker, or install .*apt\.$"
-    ):
-        rabbitmq.unpacked_programs(place)
-
-
 def test_broker_lets_in_only_those_who_can_read_its_password(broker_start):
     broker = broker_start.result()
     if broker.process is None:
@@ -180,16 +170,6 @@ def test_broker_lets_in_only_those_who_can_read_its_password(broker_start):
     folder = broker.process.program.folder
     assert folder.stat().st_mode & 0o077 == 0
     assert server.password == (folder / "password").read_text().strip()
-
-
-def test_broker_does_not_get_the_users_settings_of_rabbitmq(monkeypatch, tmp_path):
-    for variable in ("RABBITMQ_DEFAULT_USER", "ERL_FLAGS"):
-        monkeypatch.setenv(variable, "the user's own")
-
-    given = rabbitmq._environment(tmp_path, port=1, epmd_port=2)  # noqa: SLF001 - starting a broker takes long
-
-    assert not {"RABBITMQ_DEFAULT_USER", "ERL_FLAGS"} & given.keys()
-    assert given["PATH"] == os.environ["PATH"]
 
 
 @pytest.mark.long

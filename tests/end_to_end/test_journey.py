@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Mapping
 
 import httpx
 import pytest
-from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractQueue
 
 from tests.end_to_end.journeys import JourneyStack, link_in, secret_of
@@ -129,25 +128,6 @@ async def test_one_request_is_clicked_through_the_whole_chain_and_leaks_nothing(
         assert hidden not in journey.logs
         assert not any(hidden in page for page in visitor.pages)
     assert f"GET '{questions}' 303" in journey.logs
-
-
-async def test_panel_of_the_inbox_says_that_an_email_has_failed(visitor):
-    form = inputs(await visitor.read("/")) | {"customer_email": "perm-fail@example.test"}
-    path = await visitor.submit("/", form)
-
-    await eventually(lambda: shows(visitor, path, "Step 2 of 5: the e-mail has failed."))
-    assert "<p>The e-mail has failed: <code>refused</code>, 550.</p>" in await visitor.read(path)
-
-
-async def test_malformed_event_does_not_stop_the_pages(visitor, channel):
-    path = await visitor.submit("/", inputs(await visitor.read("/")))
-    exchange = await channel.get_exchange(topology.REQUESTS)
-    for event in (json.dumps({"subject": path.removeprefix("/requests/"), "traceparent": "none"}), "[]"):
-        await exchange.publish(Message(event.encode()), "request.created")
-    await eventually(lambda: holds(channel, topology.NOTIFICATIONS.dead_letters, 2))
-
-    assert await shows(visitor, path, "Step 2 of 5")
-    await visitor.submit(f"{path}/calculation", {})
 
 
 async def shows(visitor: Visitor, path: str, text: str) -> bool:

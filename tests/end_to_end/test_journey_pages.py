@@ -1,4 +1,4 @@
-"""The journey of `make run` in a browser: on any screen, by keyboard, without scripts, and through faults."""
+"""The journey of `make run` in a browser: on any screen, and by keyboard."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -8,8 +8,6 @@ import pytest
 
 from deploy.local.machine.folders import LOCAL
 from tests.end_to_end.journeys import JourneyStack, link_in, secret_of
-from tests.harness.command_line import run
-from tests.harness.waiting import eventually
 
 pytest.importorskip("playwright", reason="Playwright is installed by `make test-long`")
 from axe_playwright_python.async_playwright import Axe
@@ -97,8 +95,6 @@ async def click_through(
     await press(form, button(form, "Send the answers"))
     await expect(form.get_by_role("heading", name="Thank you")).to_be_visible()
     await look(form, "thanks")
-    if await page.get_by_role("link", name="Look again").is_visible():  # only without scripts
-        await press(page, page.get_by_role("link", name="Look again"))
     await expect(button(page, "Announce the calculation")).to_be_visible()
     await look(page, "calculation")
     await press(page, button(page, "Announce the calculation"))
@@ -155,57 +151,3 @@ async def test_journey_works_on_any_screen_and_is_accessible_and_the_secret_stay
 async def test_keyboard_is_enough(journey, chromium):
     async with watched(chromium, DESK) as (page, _):
         await click_through(journey, page, press=by_keyboard)
-
-
-async def test_scripts_are_not_needed(journey, chromium):
-    async with watched(chromium, DESK, scripts=False) as (page, _):
-        await click_through(journey, page)
-
-
-async def test_double_click_and_reload_are_one_request_and_one_email(journey, chromium, database):
-    async with watched(chromium, DESK) as (page, _):
-        await page.goto(journey.pages.base_url)
-        await button(page, "Send").dblclick()
-        await expect(in_email(page).get_by_role("link")).to_be_visible()
-        await page.reload()
-        await expect(in_email(page).get_by_role("link")).to_be_visible()
-
-    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
-    assert len([*journey.mails.iterdir()]) == 1
-
-
-async def test_page_waits_while_the_worker_is_dead_and_then_goes_on(journey, chromium):
-    async with watched(chromium, DESK) as (page, _):
-        await page.goto(journey.pages.base_url)
-        await journey.worker.kill()
-        await button(page, "Send").click()
-        await expect(page.get_by_text("Waiting for the e-mail")).to_be_visible()
-        journey.worker.start()
-        await journey.worker.becomes_ready()
-        await expect(in_email(page).get_by_role("link")).to_be_visible()
-
-
-async def test_new_secret_invalidates_the_old_link_and_its_email_opens_the_form(
-    journey, chromium, environment
-):
-    async with browser.empty_page(chromium, DESK) as page:
-        await page.goto(journey.pages.base_url)
-        await button(page, "Send").click()
-        await expect(in_email(page).get_by_role("link")).to_be_visible()
-        old_link = link_in(await in_email(page).locator("html").inner_html())
-        form = await open_link(page)
-        await expect(button(form, "Continue")).to_be_visible()
-        uuid = page.url.rpartition("/")[2]
-        replaced = await run("service", "request", "new-secret", uuid, environment=environment)
-        await eventually(lambda: len([*journey.mails.glob("*.eml")]) == 2)
-        refused = await form.goto(old_link)
-        sentence = await form.locator("main p").inner_text()
-        assert await faults(form) == []
-        await page.reload()
-        form = await open_link(page)
-        await expect(button(form, "Continue")).to_be_visible()
-
-    assert replaced.status == 0
-    assert refused is not None
-    assert refused.status == 401
-    assert sentence.startswith("This link is not valid, or no longer valid.")

@@ -85,25 +85,6 @@ async def test_text_is_readable_without_a_click_and_accessible_and_shows_no_name
     await check(page, "-".join(["api-examples", *reader]))
 
 
-async def test_contents_lead_to_an_operation(page):
-    # On a phone, ours are above the text. On a desk, RapiDoc's are beside it.
-    contents = page.locator("[href='#post-/v1/request'], [data-content-id='post-/v1/request']")
-    await contents.locator("visible=true").click()
-
-    await expect(page.locator(CREATE)).to_be_in_viewport()
-    assert page.url.endswith("/schema#post-/v1/request")
-
-
-async def test_whole_page_is_printed_black_on_white(page):
-    await page.emulate_media(media="print")
-    await page.evaluate("dispatchEvent(new Event('beforeprint'))")
-
-    await expect(page.locator("rapi-doc nav").first).not_to_be_visible()
-    assert await page.evaluate("document.documentElement.scrollHeight") > 8000
-    await expect(page.locator("rapi-doc")).to_have_attribute("theme", "light")
-    assert await page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
-
-
 async def test_calls_can_be_tried_out(page, reader, issuer, database):
     sent: list[Any] = []
     page.on("request", lambda each: sent.append(each))  # noqa: PLW0108 - Playwright takes no builtin

@@ -126,18 +126,6 @@ async def test_emails_go_on_over_open_sessions_at_a_limit_of_connections(start, 
     assert rate >= 10
 
 
-async def test_email_that_is_too_large_fails_with_the_reason(start, sending, database):
-    server = start(message_size_limit="600")
-    await store(database, 5)
-
-    async with sending(server):
-        await eventually(lambda: all_are_settled(database, 5))
-
-    assert await ends(database) == {("failed", "refused", 552): 5}
-    replies = await database.fetch("SELECT DISTINCT server_reply FROM email")
-    assert replies == [("552 5.3.4 Error: message file too big",)]
-
-
 async def test_refused_recipients_fail_and_the_others_go_on(start, sending, database):
     full = "check_recipient_access regexp:{ { /^full-/ 552 5.2.2 Mailbox is full } }"
     server = start(smtpd_recipient_restrictions=full)

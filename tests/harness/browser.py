@@ -36,15 +36,12 @@ async def empty_page(
     browser: Browser,
     screen: ViewportSize,
     color_scheme: Literal["light", "dark"] = "light",
-    *,
-    scripts: bool = True,
 ) -> AsyncIterator[Page]:
     """Open a page that has nothing stored. There must be no error in its console when the block is left."""
     async with await browser.new_context(
         viewport=screen,
         is_mobile=screen["width"] < 600,
         color_scheme=color_scheme,
-        java_script_enabled=scripts,
     ) as context:
         context.set_default_timeout(_TIMEOUT)
         page = await context.new_page()
