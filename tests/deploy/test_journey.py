@@ -15,7 +15,6 @@ from deploy.local.journey import customer
 from deploy.local.journey.app import create_app
 from deploy.local.journey.questionnaire import Questionnaire
 from deploy.local.journey.resources import Settings
-from deploy.local.machine.folders import CHECKOUT
 from service.api import questionnaire
 from tests.deploy.pages import API, section
 
@@ -84,17 +83,6 @@ async def test_questions_are_shown_by_their_conditions_whatever_was_answered_bef
         assert [question["ref"] for question in form.shown(answers)] == expected
 
 
-async def test_steps_are_short_and_hold_every_question_once_with_none_that_depends_on_another_of_its_step():
-    form, _ = await fetched()
-
-    assert [question for step in form.steps for question in step] == QUESTIONS
-    for step in form.steps:
-        assert 0 < len(step) <= 4
-        assert not {question["ref"] for question in step} & {
-            ref for question in step for ref in question["conditions"] or {}
-        }
-
-
 @pytest.mark.parametrize(
     ("method", "headers", "status"),
     [
@@ -149,11 +137,3 @@ def test_steps_on_the_page_for_integrators_name_functions_here():
 
     assert len(steps) == 5
     assert [each for each in steps if not hasattr(customer, each) and not hasattr(Questionnaire, each)] == []
-
-
-def test_product_and_deployment_do_not_name_the_journey():
-    folders = [CHECKOUT / name for name in ("service", "worker", "deploy/k8s")]
-    files = [file for folder in folders for file in folder.rglob("*.*") if file.suffix != ".md"]
-    files += [*(CHECKOUT / "deploy").glob("*.yaml"), CHECKOUT / "deploy" / "Dockerfile"]
-
-    assert [file for file in files if b"journey" in file.read_bytes()] == []

@@ -1,7 +1,6 @@
 """Debian packages are downloaded and unpacked, and their programs run from where they are unpacked."""
 
 import shutil
-import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs Debian's apt")
@@ -94,25 +92,6 @@ def test_two_at_once_download_once(sources, reports):
     assert one.result() == other.result()
     assert programs_in(one.result()) == {"say-greeting"}
     assert reports.count(DOWNLOADING) == 1
-
-
-def test_interrupted_download_leaves_nothing_that_looks_like_the_package(
-    sources, folder, reports, monkeypatch
-):
-    add(sources, "greeting")
-    with socket.create_server(("127.0.0.1", 0)) as silent, monkeypatch.context() as impatient:
-        impatient.setattr(packages, "_SECONDS", 0.2)
-        use(sources, f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(LocalStackError, match="`apt-get install greeting` did not end within 0 seconds"):
-            packages.unpacked("greeting", report=reports.append)
-    half = folder / "greeting.unfinished" / "usr" / "bin" / "half-written"
-    half.parent.mkdir(parents=True)
-    half.touch()
-
-    assert not (folder / "greeting").exists()
-    use(sources, f"copy:{sources}")
-    root = packages.unpacked("greeting", report=reports.append)
-    assert programs_in(root) == {"say-greeting"}
 
 
 def programs_in(root: Path) -> set[str]:

@@ -1,7 +1,5 @@
 """`make run` without its servers: its errors, its keys, and the environment of its processes."""
 
-import itertools
-import json
 import os
 import re
 import signal
@@ -23,15 +21,9 @@ from deploy.local.machine.waiting import wait_until
 from deploy.local.servers import clients
 from deploy.local.servers.server import Server
 from deploy.local.stack import Stack
-from deploy.local.story import Story
 from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.pages import WORKER, code_blocks
 from tests.deploy.shells import sourced
-
-SERVED = {"event": "request_served", "method": "POST", "status": 200, "uuid": "req_1"}
-SENT = {"event": "email_handled", "outcome": "sent", "smtp_code": 250, "uuid": "req_1"}
-REFUSED = SENT | {"outcome": "failed", "smtp_code": 550, "uuid": "req_2"}
-CALCULATED = {"event": "message_handled", "calculation_id": "calc_1", "uuid": "req_1"}
 
 AWKWARD = {
     "PLAIN": "value",
@@ -77,25 +69,6 @@ def test_process_that_died_is_started_again_and_a_container_that_died_ends_the_r
     container = Server("postgresql://", trouble=lambda: "The Postgres container was removed.")
     with pytest.raises(LocalStackError, match=r"removed\. Run `make run` again\."):
         Stack({}, [container], [], "").look_after(place)
-
-
-def test_terminal_shows_each_request_email_and_calculation_once(tmp_path):
-    (tmp_path / "mail").mkdir()
-    (tmp_path / "logs").mkdir()
-    mail = tmp_path / "mail" / "1.eml"
-    mail.write_text("Message-ID: <req_1.request.created.1@example.com>")
-    api, worker = (tmp_path / "logs" / name for name in ("api.log", "worker.log"))
-    api.write_text("Traceback\n" + json.dumps(SERVED) + "\n" + json.dumps(SERVED | {"method": "GET"}) + "\n")
-    worker.write_text(json.dumps(SENT) + "\n" + json.dumps(CALCULATED)[:20])
-    story = Story(tmp_path)
-
-    told = [*itertools.islice(story.go_on(), 1), *story.go_on()]
-    with worker.open("a") as log:
-        log.write(json.dumps(CALCULATED)[20:] + "\n" + json.dumps(REFUSED) + "\n")
-
-    assert told == ["req_1: stored", f"req_1: e-mailed, {mail}"]
-    assert list(story.go_on()) == ["req_1: calculated, calc_1", "req_2: e-mail failed, reply 550"]
-    assert list(story.go_on()) == []
 
 
 def test_two_addresses_are_refused_by_the_mail_server(tmp_path):

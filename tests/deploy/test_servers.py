@@ -1,15 +1,12 @@
 """Where Postgres and RabbitMQ come from, and in which order they are looked up."""
 
 import asyncio
-import http.server
 import os
 import re
 import shutil
 import signal
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,21 +22,6 @@ from deploy.local.servers.containers import Image, container, postgres_image, ra
 from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.server import NoAnswer, NotHere, check_rabbitmq
 from tests.harness.servers import KillableBroker
-
-
-class DockerEngine(http.server.BaseHTTPRequestHandler):
-    """A Docker engine without images, which cannot pull any."""
-
-    def do_GET(self) -> None:
-        """Answer requests about the engine, and none about images."""
-        self.send_response(HTTPStatus.OK if self.path.endswith("/version") else HTTPStatus.NOT_FOUND)
-        self.end_headers()
-        self.wfile.write(b'{"ApiVersion": "1.43", "message": "No such image"}')
-
-    do_POST = do_GET  # noqa: N815 - the base's name
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
 
 
 @pytest.mark.parametrize(
@@ -59,40 +41,6 @@ def test_unreachable_url_is_one_clear_line_without_its_password(variable, url, s
     text = str(refusal.value)
     assert re.fullmatch(rf"{variable} is set, but .* cannot be used there .*", text)
     assert "s3cret" not in text
-
-
-@pytest.fixture
-def docker_without_images(monkeypatch):
-    with (
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), DockerEngine) as engine,
-        ThreadPoolExecutor() as thread,
-    ):
-        thread.submit(engine.serve_forever)
-        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{engine.server_port}")
-        yield
-        engine.shutdown()
-
-
-@pytest.mark.usefixtures("docker_without_images")
-def test_image_that_cannot_be_pulled_is_one_line_or_an_error_if_it_was_named(monkeypatch, place, reports):
-    monkeypatch.delenv("DATABASE_URL", raising=False)
-    monkeypatch.delenv("TEST_POSTGRES_IMAGE", raising=False)
-
-    with servers.postgres(place) as server:
-        asyncio.run(execute(server.url, "SELECT 1"))
-
-    pulling, refused, running = reports
-    assert pulling == "Pulling the image postgres:18 …"
-    assert refused.startswith("No container for Postgres: 404 Client Error ")
-    assert refused.endswith('("No such image")')
-    assert running.startswith("Postgres 18 runs on this machine, port ")
-
-    monkeypatch.setenv("TEST_POSTGRES_IMAGE", "postgres:17")
-    with (
-        pytest.raises(LocalStackError, match="TEST_POSTGRES_IMAGE is set, but no container of that image"),
-        servers.postgres(place),
-    ):
-        pass
 
 
 @pytest.mark.long

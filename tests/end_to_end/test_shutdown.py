@@ -7,9 +7,8 @@ from contextlib import suppress
 import httpx
 
 from tests.deploy.manifests import grace_seconds
-from tests.end_to_end.callers import another_request, answer_more, client_of
-from tests.harness.databases import has_waiting_statement
-from tests.harness.processes import api_process, started
+from tests.end_to_end.callers import another_request, answer_more
+from tests.harness.processes import started
 from tests.harness.raw_connection import connect_to, head_with
 from tests.harness.waiting import eventually
 
@@ -46,21 +45,6 @@ async def test_processes_end_within_the_grace_period_and_lose_and_repeat_nothing
     assert mailed_before < len(rows), "the worker was stopped while e-mails were due"
     recipients = [mail.recipients[0] for mail in mail_server.accepted]
     assert sorted(recipients) == sorted(row["customer_email"] for row in rows)
-
-
-async def test_api_ends_within_shutdown_seconds_though_a_request_hangs(
-    service_settings, issuer, database, tmp_path
-):
-    limits = {"SHUTDOWN_SECONDS": "1", "DATABASE_TIMEOUT_SECONDS": "600"}
-    api = api_process(service_settings, tmp_path, **limits)
-    async with started(api), client_of(api, issuer.token()) as caller, database.transaction():
-        await database.execute("LOCK TABLE calculation_request")
-        hanging = asyncio.create_task(caller.post("/v1/request", json=another_request()))
-        await eventually(lambda: has_waiting_statement(database))
-        status = await api.stop()  # fails if this takes half a minute
-        answer = await hanging
-
-    assert (status, answer.status_code) == (0, 503)
 
 
 async def test_rolling_restart_fails_no_call_on_a_kept_connection(apis, issuer):
