@@ -8,7 +8,7 @@ import uvloop
 from deploy.local.errors import LocalStackError
 from tests.benchmarks.comparison import Comparison
 from tests.benchmarks.http_load import wrk
-from tests.benchmarks.measurements import consumers, create, footprint, growth, latency, reading, relay
+from tests.benchmarks.measurements import consumers, create, footprint, latency, reading, relay
 from tests.benchmarks.stand import PEERS_PYTHON, Sizes, open_stand
 
 MEASUREMENTS = {
@@ -17,7 +17,6 @@ MEASUREMENTS = {
     "relay": relay.measure,
     "latency": latency.measure,
     "consumers": consumers.measure,
-    "growth": growth.measure,
     "footprint": footprint.measure,
 }
 
@@ -29,9 +28,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=every, default=every)
     parser.add_argument("--rounds", type=int, default=3, help="in each of which every side is measured")
     parser.add_argument("--seconds", type=int, default=5, help="of load on an API")
-    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 1_000_000], help="stored, for growth")
     arguments = parser.parse_args()
-    sizes = Sizes(rounds=arguments.rounds, seconds=arguments.seconds, rows=arguments.rows)
+    sizes = Sizes(rounds=arguments.rounds, seconds=arguments.seconds)
     try:
         wrk()
         comparisons = uvloop.run(_measure(sizes, arguments.only))

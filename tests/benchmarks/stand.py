@@ -28,11 +28,10 @@ POOL_SIZE = 10  # connections to Postgres, of the product and of the peers
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """How long and how large the measurements are."""
+    """How long the measurements are."""
 
     rounds: int
     seconds: int  # of load on the API, for each side and round
-    rows: Sequence[int] = ()  # stored, in ascending order
 
 
 class Stand:

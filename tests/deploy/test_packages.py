@@ -61,13 +61,6 @@ def folder(tmp_path, monkeypatch):
     return packages.PACKAGES
 
 
-def test_installed_program_is_used(folder, reports):
-    found = packages.command("dpkg", package="dpkg", report=reports.append)
-
-    assert found == [shutil.which("dpkg")]
-    assert not folder.exists()
-
-
 def test_missing_program_runs_from_its_package_with_dependencies_that_are_not_installed(
     sources, folder, reports
 ):

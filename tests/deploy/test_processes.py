@@ -54,15 +54,6 @@ def test_program_ends_with_its_context_even_if_it_ignores_its_signal(code, secon
     assert process.trouble() == f"The sleeper was killed by {ended_by}."
 
 
-def test_death_is_described_with_the_end_of_the_log(tmp_path):
-    with running(program(tmp_path, "raise SystemExit('no such setting')")) as process:
-        assert wait_until(lambda: process.trouble() is not None, seconds=30)
-        text = process.describe(process.trouble() or "")
-
-    assert text.startswith("The sleeper exited with status 1.")
-    assert text.endswith("    no such setting")
-
-
 def test_second_run_in_a_kept_folder_fails_and_says_why(place):
     kept = replace(place, keep=True)
     with (

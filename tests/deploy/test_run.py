@@ -6,15 +6,12 @@ import signal
 import smtplib
 import socket
 import stat
-import subprocess
-import sys
 
 import pytest
 
 from deploy.local import environment, keys, stack
 from deploy.local.environment import Ports
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, running
 from deploy.local.machine.waiting import wait_until
@@ -23,17 +20,6 @@ from deploy.local.servers.server import Server
 from deploy.local.stack import Stack
 from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.pages import WORKER, code_blocks
-from tests.deploy.shells import sourced
-
-AWKWARD = {
-    "PLAIN": "value",
-    "QUOTES": "it's \"quoted\" twice ''",
-    "DOLLAR": "$HOME `id` $(id) \\ \\n",
-    "BLANKS": "  two  blanks\tand a tab ",
-    "EMPTY": "",
-    "MARKS": "!#&;|<>*?~[]{}=",
-    "WORDS": "Zürich £ 数",
-}
 
 
 def test_port_in_use_is_one_line_that_says_what_to_do(place):
@@ -85,25 +71,6 @@ def test_account_that_is_made_has_the_rights_on_the_page():
     page = code_blocks(WORKER, "First queue to first calculation", "sh")[-1]
 
     assert re.findall(r"'(\^.*?)'", page) == list(clients.RIGHTS.values())
-
-
-def test_error_is_one_line_and_the_exit_status():
-    command = [sys.executable, "-m", "deploy.local", "run"]
-    settings = {**os.environ, "PORT": "no-port"}
-
-    ended = subprocess.run(command, cwd=CHECKOUT, env=settings, capture_output=True, text=True, check=False)
-
-    assert (ended.returncode, ended.stderr) == (1, "PORT must be a number from 1 to 65535.\n")
-
-
-def test_values_reach_a_shell_unchanged_and_only_their_owner_can_read_them(tmp_path):
-    file = tmp_path / "env"
-    environment.write(file, AWKWARD)
-
-    seen = sourced(file)
-
-    assert {name: seen[name] for name in AWKWARD} == AWKWARD
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_only_the_worker_gets_broker_and_mail_server_and_the_journey_no_database_and_no_key(

@@ -1,25 +1,19 @@
 """Where Postgres and RabbitMQ come from, and in which order they are looked up."""
 
 import asyncio
-import os
 import re
 import shutil
-import signal
-import subprocess
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import asyncpg
 import pytest
 
-from deploy.local.errors import Interrupted, LocalStackError
-from deploy.local.machine import packages, waiting
+from deploy.local.errors import LocalStackError
+from deploy.local.machine import packages
 from deploy.local.machine.ports import accepts, free_port
 from deploy.local.servers import lookup as servers
 from deploy.local.servers import rabbitmq_node as rabbitmq
 from deploy.local.servers.containers import Image, container, postgres_image, rabbitmq_image
-from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.server import NoAnswer, NotHere, check_rabbitmq
 from tests.harness.servers import KillableBroker
 
@@ -67,44 +61,6 @@ def test_url_in_the_environment_comes_first(monkeypatch, postgres_server, place,
         assert given.url == postgres_server
 
     assert reports == []
-
-
-def test_kept_postgres_that_was_killed_starts_again_with_its_data(place):
-    kept = replace(place, keep=True)
-    with postgres_process(kept) as first:
-        asyncio.run(execute(first.url, "CREATE TABLE kept (n int)"))
-        pid_file = kept.folder / "postgres-18" / "data" / "postmaster.pid"
-        os.kill(int(pid_file.read_text().split()[0]), signal.SIGKILL)
-
-    # As if the id of the dead server had been reused: here, for this process.
-    pid_file.write_text("\n".join([str(os.getpid()), *pid_file.read_text().splitlines()[1:]]))
-    with postgres_process(kept) as second:
-        counted = subprocess.run(
-            [*second.client, "-Atc", "SELECT count(*) FROM kept"], capture_output=True, text=True, check=True
-        )
-
-    assert counted.stdout == "0\n"
-    password = urlsplit(second.url).password
-    assert password
-    assert not any(password in str(argument) for argument in second.client)
-
-
-async def execute(url: str, statement: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()
-
-
-def test_interrupted_start_leaves_nothing_behind(place, broker_start, monkeypatch):
-    broker_start.result()  # Otherwise its start would be interrupted, too.
-    monkeypatch.setattr(waiting, "_end_asked_for", True)
-
-    with pytest.raises(Interrupted), postgres_process(place):
-        pass
-
-    assert list(place.folder.iterdir()) == []
 
 
 def test_broker_lets_in_only_those_who_can_read_its_password(broker_start):
