@@ -180,6 +180,7 @@ CASES: dict[str, list[Case]] = {
         ),
         fires("a tenth is late", emails("0+9x60", "0+1x60"), at="20m", every="1m"),
         fires("taken for spam", emails("0+1x60", "0x60", failed="0+1x60"), at="20m", every="1m"),
+        silent("wrong addresses", emails("0+1x60", "0x60", recipient_refused="0+1x60"), at="20m", every="1m"),
     ],
     "EmailBudgetBurningSlowly": [
         fires("1 % are late, for days", emails("0+99x240", "0+1x240"), at="7h", every="2m"),

@@ -12,6 +12,7 @@ from tests.deploy.exported_metrics import exported_metrics, not_exported, our_me
 
 FILE = CHECKOUT / "deploy" / "k8s" / "components" / "monitoring" / "dashboard.json"
 TOP: list[dict[str, Any]] = msgspec.json.decode(FILE.read_bytes())["panels"]
+ROWS = [panel for panel in TOP if panel["type"] == "row"]
 PANELS = [panel for each in TOP for panel in (each, *each.get("panels", ())) if panel["type"] != "row"]
 QUERIES: list[str] = [target["expr"] for panel in PANELS for target in panel["targets"]]
 OF_ENGINES = ('job=~"(.*/)?calculation-requests-', 'persistentvolumeclaim=~"')
@@ -38,6 +39,15 @@ def test_query_asks_for_what_is_exported_and_looks_at_one_installation(query):
         assert 'namespace=~"$namespace"' in selector
         others = (name in RECORDINGS, *(other in selector for other in OF_ENGINES))
         assert 'job=~"$job"' in selector or any(others)
+
+
+def test_only_the_objectives_are_open_and_every_other_panel_is_in_a_closed_row():
+    (first, *others) = ROWS
+
+    assert (first["title"], first["collapsed"]) == ("Objectives", False)
+    assert all(row["collapsed"] and row["panels"] for row in others)
+    opened = [query["expr"] for panel in TOP if panel["type"] != "row" for query in panel["targets"]]
+    assert {name for name in RECORDINGS if name in " ".join(opened)} == RECORDINGS.keys()
 
 
 def test_every_metric_of_ours_is_shown_and_every_metric_of_an_engine_is_used():

@@ -9,28 +9,18 @@ import pytest
 from aio_pika.abc import AbstractChannel
 
 from deploy.local.machine.folders import Place
-from deploy.local.machine.ports import accepts, free_port
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from deploy.local.servers.server import Server
-from service.authentication import api_keys
-from service.postgres.pool import Connection
 from service.settings import ServiceSettings
-from tests.deploy.mail_catching import mail_catcher
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.events import Subscriber
-from tests.end_to_end.journeys import JourneyStack
 from tests.harness import scratch
-from tests.harness.examples import CONVEYANCER
 from tests.harness.issuer import Issuer
 from tests.harness.processes import (
     Process,
     api_process,
-    bare_environment,
-    python,
-    started,
     worker_process,
 )
-from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
 
@@ -80,36 +70,3 @@ async def subscriber(channel: AbstractChannel) -> AsyncIterator[Subscriber]:
     await queue.consume(team.receive, no_ack=True)
     yield team
     await queue.delete(if_unused=False, if_empty=False)
-
-
-@pytest.fixture
-async def journey(
-    *,
-    service_settings: ServiceSettings,
-    worker_settings: WorkerSettings,
-    issuer: Issuer,
-    database: Connection,
-    tmp_path: Path,
-) -> AsyncIterator[JourneyStack]:
-    """The pages of `make run`, with the API, the worker and the mail catcher that they need."""
-    port = free_port()
-    mails = tmp_path / "mails"
-    with mail_catcher(mails) as smtp_port:
-        app_url = f"http://127.0.0.1:{port}"
-        smtp_url = f"smtp://127.0.0.1:{smtp_port}"
-        api = api_process(service_settings, tmp_path, APP_URL=app_url)
-        worker = worker_process(worker_settings, tmp_path, APP_URL=app_url, SMTP_URL=smtp_url)
-        environment = bare_environment(
-            PORT=str(port),
-            BASE_URL=api.base_url,
-            ACCESS_TOKEN=issuer.token(),
-            API_KEY=await api_keys.create(database, CONVEYANCER),
-            MAIL_DIR=str(mails),
-            APP_URL=app_url,
-            CALCULATOR_AMQP_URL=worker_settings.amqp_url,
-        )
-        command = python("deploy.local.journey")
-        pages = Process("journey", command, environment=environment, port=port, folder=tmp_path)
-        async with started(api, worker), started(pages, ready=False):
-            await eventually(lambda: accepts(port))
-            yield JourneyStack(pages, api, worker, mails, environment)

@@ -123,6 +123,13 @@ async def test_event_stays_in_the_queue_when_its_calculation_reaches_no_queue(co
     await eventually(lambda: count(channel, QUEUE))
 
 
+async def test_program_ends_when_its_connection_breaks(consumer, network, amqp_url):
+    async with started(consumer, ready=False):
+        await eventually(lambda: consumes(amqp_url))
+        await network.cut()
+        await consumer.exit_status()
+
+
 @pytest.mark.long
 async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_else(tmp_path):
     account = code_blocks(PAGE, SECTION, "sh")[-1]
