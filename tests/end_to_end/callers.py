@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from tests.harness.examples import A_REQUEST
-from tests.harness.http import NO_TLS
+from tests.harness.http import NO_TLS, bearer
 from tests.harness.processes import Process
 from tests.harness.waiting import eventually
 
@@ -27,8 +27,7 @@ def another_request() -> dict[str, Any]:
 
 def client_of(api: Process, token: str) -> httpx.AsyncClient:
     """Return a client of the API that sends *token*."""
-    headers = {"Authorization": f"Bearer {token}"}
-    return httpx.AsyncClient(base_url=api.base_url, headers=headers, timeout=20.0, verify=NO_TLS)
+    return httpx.AsyncClient(base_url=api.base_url, headers=bearer(token), timeout=20.0, verify=NO_TLS)
 
 
 async def answers(client: httpx.AsyncClient, path: str, expected: int) -> bool:
