@@ -1,19 +1,21 @@
 """The page at /schema in a browser: on a phone and on a desk it can be read, and calls tried out."""
 
 import json
+import os
+import shutil
 from typing import Any
 
 import msgspec
 import pytest
 
+from deploy.local.errors import LocalStackError
+from deploy.local.machine import packages
 from deploy.local.machine.folders import LOCAL
 from service import app
 
 pytest.importorskip("playwright", reason="Playwright is installed by `make test-long`")
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Page, ViewportSize, expect
-
-from tests.harness import browser
+from playwright.async_api import Page, ViewportSize, async_playwright, expect
 
 pytestmark = pytest.mark.long
 
@@ -25,11 +27,37 @@ CREATE = "[id='post-/v1/request']"
 MAIN = "rapi-doc [part=section-main-content]"
 
 
+TIMEOUT = 60_000  # milliseconds
+NO_OTHER_HOST = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+
+
+def program() -> dict[str, Any]:
+    """Return Debian's Chromium, to be launched, and its environment. Raises LocalStackError."""
+    installed = shutil.which("chromium")
+    if installed:
+        return {"executable_path": installed}
+    root = packages.unpacked("chromium")
+    libraries = [packages.library_path(root), *map(str, root.glob("usr/lib/*/pulseaudio"))]
+    return {
+        # Not its script in /usr/bin, which would start the installed one.
+        "executable_path": root / "usr/lib/chromium/chromium",
+        "env": {**os.environ, "LD_LIBRARY_PATH": ":".join(libraries)},
+    }
+
+
 @pytest.fixture(scope="module")
 async def chromium():
-    """A browser."""
-    async with browser.running() as running:
-        yield running
+    """A browser without a window."""
+    try:
+        found = program()
+    except LocalStackError as reason:
+        pytest.skip(f"Chromium is missing: {reason}")
+    expect.set_options(timeout=TIMEOUT)
+    async with (
+        async_playwright() as playwright,
+        await playwright.chromium.launch(**found, args=[NO_OTHER_HOST]) as browser,
+    ):
+        yield browser
 
 
 # The page's width and its colors have nothing to do with each other, so each appears in one of two readers.
@@ -45,13 +73,17 @@ async def page(chromium, reader, client):
     lines: list[str] = []
     hosts: set[str] = set()
     screen, scheme = reader
-    async with browser.empty_page(chromium, SCREENS[screen], scheme) as opened:
+    options = {"viewport": SCREENS[screen], "is_mobile": screen == "phone", "color_scheme": scheme}
+    async with await chromium.new_context(**options) as context:
+        context.set_default_timeout(TIMEOUT)
+        opened = await context.new_page()
         opened.on("console", lambda message: lines.append(message.text))
         opened.on("request", lambda each: hosts.add("/".join(each.url.split("/")[:3])))
         await opened.goto(f"{client.base_url}/schema")
         await expect(opened.locator(CREATE)).to_be_visible()
         yield opened
-    assert (lines, hosts) == ([], {str(client.base_url)})
+        errors = await opened.page_errors(filter="all")
+    assert (lines, errors, hosts) == ([], [], {str(client.base_url)})
 
 
 async def show_all(page: Page) -> None:
