@@ -35,7 +35,6 @@ test-matrix:               ## run the tests with every Python, and with old and 
 
 fuzz:     .venv/installed  ## call the API with everything its OpenAPI document allows or forbids, and with mutated bodies
 	FUZZ=long $(IN_VENV) pytest -q -s -o addopts= tests/fuzz
-	$(IN_VENV) tests.benchmarks.rejections
 
 faults:   .venv/installed  ## inject faults into running processes for half an hour (ARGS="--seconds 60")
 	$(IN_VENV) pytest -q -o addopts= tests/faults/test_invariants.py

@@ -21,7 +21,7 @@ from deploy.local.servers import lookup as servers
 from deploy.local.servers.server import Server
 from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
-from tests.harness import databases, scratch, skips
+from tests.harness import databases, failures, scratch, skips
 from tests.harness.certificates import Authority
 from tests.harness.examples import SECRET_KEYS
 from tests.harness.in_process import api_client
@@ -36,7 +36,7 @@ from worker.settings import EmailSettings
 hypothesis.settings.register_profile("repeatable", derandomize=True)
 # A shell in the background lets its children ignore Ctrl-C, which tests send to theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-_logs: dict[str, Callable[[], str]] = {}  # of the servers that this process started
+LOGS: dict[str, Callable[[], str]] = {}  # the ends of those of the servers that this process started
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -51,12 +51,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show the ends of the servers' logs with a failure. A skip is a failure where none is expected."""
+    """Let a failure end with its cause. A skip is a failure where none is expected."""
     report = yield
     if report.skipped and not hasattr(report, "wasxfail") and skips.is_forbidden(str(report.longrepr)):
         report.outcome = "failed"
     if report.failed:
-        report.sections += [(f"End of {name}'s log", end()) for name, end in _logs.items()]
+        failures.shorten(report, LOGS)
     return report
 
 
@@ -76,7 +76,7 @@ def postgres_server(request: pytest.FixtureRequest) -> Iterator[str]:
     if any("amqp_url" in getattr(test, "fixturenames", ()) for test in request.session.items):
         request.getfixturevalue("broker_start")
     with scratch.folder() as folder, servers.postgres(Place(folder=folder)) as server:
-        _logs["Postgres"] = server.last_lines
+        LOGS["Postgres"] = server.last_lines
         yield server.url
 
 
@@ -91,7 +91,7 @@ def broker_start() -> Iterator[Future[Server]]:
 def amqp_url(broker_start: Future[Server]) -> str:
     """URL of a RabbitMQ node."""
     server = broker_start.result()
-    _logs["RabbitMQ"] = server.last_lines
+    LOGS["RabbitMQ"] = server.last_lines
     return server.url
 
 

@@ -1,6 +1,6 @@
-"""The outboxes of the product and its peers: how each is filled, relayed, and how fast it empties."""
+"""The outboxes of the product and of txoutbox: how each is filled, relayed, and how fast it empties."""
 
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
@@ -54,10 +54,10 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
             return stand.worker(url, "relay", ready=False)
         return stand.peer(self.peer, "relay", DATABASE_URL=url)
 
-    async def drain(self, stand: Stand, connection: Connection, url: str, *, processes: int = 1) -> Figures:
+    async def drain(self, stand: Stand, connection: Connection, url: str) -> Figures:
         """Relay what is pending to an empty queue, until all is settled or the time is up."""
         events: int = await connection.fetchval(self.pending)
-        async with queues.open_channel(stand.amqp_url) as channel, AsyncExitStack() as relays:
+        async with queues.open_channel(stand.amqp_url) as channel:
 
             async def delivered() -> int:
                 """Count what is in the queue and, once that is all, only what has left the outbox."""
@@ -66,10 +66,8 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
 
             queue = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
             await queue.purge()
-            for _ in range(processes):
-                await relays.enter_async_context(self.relay(stand, url))
-            figures = await rate_of(delivered, events, seconds=_DRAIN_SECONDS)
-            await relays.aclose()
+            async with self.relay(stand, url):
+                figures = await rate_of(delivered, events, seconds=_DRAIN_SECONDS)
             await queue.purge()
         return figures
 
@@ -93,14 +91,4 @@ TXOUTBOX = Outbox(
         """,
     append="INSERT INTO outbox (topic, key, payload, headers) VALUES ('request.created', $1, $2, '{}')",
     pending="SELECT count(*) FROM outbox WHERE status = 'pending'",
-)
-FASTSTREAM = Outbox(
-    side="faststream-outbox, tuned",
-    peer="faststream_relay",
-    fill="""
-        INSERT INTO outbox (queue, payload, headers)
-        SELECT 'requests', $2,
-               jsonb_build_object('content-type', 'application/json', 'correlation_id', gen_random_uuid())
-          FROM generate_series(1, $1::int)
-        """,
 )

@@ -28,28 +28,19 @@ POOL_SIZE = 10  # connections to Postgres, of the product and of the peers
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """How long and how large the measurements are."""
+    """How long the measurements are."""
 
     rounds: int
     seconds: int  # of load on the API, for each side and round
-    rows: Sequence[int] = ()  # stored, in ascending order
-
-
-class Tree(msgspec.Struct, frozen=True):
-    """The programs that are measured: a checkout of the product, and the Python with its packages."""
-
-    checkout: Path = CHECKOUT
-    python: str = sys.executable
 
 
 class Stand:
     """The servers, and what can be started on them."""
 
-    def __init__(self, folder: Path, servers: Servers, sizes: Sizes, tree: Tree) -> None:
+    def __init__(self, folder: Path, servers: Servers, sizes: Sizes) -> None:
         self.folder = folder
         self.sizes = sizes
         self.amqp_url = servers.broker.url
-        self._tree = tree
         self._postgres_url = servers.postgres.url
         issuer = Issuer(folder)
         self.token = issuer.token(exp=int(time.time()) + 24 * 3600)
@@ -97,7 +88,7 @@ class Stand:
             name,
             command,
             environment=bare_environment(**self._settings, **variables),
-            folder=self._tree.checkout,
+            folder=CHECKOUT,
             seconds=seconds,
         )
 
@@ -129,7 +120,7 @@ class Stand:
         return self._running(script, peer_command(script, *arguments), settings, ready=ready)
 
     def _product(self, *arguments: str) -> list[str]:
-        return [self._tree.python, "-m", *arguments]
+        return [sys.executable, "-m", *arguments]
 
     @asynccontextmanager
     async def _running(
@@ -143,7 +134,6 @@ class Stand:
             environment=bare_environment(**self._settings, **ports, **settings),
             port=port,
             folder=self.folder,
-            checkout=self._tree.checkout,
         )
         process.start()
         try:
@@ -162,32 +152,27 @@ def peer_command(script: str, *arguments: str) -> list[str]:
     return [str(PEERS_PYTHON), str(Path(__file__).parent / "peers" / f"{script}.py"), *arguments]
 
 
-async def compare(name: str, sides: Mapping[str, Measure], bars: Sequence[Bar], *stands: Stand) -> Comparison:
+async def compare(name: str, sides: Mapping[str, Measure], bars: Sequence[Bar], stand: Stand) -> Comparison:
     """Measure all *sides* in turn, round after round, so that other load on the machine affects all alike.
 
-    Every second round is in reverse order, and *stands* settle before each side, so that no side gains or
+    Every second round is in reverse order, and the stand settles before each side, so that no side gains or
     loses by the one before it.
     """
     rounds: dict[str, list[Figures]] = {side: [] for side in sides}
-    for number in range(stands[0].sizes.rounds):
+    for number in range(stand.sizes.rounds):
         for side, measure in list(sides.items())[:: -1 if number % 2 else 1]:
-            for each in stands:
-                await each.settle()
+            await stand.settle()
             rounds[side].append(await measure())
     return Comparison(name, bars, rounds)
 
 
 @asynccontextmanager
-async def stand(sizes: Sizes, *, name: str = "run", tree: Tree | None = None) -> AsyncIterator[Stand]:
-    """Start servers for one tree, by default this one. Their data is thrown away, but written with fsync.
-
-    The workers of another tree declare their own topology on RabbitMQ.
-    """
+async def open_stand(sizes: Sizes) -> AsyncIterator[Stand]:
+    """Start the servers. Their data is thrown away, but written with fsync."""
     with ExitStack() as stack:
         place = Place(folder=LOCAL)
-        folder = stack.enter_context(working_folder(place, name))
+        folder = stack.enter_context(working_folder(place, "run"))
         servers = stack.enter_context(private_servers(Place(folder=folder, keep=True)))
-        if tree is None:
-            async with queues.open_channel(servers.broker.url) as channel:
-                await queues.declare_topology(channel)
-        yield Stand(folder, servers, sizes, tree or Tree())
+        async with queues.open_channel(servers.broker.url) as channel:
+            await queues.declare_topology(channel)
+        yield Stand(folder, servers, sizes)

@@ -7,7 +7,7 @@ import sys
 import httpx
 import msgspec
 
-from tests.deploy.manifests import configuration, container_of, pod_of, the_one, workloads
+from tests.deploy.manifests import configuration, the_one
 from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client
@@ -29,13 +29,3 @@ async def test_token_that_is_signed_in_the_apis_pod_opens_the_api(service_settin
         created = await client.post("/v1/request", json=A_REQUEST)
 
     assert created.status_code == httpx.codes.OK
-
-
-def test_api_reads_the_keys_that_its_pod_made():
-    api = workloads("dev")["api"]
-    (issuer,) = (one for one in pod_of(api)["initContainers"] if one["name"] == "issuer")
-    (mount,) = container_of(api)["volumeMounts"]
-    written = {one["name"]: one["mountPath"] for one in issuer["volumeMounts"]}
-
-    assert issuer["command"][-1] == written[mount["name"]] == mount["mountPath"]
-    assert configuration("dev")["AUTH_JWKS_URL"] == f"file://{mount['mountPath']}/jwks.json"

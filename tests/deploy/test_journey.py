@@ -1,6 +1,5 @@
 """The pages of `make run`: which questions the form asks, which calls are refused, and what is remembered."""
 
-import asyncio
 import dataclasses
 import itertools
 import re
@@ -15,7 +14,7 @@ import pytest
 from deploy.local.journey import customer
 from deploy.local.journey.app import create_app
 from deploy.local.journey.questionnaire import Questionnaire
-from deploy.local.journey.resources import Journeys, Settings
+from deploy.local.journey.resources import Settings
 from deploy.local.machine.folders import CHECKOUT
 from service.api import questionnaire
 from tests.deploy.pages import API, section
@@ -85,17 +84,6 @@ async def test_questions_are_shown_by_their_conditions_whatever_was_answered_bef
         assert [question["ref"] for question in form.shown(answers)] == expected
 
 
-async def test_steps_are_short_and_hold_every_question_once_with_none_that_depends_on_another_of_its_step():
-    form, _ = await fetched()
-
-    assert [question for step in form.steps for question in step] == QUESTIONS
-    for step in form.steps:
-        assert 0 < len(step) <= 4
-        assert not {question["ref"] for question in step} & {
-            ref for question in step for ref in question["conditions"] or {}
-        }
-
-
 @pytest.mark.parametrize(
     ("method", "headers", "status"),
     [
@@ -134,14 +122,6 @@ async def pages(api: httpx.MockTransport, settings: Settings = SETTINGS) -> Asyn
         yield visitor
 
 
-async def test_browsers_leave_port_80_out():
-    settings = msgspec.structs.replace(SETTINGS, port=80)
-    async with pages(NO_API, settings) as visitor:
-        answers = [await visitor.get(f"http://{host}/") for host in ("127.0.0.1", "localhost", "mine.test")]
-
-    assert [answer.status_code for answer in answers] == [200, 200, 403]
-
-
 async def test_token_is_given_to_no_caller_and_no_path_forges_a_line_of_the_log(capsys):
     async with pages(NO_API) as visitor:
         asked = await visitor.post("/access-token")
@@ -151,80 +131,6 @@ async def test_token_is_given_to_no_caller_and_no_path_forges_a_line_of_the_log(
     assert (asked.status_code, forged.status_code) == (404, 404)
     assert SETTINGS.access_token not in form.text
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["404", "200", "404"]
-
-
-async def test_unknown_page_leads_back_and_a_team_without_an_account_announces_nothing():
-    async with pages(NO_API) as visitor:
-        unknown = await visitor.get("/nowhere")
-        announced = await visitor.post("/requests/req_1/calculation")
-
-    assert unknown.status_code == 404
-    assert 'href="/"' in unknown.text
-    assert announced.status_code == 503
-    assert "RabbitMQ did not confirm the message (ConnectionRefusedError)" in announced.text
-
-
-async def test_refused_create_is_repeated_soon_and_its_last_status_is_that_of_the_page():
-    overloaded = httpx.Response(503, headers={"Retry-After": "60"}, json={"errors": []})
-    refused = httpx.Response(409, json={"errors": [{"field": None, "message": "The key was used."}]})
-    answers = iter([overloaded, refused])
-    async with asyncio.timeout(30), pages(httpx.MockTransport(lambda _: next(answers))) as visitor:
-        page = await visitor.post("/")
-
-    assert page.status_code == 409
-    assert "The key was used." in page.text
-
-
-async def test_form_refuses_a_long_answer_and_says_that_earlier_answers_are_gone():
-    customer = {"customer_first_name": "Ada", "customer_last_name": "L", "case_ref": "1"}
-    data = customer | {"questionnaire": QUESTIONS}
-    api = httpx.MockTransport(lambda _: httpx.Response(200, headers={"ETag": "1"}, json={"data": data}))
-    text = next(question["ref"] for question in QUESTIONS if not question["responseOptions"])
-    form = "/calculator/request/req_1"
-    async with pages(api) as visitor:
-        gone = [await visitor.get(f"{form}/2"), await visitor.post(f"{form}/2")]
-        opened = await visitor.get(f"{form}/1")
-        long = await visitor.post(f"{form}/1", data={text: "a" * 256})
-        taken = await visitor.post(f"{form}/1", data={text: "a" * 255})
-
-    assert [page.status_code for page in gone] == [410, 410]
-    assert "Your earlier answers are gone." in gone[0].text
-    assert text in opened.text
-    assert long.status_code == 400
-    assert "An answer may have at most 255 characters." in long.text
-    assert taken.status_code == 303
-
-
-@pytest.mark.parametrize(
-    ("app_url", "leads_here"),
-    [
-        ("http://127.0.0.1:8010", True),
-        ("http://localhost:8010/", True),
-        ("http://localhost:8011", False),
-        ("https://mine.test", False),
-    ],
-)
-def test_link_leads_here_by_either_name_of_this_machine(app_url, leads_here):
-    assert msgspec.structs.replace(SETTINGS, app_url=app_url).links_lead_here is leads_here
-
-
-async def test_with_the_users_own_page_and_broker_the_panels_say_what_is_missing(tmp_path):
-    (tmp_path / "1.eml").write_text("Message-ID: <req_1.request.created.1@mail.test>\n\nA link.")
-    record = {
-        "customer_first_name": "Ada",
-        "customer_last_name": "L",
-        "case_ref": "1",
-        "calculation_id": None,
-    }
-    data = record | {"events": [{"type": "request.created", "time": "2026-03-02T09:30:00Z"}]}
-    api = httpx.MockTransport(lambda _: httpx.Response(200, json={"data": data}))
-    settings = msgspec.structs.replace(SETTINGS, app_url="https://mine.test", mail_dir=str(tmp_path))
-    async with pages(api, settings) as caller:
-        page = (await caller.get("/requests/req_1")).text
-
-    assert "The link leads to your own <code>APP_URL</code>" in page
-    assert "This team needs an account on RabbitMQ." in page
-    assert "Announce the calculation</button>" not in page
 
 
 def test_steps_on_the_page_for_integrators_name_functions_here():
@@ -240,13 +146,3 @@ def test_product_and_deployment_do_not_name_the_journey():
     files += [*(CHECKOUT / "deploy").glob("*.yaml"), CHECKOUT / "deploy" / "Dockerfile"]
 
     assert [file for file in files if b"journey" in file.read_bytes()] == []
-
-
-def test_only_the_newest_journeys_are_remembered():
-    journeys = Journeys()
-    for number in range(101):
-        journeys[f"req_{number}"].announced = "yes"
-
-    assert len(journeys) == 100
-    assert not journeys["req_0"].announced
-    assert journeys["req_100"].announced

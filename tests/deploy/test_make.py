@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ from deploy.local.machine.waiting import wait_until
 from deploy.local.servers.server import answers, check_rabbitmq
 from deploy.local.stack import is_ready
 from tests.deploy.pages import README, WORKER, code_blocks
-from tests.deploy.shells import sourced
 
 MAKE = ("make", "--assume-old", ".venv/installed")
 RETRIEVE = '. .local/env; curl -s "$BASE_URL/v1/request/{}" -H "Authorization: Bearer $ACCESS_TOKEN"'
@@ -77,6 +77,13 @@ def calculation_team(checkout: Path, block: str) -> Iterator[Path]:
         yield program.log
         os.killpg(team.pid, signal.SIGINT)
         assert wait_until(lambda: team.exit_status is not None, seconds=60)
+
+
+def sourced(file: Path) -> dict[str, str]:
+    """Return the environment of a shell that has sourced a file."""
+    command = ["sh", "-euc", '. "$0"; exec env -0', str(file)]
+    printed = subprocess.run(command, capture_output=True, check=True).stdout
+    return dict(entry.split("=", 1) for entry in printed.decode().split("\0") if "=" in entry)
 
 
 def run(checkout: Path, *command: str) -> str:

@@ -32,7 +32,6 @@ from tests.deploy.manifests import (
 from tests.deploy.pages import INSTALLATION, rows
 from worker.settings import EmailSettings, WorkerSettings
 
-SYNC_WAVE = "argocd.argoproj.io/sync-wave"
 OF_KUBERNETES = ("rbac.authorization.k8s.io/", "networking.k8s.io/")
 OF_LIBRARIES = {"PGSSLROOTCERT", "SSL_CERT_FILE"}
 OF_THE_SECRET = {
@@ -99,14 +98,6 @@ def test_liveness_has_no_dependencies_and_every_probe_meets_the_port_of_its_proc
         assert judged + liveness["terminationGracePeriodSeconds"] <= 40, "a frozen process is replaced sooner"
         variable = "PORT" if name == "api" else "HEALTH_PORT"
         assert configuration(overlay)[variable] == str(port["containerPort"])
-
-
-def test_probes_of_developments_engines_start_no_program_and_bear_a_busy_machine():
-    for name in ("postgres", "rabbitmq"):
-        container = container_of(workloads("dev")[name])
-        probe = container["readinessProbe"]
-        assert probe["tcpSocket"]["port"] == container["ports"][0]["name"]
-        assert probe["timeoutSeconds"] >= 5
 
 
 @each_overlay
@@ -429,21 +420,6 @@ def test_page_says_what_the_pods_request_and_how_many_connections_there_must_be(
         assert f"{listed[overlay][2]} connections" in PAGE
 
 
-@each_overlay_with_engines
-def test_poolers_are_on_two_hosts_and_one_stays(overlay):
-    """They are pods of an operator: their labels are CloudNativePG's."""
-    pooler = the_one(overlay, "Pooler", "postgres-pooler")["spec"]
-    labels = {"matchLabels": {"cnpg.io/poolerName": "postgres-pooler"}}
-    (rule,) = pooler["template"]["spec"]["affinity"]["podAntiAffinity"][
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    ]
-    budget = the_one(overlay, "PodDisruptionBudget", "postgres-pooler")["spec"]
-
-    assert pooler["instances"] == 2
-    assert rule == {"topologyKey": "kubernetes.io/hostname", "labelSelector": labels}
-    assert (budget["selector"], budget["maxUnavailable"]) == (labels, 1)
-
-
 def test_page_says_how_many_connections_an_external_postgres_must_allow():
     deployments = of_kind("external", "Deployment")
     pods = {name: deployments[name]["spec"]["replicas"] + 1 for name in PROCESSES}
@@ -464,27 +440,11 @@ def test_autoscalers_target_deployments_that_exist_and_set_no_replicas(overlay):
     assert fixed == {"calculations"}
 
 
-def test_metrics_are_read_at_ports_that_the_processes_have():
-    monitor = the_one("production", "PodMonitor", "calculation-requests")["spec"]
-    deployed = workloads("production")
-    ports = {port["name"] for name in PROCESSES for port in container_of(deployed[name])["ports"]}
-
-    assert {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]} == ports
-
-
 @each_overlay
 def test_schema_is_applied_before_every_start_of_an_api_and_by_nothing_that_ends_for_good(overlay):
     assert schema_container_of(overlay)["args"] == ["service", "schema", "apply"]
     assert of_kind(overlay, "Job") == {}
     assert all("initContainers" not in pod_of(workloads(overlay)[name]) for name in WORKERS)
-
-
-@pytest.mark.parametrize("overlay", ["dev", "production"])
-def test_argo_cd_applies_the_engines_before_the_processes(overlay):
-    engines = of_kind(overlay, "Cluster", "Pooler", "RabbitmqCluster", "StatefulSet").values()
-
-    assert {one["metadata"]["annotations"][SYNC_WAVE] for one in engines} == {"-2"}
-    assert all(SYNC_WAVE not in str(workloads(overlay)[name]["metadata"]) for name in PROCESSES)
 
 
 def test_engines_have_exact_versions():

@@ -107,19 +107,6 @@ def test_ingress_exposes_only_the_api_of_callers(tmp_path):
     assert {path["path"] for path in rule["http"]["paths"]} == {"/v1", "/schema"}
 
 
-def test_ingress_class_and_login_of_the_registry_are_patches(tmp_path):
-    patches = re.findall(r"`({op: add, path: /.+?})`", INSTALLATION.read_text())
-    targets = [{"kind": "Ingress"}, {"kind": "ServiceAccount"}]
-    added = {"patches": [{"target": t, "patch": f"- {p}"} for t, p in zip(targets, patches, strict=True)]}
-
-    objects = made(tmp_path, "external", added)
-
-    classes = [one["spec"]["ingressClassName"] for one in objects if one["kind"] == "Ingress"]
-    logins = [one["imagePullSecrets"] for one in objects if one["kind"] == "ServiceAccount"]
-    assert classes == ["CLASS"]
-    assert logins == [[{"name": "SECRET"}]] * 2
-
-
 def test_gateway_may_take_the_place_of_the_ingress(tmp_path):
     ours = {"resources": [f"{OURS}/overlays/external"], "components": [f"{OURS}/components/gateway"]}
     patch = "- {op: replace, path: /spec/hostnames/0, value: api.own.test}\n"

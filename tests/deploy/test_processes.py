@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from deploy.local.errors import LocalStackError
-from deploy.local.machine import folders
 from deploy.local.machine.folders import CHECKOUT, Claimed, claimed, working_folder
-from deploy.local.machine.processes import Program, run_command, running
+from deploy.local.machine.processes import Program, running
 from deploy.local.machine.waiting import wait_until
 
 SLEEP = "import time; print('began', flush=True); time.sleep(60)"
@@ -30,15 +29,6 @@ with working_folder(Place(folder=Path(sys.argv[1])), "server") as folder:
         time.sleep(0.01)
     time.sleep(0.2)
     os._exit(9)
-"""
-
-MAKE_MANY = """
-import sys
-from pathlib import Path
-from deploy.local.machine.folders import Place, working_folder
-for _ in range(200):
-    with working_folder(Place(folder=Path(sys.argv[1])), "server") as folder:
-        (folder / "data").write_text("not yet removed")
 """
 
 
@@ -64,22 +54,6 @@ def test_program_ends_with_its_context_even_if_it_ignores_its_signal(code, secon
     assert process.trouble() == f"The sleeper was killed by {ended_by}."
 
 
-def test_death_is_described_with_the_end_of_the_log(tmp_path):
-    with running(program(tmp_path, "raise SystemExit('no such setting')")) as process:
-        assert wait_until(lambda: process.trouble() is not None, seconds=30)
-        text = process.describe(process.trouble() or "")
-
-    assert text.startswith("The sleeper exited with status 1.")
-    assert text.endswith("    no such setting")
-
-
-def test_failed_command_is_reported_with_its_output(tmp_path):
-    command = [sys.executable, "-c", "raise SystemExit('the schema is newer')"]
-
-    with pytest.raises(LocalStackError, match=r"(?s)`schema` failed:.*the schema is newer"):
-        run_command("schema", command, folder=tmp_path, seconds=30)
-
-
 def test_second_run_in_a_kept_folder_fails_and_says_why(place):
     kept = replace(place, keep=True)
     with (
@@ -90,29 +64,11 @@ def test_second_run_in_a_kept_folder_fails_and_says_why(place):
         pass
 
 
-def test_folder_that_cannot_be_locked_is_one_line(tmp_path):
-    descriptor = os.open(tmp_path, os.O_PATH)  # flock fails, as it does on some network file systems.
-    try:
-        with pytest.raises(LocalStackError, match="Bad file descriptor"):
-            folders._lock(descriptor)  # noqa: SLF001 - no such file system here
-    finally:
-        os.close(descriptor)
-
-
 def test_two_runs_that_keep_nothing_use_different_folders_and_remove_them(place):
     with working_folder(place, "server") as one, working_folder(place, "server") as other:
         assert one != other
         (one / "data").write_text("not kept")
 
-    assert list(place.folder.iterdir()) == []
-
-
-def test_no_run_removes_a_folder_that_another_run_is_just_making(place):
-    started = [
-        subprocess.Popen([sys.executable, "-c", MAKE_MANY, place.folder], cwd=CHECKOUT) for _ in range(4)
-    ]
-
-    assert [run.wait(timeout=60) for run in started] == [0] * 4
     assert list(place.folder.iterdir()) == []
 
 

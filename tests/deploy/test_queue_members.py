@@ -6,30 +6,21 @@ import re
 import httpx
 import pytest
 
-from deploy.local.machine.ports import free_port
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from tests.deploy.alerts import Case, see
 from tests.deploy.pages import INSTALLATION
 from tests.harness.queues import declare_topology, open_channel
-from tests.harness.servers import run_as_operator
+from tests.harness.servers import enable_plugin
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
-
-# The address is set first: otherwise the plugin listens on every interface, always on the same port.
-EXPORT = """
-rabbitmqctl eval 'application:set_env(rabbitmq_prometheus, tcp_config, [{ip, "127.0.0.1"}, {port, PORT}]).'
-rabbitmq-plugins enable rabbitmq_prometheus
-"""
-
 
 NAMES = [name for queue in topology.QUEUES for name in (queue.name, queue.dead_letters)]
 
 
 @pytest.mark.long
 async def test_alert_counts_the_nodes_that_hold_each_of_our_queues(place, tmp_path):
-    port = free_port()
     with rabbitmq_node(place) as broker:  # a node of its own, because the plugin stays enabled
-        await asyncio.to_thread(run_as_operator, EXPORT.replace("PORT", str(port)), broker)
+        port = await asyncio.to_thread(enable_plugin, "rabbitmq_prometheus", broker)
         async with open_channel(broker.url) as channel:
             await declare_topology(channel)
         of_a_node = await eventually(lambda: exported_by(port))

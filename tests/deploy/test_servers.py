@@ -1,45 +1,21 @@
 """Where Postgres and RabbitMQ come from, and in which order they are looked up."""
 
 import asyncio
-import http.server
-import os
 import re
 import shutil
-import signal
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import asyncpg
 import pytest
 
-from deploy.local.errors import Interrupted, LocalStackError
-from deploy.local.machine import packages, waiting
+from deploy.local.errors import LocalStackError
+from deploy.local.machine import packages
 from deploy.local.machine.ports import accepts, free_port
 from deploy.local.servers import lookup as servers
 from deploy.local.servers import rabbitmq_node as rabbitmq
 from deploy.local.servers.containers import Image, container, postgres_image, rabbitmq_image
-from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.server import NoAnswer, NotHere, check_rabbitmq
 from tests.harness.servers import KillableBroker
-
-
-class DockerEngine(http.server.BaseHTTPRequestHandler):
-    """A Docker engine without images, which cannot pull any."""
-
-    def do_GET(self) -> None:
-        """Answer requests about the engine, and none about images."""
-        self.send_response(HTTPStatus.OK if self.path.endswith("/version") else HTTPStatus.NOT_FOUND)
-        self.end_headers()
-        self.wfile.write(b'{"ApiVersion": "1.43", "message": "No such image"}')
-
-    do_POST = do_GET  # noqa: N815 - the base's name
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing."""
 
 
 @pytest.mark.parametrize(
@@ -59,40 +35,6 @@ def test_unreachable_url_is_one_clear_line_without_its_password(variable, url, s
     text = str(refusal.value)
     assert re.fullmatch(rf"{variable} is set, but .* cannot be used there .*", text)
     assert "s3cret" not in text
-
-
-@pytest.fixture
-def docker_without_images(monkeypatch):
-    with (
-        http.server.ThreadingHTTPServer(("127.0.0.1", 0), DockerEngine) as engine,
-        ThreadPoolExecutor() as thread,
-    ):
-        thread.submit(engine.serve_forever)
-        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{engine.server_port}")
-        yield
-        engine.shutdown()
-
-
-@pytest.mark.usefixtures("docker_without_images")
-def test_image_that_cannot_be_pulled_is_one_line_or_an_error_if_it_was_named(monkeypatch, place, reports):
-    monkeypatch.delenv("DATABASE_URL", raising=False)
-    monkeypatch.delenv("TEST_POSTGRES_IMAGE", raising=False)
-
-    with servers.postgres(place) as server:
-        asyncio.run(execute(server.url, "SELECT 1"))
-
-    pulling, refused, running = reports
-    assert pulling == "Pulling the image postgres:18 …"
-    assert refused.startswith("No container for Postgres: 404 Client Error ")
-    assert refused.endswith('("No such image")')
-    assert running.startswith("Postgres 18 runs on this machine, port ")
-
-    monkeypatch.setenv("TEST_POSTGRES_IMAGE", "postgres:17")
-    with (
-        pytest.raises(LocalStackError, match="TEST_POSTGRES_IMAGE is set, but no container of that image"),
-        servers.postgres(place),
-    ):
-        pass
 
 
 @pytest.mark.long
@@ -121,54 +63,6 @@ def test_url_in_the_environment_comes_first(monkeypatch, postgres_server, place,
     assert reports == []
 
 
-def test_kept_postgres_that_was_killed_starts_again_with_its_data(place):
-    kept = replace(place, keep=True)
-    with postgres_process(kept) as first:
-        asyncio.run(execute(first.url, "CREATE TABLE kept (n int)"))
-        pid_file = kept.folder / "postgres-18" / "data" / "postmaster.pid"
-        os.kill(int(pid_file.read_text().split()[0]), signal.SIGKILL)
-
-    # As if the id of the dead server had been reused: here, for this process.
-    pid_file.write_text("\n".join([str(os.getpid()), *pid_file.read_text().splitlines()[1:]]))
-    with postgres_process(kept) as second:
-        counted = subprocess.run(
-            [*second.client, "-Atc", "SELECT count(*) FROM kept"], capture_output=True, text=True, check=True
-        )
-
-    assert counted.stdout == "0\n"
-    password = urlsplit(second.url).password
-    assert password
-    assert not any(password in str(argument) for argument in second.client)
-
-
-async def execute(url: str, statement: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()
-
-
-def test_interrupted_start_leaves_nothing_behind(place, broker_start, monkeypatch):
-    broker_start.result()  # Otherwise its start would be interrupted, too.
-    monkeypatch.setattr(waiting, "_end_asked_for", True)
-
-    with pytest.raises(Interrupted), postgres_process(place):
-        pass
-
-    assert list(place.folder.iterdir()) == []
-
-
-def test_without_rabbitmq_and_apt_the_error_says_what_to_do(place, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(packages, "PACKAGES", tmp_path)
-
-    with pytest.raises(
-        LocalStackError, match=r"^No RabbitMQ: set AMQP_URL, start Docker, or install .*apt\.$"
-    ):
-        rabbitmq.unpacked_programs(place)
-
-
 def test_broker_lets_in_only_those_who_can_read_its_password(broker_start):
     broker = broker_start.result()
     if broker.process is None:
@@ -180,16 +74,6 @@ def test_broker_lets_in_only_those_who_can_read_its_password(broker_start):
     folder = broker.process.program.folder
     assert folder.stat().st_mode & 0o077 == 0
     assert server.password == (folder / "password").read_text().strip()
-
-
-def test_broker_does_not_get_the_users_settings_of_rabbitmq(monkeypatch, tmp_path):
-    for variable in ("RABBITMQ_DEFAULT_USER", "ERL_FLAGS"):
-        monkeypatch.setenv(variable, "the user's own")
-
-    given = rabbitmq._environment(tmp_path, port=1, epmd_port=2)  # noqa: SLF001 - starting a broker takes long
-
-    assert not {"RABBITMQ_DEFAULT_USER", "ERL_FLAGS"} & given.keys()
-    assert given["PATH"] == os.environ["PATH"]
 
 
 @pytest.mark.long

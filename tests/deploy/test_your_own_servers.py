@@ -7,20 +7,14 @@ import pytest
 from aio_pika import Message
 from yarl import URL
 
-from deploy.local.machine.ports import free_port
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from deploy.local.servers.server import check_rabbitmq
 from tests.deploy.pages import RUNBOOK, rows
 from tests.harness.queues import count, declare_topology, open_channel
-from tests.harness.servers import KillableBroker, run_as_operator
+from tests.harness.servers import KillableBroker, enable_plugin
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 
-# The address is set first: otherwise the plugin listens on every interface, always on the same port.
-MANAGEMENT = """
-rabbitmqctl eval 'application:set_env(rabbitmq_management, tcp_config, [{ip, "127.0.0.1"}, {port, PORT}]).'
-rabbitmq-plugins enable rabbitmq_management
-"""
 CALLS = {
     command.strip("`").split()[1]: call.strip("`").split()
     for command, call in rows(RUNBOOK, "Your own servers", "on a node")
@@ -30,9 +24,8 @@ QUEUE = topology.NOTIFICATIONS
 
 @pytest.mark.long
 async def test_http_api_does_what_the_commands_on_a_node_do(place):
-    port = free_port()
     with rabbitmq_node(place) as server:  # a node of its own, because the plugin stays enabled
-        await asyncio.to_thread(run_as_operator, MANAGEMENT.replace("PORT", str(port)), server)
+        port = await asyncio.to_thread(enable_plugin, "rabbitmq_management", server)
         broker, user = KillableBroker(server, check_rabbitmq), URL(server.url)
         async with (
             open_channel(server.url) as channel,

@@ -2,13 +2,14 @@
 
 import asyncio
 import itertools
+from collections.abc import Sized
 from functools import partial
 from typing import Any
 
 import httpx
 
 from tests.harness.examples import A_REQUEST
-from tests.harness.http import NO_TLS
+from tests.harness.http import NO_TLS, bearer
 from tests.harness.processes import Process
 from tests.harness.waiting import eventually
 
@@ -26,8 +27,7 @@ def another_request() -> dict[str, Any]:
 
 def client_of(api: Process, token: str) -> httpx.AsyncClient:
     """Return a client of the API that sends *token*."""
-    headers = {"Authorization": f"Bearer {token}"}
-    return httpx.AsyncClient(base_url=api.base_url, headers=headers, timeout=20.0, verify=NO_TLS)
+    return httpx.AsyncClient(base_url=api.base_url, headers=bearer(token), timeout=20.0, verify=NO_TLS)
 
 
 async def answers(client: httpx.AsyncClient, path: str, expected: int) -> bool:
@@ -48,6 +48,19 @@ async def create(client: httpx.AsyncClient) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     record: dict[str, Any] = response.json()["data"]
     return record
+
+
+async def answer_more(answered: Sized, count: int) -> None:
+    """Wait until *count* more calls are answered."""
+    enough = len(answered) + count
+    await eventually(lambda: len(answered) >= enough)
+
+
+async def create_if_possible(client: httpx.AsyncClient) -> dict[str, Any] | None:
+    """Create another request, and return its record; None while the API refuses for lack of Postgres."""
+    response = await client.post("/v1/request", json=another_request())
+    assert response.status_code in {200, 503}, response.text
+    return response.json()["data"] if response.is_success else None
 
 
 async def create_many(client: httpx.AsyncClient, count: int) -> list[dict[str, Any]]:

@@ -53,6 +53,12 @@ def api(service_settings: ServiceSettings, tmp_path: Path) -> Process:
 
 
 @pytest.fixture
+def apis(service_settings: ServiceSettings, tmp_path: Path) -> list[Process]:
+    """Two APIs on the test's database, not yet started, which end within five seconds."""
+    return [api_process(service_settings, tmp_path, SHUTDOWN_SECONDS="5") for _ in range(2)]
+
+
+@pytest.fixture
 def worker(worker_settings: WorkerSettings, tmp_path: Path) -> Process:
     """A worker on the test's servers, not yet started."""
     return worker_process(worker_settings, tmp_path)

@@ -4,16 +4,15 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from deploy.local.machine import packages
 from deploy.local.machine.ports import accepts, free_port
-from tests.end_to_end.callers import another_request, client_of
+from tests.end_to_end.callers import another_request, answer_more, client_of
 from tests.harness.examples import A_REQUEST
-from tests.harness.processes import Process, api_process, bare_environment, started
+from tests.harness.processes import Process, bare_environment, started
 from tests.harness.raw_connection import connect_to, head_with
 from tests.harness.waiting import eventually
 
@@ -22,12 +21,6 @@ _BUNDLE = b"GET /schema/rapidoc-min.js HTTP/1.1\r\nHost: api\r\n\r\n"
 _SLOW_READERS = 200
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture
-def apis(service_settings, tmp_path):
-    """Two API processes, not yet started."""
-    return [api_process(service_settings, tmp_path, SHUTDOWN_SECONDS="5") for _ in range(2)]
 
 
 @pytest.fixture
@@ -88,8 +81,7 @@ async def test_restart_of_each_process_under_load_fails_no_call(apis, gateway, i
         for _ in range(8):
             callers.create_task(call())
         for api in apis:
-            enough = len(statuses) + 100
-            await eventually(partial(lambda least: len(statuses) >= least, enough))
+            await answer_more(statuses, 100)
             assert await api.stop() == 0
             api.start()
             await api.becomes_ready()

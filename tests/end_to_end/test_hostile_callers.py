@@ -5,13 +5,10 @@ Callers that read slowly are the gateway's to bound.
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import httpx
-import msgspec
 import pytest
 
 from service.server.limits import LARGEST_BODY, MOST_CONNECTIONS
@@ -19,7 +16,6 @@ from tests.end_to_end.callers import client_of
 from tests.harness.examples import A_REQUEST
 from tests.harness.processes import Process, api_process, started
 from tests.harness.raw_connection import connect_to, head_with
-from tests.harness.waiting import eventually
 
 _LARGEST_MEGABYTES = 200.0
 _ATTACK_SECONDS = 20.0
@@ -51,19 +47,6 @@ def stall(data: bytes) -> Send:
     async def send(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
         await asyncio.sleep(_ATTACK_SECONDS)
-
-    return send
-
-
-def name_unknown_keys(token: str) -> Send:
-    """Return a caller whose tokens are signed with a key that nobody publishes: one call a second."""
-
-    async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            writer.write(head_with(token, line="GET /v1/request HTTP/1.1"))
-            head = await reader.readuntil(b"\r\n\r\n")
-            await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
-            await asyncio.sleep(1)
 
     return send
 
@@ -120,47 +103,6 @@ async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(api, 
     assert closed <= len(seconds) // 10
 
 
-def _of_full_size(name: str, **fields: object) -> bytes:
-    """Return a body of nearly the largest size, in which *name* has a value of 85,000 objects."""
-    body = msgspec.json.encode({**A_REQUEST, **fields, name: {"a": [{}] * 85_000}})
-    assert len(body) <= LARGEST_BODY
-    return body
-
-
-_REASON = "calculation_fee_exempt_reason"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        (_of_full_size(_REASON, calculation_fee_exempt=True), 503),
-        (_of_full_size(_REASON), 503),
-        (_of_full_size("meta_data", calculation_fee_exempt=True), 422),
-        (msgspec.json.encode({**A_REQUEST, "calculation_fee_exempt": True, "é😀" + 255_000 * "x": 1}), 422),
-    ],
-    ids=["reason", "ignored reason", "meta_data", "unknown field"],
-)
-async def test_memory_is_bounded_while_creates_with_large_wrong_values_wait(
-    api, issuer, database, body, status
-):
-    json = {"Content-Type": "application/json"}
-    async with started(api), client_of(api, issuer.token()) as client:
-        await others_are_served(api, issuer.token())
-        await database.execute("BEGIN; LOCK TABLE conveyancer, calculation_request")
-        async with asyncio.TaskGroup() as group:
-            calls = [
-                group.create_task(client.post("/v1/request", content=body, headers=json)) for _ in range(150)
-            ]
-        peak = api.peak_megabytes()
-        await database.execute("ROLLBACK")
-
-    print(f"{peak:.0f} MB")  # noqa: T201 - shown on failure
-    # A body with an error is rejected at once. The others have waited.
-    assert {call.result().status_code for call in calls} == {status}
-    assert peak < _LARGEST_MEGABYTES
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("sent", [_LIVEZ, _LIVEZ[:-2]], ids=["idle", "head"])
 async def test_others_are_served_beside_many_idle_connections_and_once_too_many_are_closed(
@@ -175,44 +117,3 @@ async def test_others_are_served_beside_many_idle_connections_and_once_too_many_
         await others_are_served(api, issuer.token())  # within the time of client_of, since idle ones end
         for each in held:
             each.hang_up()
-
-
-def open_files(api: Process) -> int:
-    """Return how many files the process has open, connections among them."""
-    return len(list(Path(f"/proc/{api.running.pid}/fd").iterdir()))
-
-
-@pytest.mark.long
-async def test_others_are_served_while_many_connections_name_unknown_keys(api, issuer):
-    token = issuer.token()
-    made_up = name_unknown_keys(issuer.token(headers={"kid": "made-up"}))
-    answered: Counter[tuple[str, bool]] = Counter()
-    async with started(api), attacked(api, (530, made_up)):
-        await eventually(lambda: open_files(api) > 530)
-        until = time.monotonic() + _ATTACK_SECONDS
-        while time.monotonic() < until:
-            for method, path, body in CALLS:
-                async with client_of(api, token) as client:
-                    try:
-                        response = await client.request(method, path, json=body)
-                        answered[path, response.status_code == 200] += 1
-                    except httpx.TransportError:
-                        answered[path, False] += 1
-
-    assert not answered["/livez", False], answered
-    assert answered["/v1/request", False] <= answered["/v1/request", True] / 100, answered
-
-
-@pytest.mark.long
-async def test_idle_connection_is_kept_for_the_time_that_is_set(service_settings, issuer, tmp_path):
-    api = api_process(service_settings, tmp_path, KEEP_ALIVE_SECONDS="7")
-    async with started(api), client_of(api, issuer.token()) as client:
-        connection = await connect_to(client)
-        for idle_seconds in (0, 6):
-            await asyncio.sleep(idle_seconds)
-            connection.send(_LIVEZ)
-            assert (await connection.answer()).status == 200
-        began = time.monotonic()
-        assert await connection.ends()
-
-    assert 5 < time.monotonic() - began < 15

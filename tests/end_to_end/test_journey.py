@@ -109,6 +109,7 @@ async def test_one_request_is_clicked_through_the_whole_chain_and_leaks_nothing(
     await visitor.submit(f"{path}/broken", {})
     assert "makes it a dead letter" in await visitor.read(path)
     await eventually(lambda: holds(channel, topology.CALCULATION_RESULTS.dead_letters, 1))
+    await eventually(lambda: "request.email_sent" in subscriber.types(uuid))  # recorded after the e-mail came
     for _ in range(2):  # a double click
         await visitor.submit(f"{path}/calculation", {})
     await eventually(lambda: shows(visitor, path, "Done: the firm has its calculation."))

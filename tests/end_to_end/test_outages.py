@@ -6,7 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from service.authentication import api_keys
-from tests.end_to_end.callers import another_request, answers, become_alive_but_not_ready, create, create_many
+from tests.end_to_end.callers import (
+    another_request,
+    answers,
+    become_alive_but_not_ready,
+    create_if_possible,
+    create_many,
+)
 from tests.end_to_end.events import complete
 from tests.harness import databases
 from tests.harness.examples import CONVEYANCER
@@ -77,7 +83,7 @@ async def test_both_start_without_postgres_say_so_in_time_when_it_is_away_and_re
             await restore(network)
             await eventually(lambda: answers(caller, "/readyz", 200))
             await eventually(lambda: answers(worker, "/readyz", 200))
-            before = await create(caller)
+            before = await eventually(lambda: create_if_possible(caller))
             await complete(before["uuid"], channel, subscriber)
             await outage(network)
             responses = await asyncio.gather(
@@ -91,7 +97,7 @@ async def test_both_start_without_postgres_say_so_in_time_when_it_is_away_and_re
             await restore(network)
             await eventually(lambda: answers(caller, f"/v1/request/{before['uuid']}", 200))
             await eventually(lambda: answers(worker, "/readyz", 200))
-            after = await create(caller)
+            after = await eventually(lambda: create_if_possible(caller))
             await complete(after["uuid"], channel, subscriber)
 
     assert questionnaire.status_code == 200, "an access token needs no Postgres"

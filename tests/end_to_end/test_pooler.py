@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-import httpx
 import msgspec
 import pytest
 
@@ -17,7 +16,7 @@ from deploy.local.machine import packages
 from deploy.local.machine.ports import accepts, free_port
 from deploy.local.machine.processes import Program, running, wait_for
 from tests.deploy.manifests import K8S
-from tests.end_to_end.callers import client_of, create
+from tests.end_to_end.callers import client_of, create, create_if_possible
 from tests.end_to_end.events import ALL_ARE_DONE, publish_calculation
 from tests.harness import databases
 from tests.harness.examples import A_REQUEST
@@ -123,13 +122,8 @@ async def test_api_answers_soon_after_a_switchover(service_settings, database_ur
                 await eventually(lambda: postgres.refused)
                 postgres.admit()
                 admitted = time.monotonic()
-                await eventually(lambda: is_created(caller))
+                await eventually(lambda: create_if_possible(caller))
                 waited = time.monotonic() - admitted
 
     assert during.status_code == 503
     assert waited < 8, "PgBouncer's own default makes this fifteen seconds"
-
-
-async def is_created(caller: httpx.AsyncClient) -> bool:
-    """Whether a create is answered with 200."""
-    return (await caller.post("/v1/request", json=A_REQUEST)).status_code == 200

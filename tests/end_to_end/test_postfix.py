@@ -65,18 +65,6 @@ async def all_are_settled(database: Connection, count: int) -> bool:
     return states.total() - states[_PENDING] == count
 
 
-async def test_each_email_arrives_once(start, sending, database):
-    server = start()
-    await store(database, 50)
-
-    async with sending(server):
-        await eventually(lambda: all_are_settled(database, 50))
-        await eventually(lambda: len(server.mailbox) == 50)
-
-    assert await ends(database) == {_SENT: 50}
-    assert len({email.message_id for email in server.mailbox}) == 50
-
-
 def _of_sender(reply: str) -> dict[str, str]:
     return {"smtpd_sender_restrictions": f"check_sender_access static:{{{reply}}}"}
 
@@ -124,32 +112,6 @@ async def test_emails_go_on_over_open_sessions_at_a_limit_of_connections(start, 
     assert "Connection concurrency limit exceeded: 5" in server.log
     assert await ends(database) == {_SENT: 200}
     assert rate >= 10
-
-
-async def test_email_that_is_too_large_fails_with_the_reason(start, sending, database):
-    server = start(message_size_limit="600")
-    await store(database, 5)
-
-    async with sending(server):
-        await eventually(lambda: all_are_settled(database, 5))
-
-    assert await ends(database) == {("failed", "refused", 552): 5}
-    replies = await database.fetch("SELECT DISTINCT server_reply FROM email")
-    assert replies == [("552 5.3.4 Error: message file too big",)]
-
-
-async def test_refused_recipients_fail_and_the_others_go_on(start, sending, database):
-    full = "check_recipient_access regexp:{ { /^full-/ 552 5.2.2 Mailbox is full } }"
-    server = start(smtpd_recipient_restrictions=full)
-    for name in ("unknown", "full", "customer"):
-        await store(database, 20, name)
-
-    async with sending(server):
-        await eventually(lambda: all_are_settled(database, 60))
-        await eventually(lambda: len(server.mailbox) == 20)
-
-    refused = {("failed", "refused", 550): 20, ("failed", "refused", 552): 20}
-    assert await ends(database) == {_SENT: 20} | refused
 
 
 async def test_killed_mail_server_loses_no_email_and_repeats_only_unanswered_ones(start, sending, database):

@@ -21,6 +21,7 @@ from tests.end_to_end.events import ALL_ARE_DONE
 from tests.harness.certificates import Authority
 from tests.harness.command_line import run
 from tests.harness.examples import STRUCTURE
+from tests.harness.http import bearer
 from tests.harness.mail_server import Login, MailServer
 from tests.harness.processes import api_process, started, worker_process
 from tests.harness.servers import run_as_operator
@@ -132,11 +133,6 @@ class Installation:
             return None
         self.statuses[response.status_code] += 1
         return response if response.status_code == 200 else None
-
-
-def bearer(token: str) -> dict[str, str]:
-    """Return the header with which a token is sent."""
-    return {"Authorization": f"Bearer {token}"}
 
 
 def with_login(url: str, user: str, password: str) -> str:

@@ -3,14 +3,12 @@
 import asyncio
 import time
 from contextlib import suppress
-from functools import partial
 
 import httpx
 
 from tests.deploy.manifests import grace_seconds
-from tests.end_to_end.callers import another_request, client_of
-from tests.harness.databases import has_waiting_statement
-from tests.harness.processes import api_process, started
+from tests.end_to_end.callers import another_request, answer_more
+from tests.harness.processes import started
 from tests.harness.raw_connection import connect_to, head_with
 from tests.harness.waiting import eventually
 
@@ -49,24 +47,8 @@ async def test_processes_end_within_the_grace_period_and_lose_and_repeat_nothing
     assert sorted(recipients) == sorted(row["customer_email"] for row in rows)
 
 
-async def test_api_ends_within_shutdown_seconds_though_a_request_hangs(
-    service_settings, issuer, database, tmp_path
-):
-    limits = {"SHUTDOWN_SECONDS": "1", "DATABASE_TIMEOUT_SECONDS": "600"}
-    api = api_process(service_settings, tmp_path, **limits)
-    async with started(api), client_of(api, issuer.token()) as caller, database.transaction():
-        await database.execute("LOCK TABLE calculation_request")
-        hanging = asyncio.create_task(caller.post("/v1/request", json=another_request()))
-        await eventually(lambda: has_waiting_statement(database))
-        status = await api.stop()  # fails if this takes half a minute
-        answer = await hanging
-
-    assert (status, answer.status_code) == (0, 503)
-
-
-async def test_rolling_restart_fails_no_call_on_a_kept_connection(service_settings, issuer, tmp_path):
+async def test_rolling_restart_fails_no_call_on_a_kept_connection(apis, issuer):
     """A caller that is told that its connection ends goes to the next process, as a gateway does."""
-    apis = [api_process(service_settings, tmp_path, SHUTDOWN_SECONDS="5") for _ in range(2)]
     request = head_with(issuer.token(), line="GET /v1/request HTTP/1.1")
     statuses: list[int] = []
 
@@ -84,8 +66,7 @@ async def test_rolling_restart_fails_no_call_on_a_kept_connection(service_settin
         for _ in range(10):
             callers.create_task(call_until_both_have_stopped())
         for api in apis:
-            enough = len(statuses) + 200
-            await eventually(partial(lambda least: len(statuses) >= least, enough))
+            await answer_more(statuses, 200)
             assert await api.stop() == 0
 
     assert set(statuses) == {200}

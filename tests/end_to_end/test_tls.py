@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import asyncpg
-import httpx
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -18,7 +17,7 @@ from service.commands.doctor import examine_service
 from service.postgres.pool import Connection
 from tests.deploy.manifests import K8S
 from tests.deploy.pages import INSTALLATION, section
-from tests.end_to_end.callers import client_of, create
+from tests.end_to_end.callers import client_of, create, create_if_possible
 from tests.end_to_end.events import complete
 from tests.harness import databases
 from tests.harness.certificates import FAULTS, Authority, context_with, faulty_certificate, faulty_context
@@ -169,10 +168,6 @@ async def test_request_gets_its_email_and_its_calculation_over_tls(
     assert "listener_paused" not in worker.output, "the listener has a connection of its own"
 
 
-async def is_stored(client: httpx.AsyncClient) -> bool:
-    return (await client.post("/v1/request", json=A_REQUEST)).status_code == 200
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_postgres_with_a_bad_certificate_gets_no_login_and_callers_get_503_until_it_is_renewed(
     *, fault, service_settings, authority, issuer, tmp_path, monkeypatch
@@ -188,7 +183,7 @@ async def test_postgres_with_a_bad_certificate_gets_no_login_and_callers_get_503
                 ready = await client.get("/readyz")
                 logins = postgres.connections
                 postgres.context = authority.server_context()
-                await eventually(lambda: is_stored(client))
+                await eventually(lambda: create_if_possible(client))
 
     assert (answer.status_code, ready.status_code) == (503, 503)
     assert logins == 0

@@ -41,7 +41,6 @@ class Process:
         environment: Mapping[str, str],
         port: int,
         folder: Path,
-        checkout: Path = CHECKOUT,
     ) -> None:
         self.name = name
         self.port = port
@@ -49,7 +48,7 @@ class Process:
         self.seconds_to_ready = 0.0  # the last time
         self.log = folder / f"{name}-{port}.log"
         self._program = Program(
-            name=name, command=command, environment=environment, folder=checkout, log=self.log
+            name=name, command=command, environment=environment, folder=CHECKOUT, log=self.log
         )
         self._running: processes.Process | None = None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import Place
+from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import run_command
 from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
@@ -101,6 +102,16 @@ def run_as_operator(commands: str, broker: Server | KillableBroker, **environmen
         folder=program.folder,
         seconds=_CONTROL_SECONDS,
     )
+
+
+def enable_plugin(plugin: str, broker: Server) -> int:
+    """Enable a plugin that serves HTTP, for good, and return its port on the loopback."""
+    port = free_port()
+    # The address is set first: otherwise it would listen on every interface, always on the same port.
+    address = f'[{{ip, "127.0.0.1"}}, {{port, {port}}}]'
+    setting = f"application:set_env({plugin}, tcp_config, {address})."
+    run_as_operator(f"rabbitmqctl eval '{setting}'\nrabbitmq-plugins enable {plugin}", broker)
+    return port
 
 
 def _children(pid: int) -> list[int]:

@@ -19,7 +19,7 @@ from tests.harness.processes import Process
 
 OURS, ORM, _PGBENCH = "ours", "FastAPI + ORM", "limit: pgbench"
 
-_BARS = (Bar(side=OURS, of=ORM, limit=6.0), Bar(side=OURS, of=_PGBENCH, limit=0.3))
+_FLOORS = (Bar(side=OURS, of=ORM, limit=5.0), Bar(side=OURS, of=_PGBENCH, limit=0.3))
 
 
 @asynccontextmanager
@@ -41,7 +41,7 @@ async def measure(stand: Stand) -> list[Comparison]:
             ORM: partial(create_on, stand, theirs),
             _PGBENCH: partial(_pgbench, stand, URL(await stand.database("limit"))),
         }
-        return [await compare("create", sides, _BARS, stand)]
+        return [await compare("create", sides, _FLOORS, stand)]
 
 
 async def _pgbench(stand: Stand, url: URL) -> Figures:

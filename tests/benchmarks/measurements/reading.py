@@ -1,26 +1,37 @@
-"""Retrieve, compared with the usual way to write it."""
+"""Retrieve, list and questionnaire, each compared with the usual way to write it."""
 
 from functools import partial
 
 from tests.benchmarks import subjects
-from tests.benchmarks.comparison import Bar, Comparison, Figures
+from tests.benchmarks.comparison import Bar, Comparison
 from tests.benchmarks.http_load import load
 from tests.benchmarks.measurements.create import ORM, OURS, orm_api
 from tests.benchmarks.stand import Stand, compare
+from tests.harness.examples import STRUCTURE
 from tests.harness.processes import Process
 
 _STORED = 200
+_FLOORS = {"retrieve": 5.0, "list": 3.0, "questionnaire": 3.5}
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Retrieve requests for some seconds."""
+    """Retrieve some requests, list the newest, and fetch the questionnaire, each for some seconds."""
     async with stand.api(await stand.database("ours")) as ours, orm_api(stand) as theirs:
-        sides = {OURS: partial(retrieve_from, stand, ours), ORM: partial(retrieve_from, stand, theirs)}
-        return [await compare("retrieve", sides, [Bar(side=OURS, of=ORM, limit=4.0)], stand)]
+        apis = {OURS: ours, ORM: theirs}
+        paths = {side: await _paths(stand, api) for side, api in apis.items()}
+        return [
+            await compare(
+                name,
+                {side: partial(load, stand, api, paths[side][name]) for side, api in apis.items()},
+                [Bar(side=OURS, of=ORM, limit=floor)],
+                stand,
+            )
+            for name, floor in _FLOORS.items()
+        ]
 
 
-async def retrieve_from(stand: Stand, api: Process) -> Figures:
-    """Store some requests, and retrieve them for some seconds."""
+async def _paths(stand: Stand, api: Process) -> dict[str, list[str]]:
+    """Store some requests, and return the paths of each measurement."""
     async with stand.client(api) as client:
-        paths = [f"/v1/request/{await subjects.create(client)}" for _ in range(_STORED)]
-    return await load(stand, api, paths)
+        retrieve = [f"/v1/request/{await subjects.create(client)}" for _ in range(_STORED)]
+    return {"retrieve": retrieve, "list": ["/v1/request?limit=20"], "questionnaire": [STRUCTURE]}

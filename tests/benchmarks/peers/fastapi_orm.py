@@ -7,6 +7,7 @@ both rows, no second query after it. Its access log is uvicorn's.
 import json
 import os
 import secrets
+import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -17,10 +18,10 @@ from uuid import UUID, uuid4
 
 import jwt
 import uvicorn
-from fastapi import Depends, FastAPI, HTTPException, Security
+from fastapi import Depends, FastAPI, HTTPException, Query, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 from pydantic import BaseModel, ConfigDict, EmailStr, Field, StringConstraints, model_validator
-from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Identity, LargeBinary, String, select
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Identity, Index, LargeBinary, String, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -58,9 +59,10 @@ class CalculationRequest(Base):
     """A request."""
 
     __tablename__ = "calculation_request"
+    __table_args__ = (Index("newest", "conveyancer_id", "created_at", "id"),)
 
     id: Mapped[UUID] = mapped_column(primary_key=True, default=uuid4)
-    conveyancer_id: Mapped[str] = mapped_column(ForeignKey("conveyancer.id"), index=True)
+    conveyancer_id: Mapped[str] = mapped_column(ForeignKey("conveyancer.id"))
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
     updated_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
     customer_email: Mapped[str]
@@ -157,6 +159,47 @@ class RequestOut(RequestFields):
     secret: str
     request_url: str
 
+
+class Page(BaseModel):
+    """The newest requests."""
+
+    requests: list[RequestOut]
+    next_cursor: str | None
+
+
+class Option(BaseModel):
+    """An answer to choose."""
+
+    value: str
+    name: str
+
+
+class Question(BaseModel):
+    """A question of the form."""
+
+    ref: str
+    question: str
+    info: str
+    responseType: str  # noqa: N815 - the interface's name
+    responseOptions: list[Option] | None = None  # noqa: N815
+    conditions: dict[str, str] | None = None
+
+
+class Questions(BaseModel):
+    """The form."""
+
+    questionnaire: list[Question]
+
+
+_written = tomllib.loads(Path("service/api/questionnaire.toml").read_text())
+QUESTIONS = Questions.model_validate(
+    {
+        "questionnaire": [
+            each | {"responseOptions": _written["options"].get(each.get("responseOptions"))}
+            for each in _written["questions"]
+        ]
+    }
+)
 
 Data = TypeVar("Data")
 
@@ -285,6 +328,27 @@ async def retrieve_request(uuid_: str, tenant: Reader, session: Session) -> Enve
     if row is None:
         raise HTTPException(404)
     return Envelope(data=RequestOut.model_validate(row))
+
+
+@app.get("/v1/request")
+async def list_requests(
+    tenant: Reader, session: Session, limit: Annotated[int, Query(ge=1, le=100)] = 20
+) -> Envelope[Page]:
+    """List the newest requests."""
+    statement = (
+        select(CalculationRequest)
+        .where(CalculationRequest.conveyancer_id == tenant)
+        .order_by(CalculationRequest.created_at.desc(), CalculationRequest.id.desc())
+        .limit(limit)
+    )
+    rows = [RequestOut.model_validate(row) for row in await session.scalars(statement)]
+    return Envelope(data=Page(requests=rows, next_cursor=rows[-1].uuid if rows else None))
+
+
+@app.get("/v1/questionnaire/structure")
+async def questionnaire_structure(_: Reader) -> Envelope[Questions]:
+    """Return the questions."""
+    return Envelope(data=QUESTIONS)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 """Rows and messages that can never be handled."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from uuid import UUID
 
 import msgspec
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel
-from aiormq.exceptions import ChannelPreconditionFailed
 
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import lanes
@@ -90,12 +88,3 @@ def poison_id(world: World, queue: topology.Queue) -> str:
     message_id = f"poison-{len(world.record.poison_messages)}"
     world.record.poison_messages.add(f"{queue.name} {message_id}")
     return message_id
-
-
-@fault("message of 110 MB", "messages", "broker", repeats=False)
-async def publish_huge_message(world: World) -> None:
-    """RabbitMQ refuses it. A worker that got it would not fit its memory."""
-    async with queues.open_channel(world.servers.broker.url) as channel:
-        with suppress(ChannelPreconditionFailed):
-            huge = Message(bytes(110_000_000))
-            await channel.default_exchange.publish(huge, topology.CALCULATION_RESULTS.name, mandatory=True)
