@@ -15,11 +15,9 @@ from pamqp.common import FieldValue
 from service.outbox import events
 from service.telemetry import tracing
 from worker.rabbitmq import topology
-from worker.rabbitmq.alarm import Alarm
-from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable
+from worker.rabbitmq.connection import BLOCKED, BROKER_ERRORS, BrokerUnavailable, is_blocked
+from worker.rabbitmq.window import Message, wait, write
 from worker.relay.outbox_tables import OutboxRow
-from worker.relay.window import Message, wait, write
-from worker.waiting import wait_at_most
 
 _UNBOUND_KEY = "relay.probe"
 
@@ -56,33 +54,21 @@ class Publisher:
         """Whether the channel can publish another window."""
         return self._is_intact and not self._channel.is_closed
 
-    async def probe(self, alarm: Alarm, stop: asyncio.Event) -> None:
-        """Publish two empty messages that no queue gets. RabbitMQ reports an alarm only after a publish.
+    async def probe(self) -> None:
+        """Publish two empty messages that no queue gets. Raises BrokerUnavailable unless both are confirmed.
 
-        During an alarm RabbitMQ confirms the first message, and then reads no more from the connection. So
-        this waits until the alarm ends or *stop* is set. Raises BrokerUnavailable if a message is not
-        confirmed in time. On the exchange of the events, a queue bound to `#` would get the two messages.
+        RabbitMQ reports an alarm only after a publish. It then confirms the first message, and reads no more
+        from the connection. On the exchange of the events, a queue bound to `#` would get the messages.
         """
-        for _ in range(2):
-            await self._probe_once(alarm, stop)
-
-    async def _probe_once(self, alarm: Alarm, stop: asyncio.Event) -> None:
-        answered = asyncio.Event()
-        probing = asyncio.create_task(
-            self._channel.basic_publish(b"", exchange=topology.NOTIFICATIONS_ALONE, routing_key=_UNBOUND_KEY)
-        )
-        probing.add_done_callback(lambda _: answered.set())
         try:
-            await wait_at_most(self._timeout_seconds, answered, stop)
-            while alarm.is_raised and not (answered.is_set() or stop.is_set()):
-                await wait_at_most(self._timeout_seconds, answered, stop)
-            if not answered.is_set():
-                raise BrokerUnavailable("not confirmed in time")
-            await probing
+            async with asyncio.timeout(self._timeout_seconds):
+                for _ in range(2):
+                    await self._channel.basic_publish(
+                        b"", exchange=topology.NOTIFICATIONS_ALONE, routing_key=_UNBOUND_KEY
+                    )
         except BROKER_ERRORS as error:
-            raise BrokerUnavailable from error
-        finally:
-            probing.cancel()
+            is_alarm = isinstance(error, TimeoutError) and await is_blocked(self._channel)
+            raise BrokerUnavailable(BLOCKED if is_alarm else str(error)) from error
 
     async def publish(self, window: Sequence[OutboxRow]) -> PublishResult:
         """Publish all events of *window* together, and wait for their confirms, within one timeout.
