@@ -67,42 +67,40 @@ async def read(connection: Connection, lanes: Sequence[int], *, pending: int, he
     There are at most *held* held events. Each is the first event of its request. Those that were not refused
     come first, then those that have waited longest.
     """
-    rows = await connection.fetch(
-        """
-        SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, 0 AS attempts,
-               false AS is_held,
-               EXISTS (SELECT
-                         FROM outbox_held
-                        WHERE outbox_held.request_id = event.request_id) AS must_wait
-          FROM unnest($1::smallint[]) AS lane
-         CROSS JOIN LATERAL (SELECT *
-                               FROM outbox
-                              WHERE outbox.lane = lane.lane
-                              ORDER BY outbox.id
-                              LIMIT $2) AS event
-         UNION ALL
-       (SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, attempts,
-               true AS is_held, false AS must_wait
-          FROM unnest($1::smallint[]) AS lane
-         CROSS JOIN LATERAL (SELECT *
-                               FROM outbox_held AS candidate
-                              WHERE candidate.lane = lane.lane
-                                AND next_attempt_at <= now()
-                                AND NOT EXISTS (SELECT
-                                                  FROM outbox_held AS earlier
-                                                 WHERE earlier.request_id = candidate.request_id
-                                                   AND earlier.id < candidate.id)
-                              ORDER BY next_attempt_at
-                              LIMIT $3) AS event
-         ORDER BY next_attempt_at
-         LIMIT $3)
-         ORDER BY is_held, id
-        """,
-        lanes,
-        pending,
-        held,
-    )
+    rows = await connection.fetch(_READ, lanes, pending, held)
     return [OutboxRow(**row) for row in rows]
+
+
+_READ = """
+    SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, 0 AS attempts,
+           false AS is_held,
+           EXISTS (SELECT
+                     FROM outbox_held
+                    WHERE outbox_held.request_id = event.request_id) AS must_wait
+      FROM unnest($1::smallint[]) AS lane
+     CROSS JOIN LATERAL (SELECT *
+                           FROM outbox
+                          WHERE outbox.lane = lane.lane
+                          ORDER BY outbox.id
+                          LIMIT $2) AS event
+     UNION ALL
+   (SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, attempts,
+           true AS is_held, false AS must_wait
+      FROM unnest($1::smallint[]) AS lane
+     CROSS JOIN LATERAL (SELECT *
+                           FROM outbox_held AS candidate
+                          WHERE candidate.lane = lane.lane
+                            AND next_attempt_at <= now()
+                            AND NOT EXISTS (SELECT
+                                              FROM outbox_held AS earlier
+                                             WHERE earlier.request_id = candidate.request_id
+                                               AND earlier.id < candidate.id)
+                          ORDER BY next_attempt_at
+                          LIMIT $3) AS event
+     ORDER BY next_attempt_at
+     LIMIT $3)
+     ORDER BY is_held, id
+"""
 
 
 async def delete(connection: Connection, events: Sequence[OutboxRow]) -> None:

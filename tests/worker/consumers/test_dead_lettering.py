@@ -11,15 +11,15 @@ from structlog.testing import capture_logs
 
 from tests.harness.in_process import running
 from tests.harness.metrics import value
-from tests.harness.queues import count, declare_topology, holds
-from tests.harness.raw_messages import UNDECODABLE, NotText, RawMessage
+from tests.harness.queues import count, holds
+from tests.harness.raw_messages import NotText
 from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
-from tests.worker.conftest import passes, publish, settings_with, take, take_all
+from tests.worker.conftest import passes, publish, settings_with, take
 from tests.worker.consumers.conftest import dead_letter
 from worker.batches import LARGEST_BATCH
 from worker.consumers.dead_lettering import publish_letters
-from worker.rabbitmq import connection, message_properties, topology
+from worker.rabbitmq import connection, topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.rabbitmq.topology import NOTIFICATIONS
 
@@ -66,25 +66,6 @@ async def test_dead_letter_that_is_not_confirmed_in_time_is_tried_again_and_dela
 
     assert dead.body == b"bad"
     assert work.started == [1, 2, 3]
-
-
-async def test_message_whose_dead_letter_the_broker_refuses_goes_back_alone(consumer, work, channel):
-    work.going_on.clear()
-    await publish(channel, NOTIFICATIONS, b"1")
-
-    async with running(consumer.run):
-        await eventually(lambda: work.started)
-        await channel.exchange_delete(topology.DEAD_LETTERS)
-        with capture_logs() as logs:
-            await publish(channel, NOTIFICATIONS, b"bad")
-            await eventually(lambda: "message_failed" in str(logs))
-        await declare_topology(channel)
-        dead = await dead_letter(channel)
-        work.going_on.set()
-        await eventually(lambda: work.done)
-
-    assert (dead.body, dead.headers["x-reason"]) == (b"bad", "Malformed")
-    assert work.started == [1]
 
 
 async def test_no_copy_counts_as_published_when_copies_with_one_id_are_returned(worker_settings, channel):
@@ -149,26 +130,6 @@ async def test_letters_behind_the_first_fail_together_when_one_of_them_is_return
 
     assert first is None
     assert {type(failure) for failure in others} == {BrokerUnavailable}
-
-
-async def test_undecodable_properties_dead_letter_their_message_alone(consumer, work, channel):
-    exchange = await channel.get_exchange(NOTIFICATIONS.exchange)
-    for name, written in UNDECODABLE.values():
-        await exchange.publish(RawMessage(b"1", name, written), NOTIFICATIONS.routing_key)
-    for number in range(2, 22):
-        await publish(channel, NOTIFICATIONS, str(number).encode())
-
-    async with running(consumer.run):
-        await eventually(lambda: len(work.done) == 20)
-        await eventually(lambda: holds(channel, NOTIFICATIONS.dead_letters, len(UNDECODABLE)))
-
-    dead = await take_all(await channel.get_queue(NOTIFICATIONS.dead_letters))
-    assert sorted(work.done) == list(range(2, 22))
-    assert {letter.headers["x-reason"] for letter in dead} == {"Malformed"}
-    assert sorted(str(letter.headers[message_properties.UNDECODABLE]) for letter in dead) == sorted(
-        name for name, _ in UNDECODABLE.values()
-    )
-    assert await holds(channel, NOTIFICATIONS.name, 0)
 
 
 async def test_routing_key_that_is_not_utf8_ends_no_connection(consumer, work, channel):

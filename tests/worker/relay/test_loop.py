@@ -90,22 +90,6 @@ async def test_lane_is_kept_while_a_publish_takes_longer_than_other_transactions
     assert await relaying == 1
 
 
-async def test_row_deleted_by_hand_during_a_publish_is_no_fault(
-    relay, linked_publisher, broker_link, database
-):
-    other, gone = await store(database), await store(database)
-    await into_one_lane(database)
-    broker_link.hold_before(id_of(other).encode())
-    relaying = asyncio.create_task(relay.relay_due(linked_publisher))
-    await eventually(broker_link.marker_reached.is_set)
-
-    await database.execute("DELETE FROM outbox WHERE request_id = $1", gone.id)
-    broker_link.resume()
-    await relaying
-
-    assert await database.fetchval("SELECT NOT EXISTS (SELECT FROM undelivered_event)")
-
-
 async def test_outage_settles_the_confirmed_events_alone(worker_settings, pool, broker_link, database):
     confirmed, unconfirmed = await store(database), await store(database)
     await into_one_lane(database)

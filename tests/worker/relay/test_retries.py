@@ -9,7 +9,6 @@ from tests.worker.conftest import (
     hold_events,
     store,
     store_as,
-    take_all,
     take_ids,
     with_pace,
 )
@@ -139,41 +138,6 @@ async def test_event_that_waited_behind_a_refused_one_is_published_at_once_while
 
     held = await database.fetch("SELECT DISTINCT type FROM outbox_held")
     assert [row["type"] for row in held] == ["request.email_sent"]
-
-
-@NEVER_AGAIN
-async def test_confirm_of_a_new_event_does_not_end_the_wait_of_a_refused_one(relay_once, database, refusing):
-    """A queue may refuse one event for ever, which must not put a copy a second into every other queue."""
-    await store(database)
-    await relay_once()
-    await refusing.delete(if_empty=False)
-    await store(database)
-
-    for _ in range(3):
-        await relay_once()
-
-    assert await database.fetchval("SELECT attempts FROM outbox_held WHERE next_attempt_at > now()") == 1
-
-
-@AT_ONCE
-async def test_queue_refusing_other_types_does_not_delay_request_created(relay_once, database, channel, tap):
-    await bind_full_queue(channel, "request.email_sent")
-    for _ in range(40):
-        await store_as(database, "request.email_sent")
-    await into_one_lane(database)
-    await relay_once()
-    full = await bind_full_queue(channel, "request.created")
-    created = [await store(database) for _ in range(10)]
-    await into_one_lane(database)
-    await relay_once()
-    await full.delete(if_empty=False)
-    await take_all(tap)
-
-    for _ in range(4):
-        await relay_once()
-
-    assert {id_of(request) for request in created} < set(await take_ids(tap))
-    assert await database.fetchval("SELECT count(*) FROM outbox_held") == 40
 
 
 @NEVER_AGAIN
