@@ -37,9 +37,10 @@ _LANES_AT_ONCE = lanes.LANES // 2
 # Once a pass has published events, the next passes follow after these pauses, without waiting for a NOTIFY. A
 # busy process sends a NOTIFY only every 20 ms. A pass without events costs 0.2 ms.
 _QUICK_LOOK_SECONDS = (0.001, 0.002, 0.004, 0.008)
-# While a backup holds an old snapshot, vacuum cannot remove published events, and a pass steps over all of
-# them. With 300,000 of them (an hour at 83 events per second) and 128 MB of shared_buffers, a look took 3 s,
-# and a relay still published 440 events per second. Without an old snapshot, a look takes 0.2 ms.
+# The deadline of find_lanes. While a backup holds an old snapshot, vacuum cannot remove published events, and
+# a pass steps over all of them. After an hour at 100 events per second, a look took 0.5 s instead of 0.2 ms,
+# and a relay could still publish 1,000 events per second. With 128 MB of shared_buffers instead of 1 GB, a
+# look took 3 to 10 s, and a relay could publish 100 to 400 events per second.
 _LOOK_SECONDS = 30.0
 # A transaction is idle while its events are published, for at most twice BROKER_TIMEOUT_SECONDS. If it is
 # idle for this much longer, Postgres ends the session, and another relay publishes the same events again.
