@@ -68,8 +68,8 @@ async def read(connection: Connection, lanes: Sequence[int], *, pending: int, he
     return [OutboxRow(**row) for row in rows]
 
 
-# With EXISTS instead of LIMIT 1, Postgres reads all of outbox_held. While it held 100,000 events, reading 1,000
-# took 250 ms instead of 50.
+# With EXISTS instead of LIMIT 1, Postgres reads all of outbox_held. With 100,000 held events, reading 1,000
+# pending events took 250 ms instead of 50.
 _READ = """
     SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, 0 AS attempts,
            false AS is_held,
