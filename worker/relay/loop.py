@@ -37,11 +37,11 @@ _LANES_AT_ONCE = lanes.LANES // 2
 # Once a pass has published events, the next passes follow after these pauses, without waiting for a NOTIFY. A
 # busy process sends a NOTIFY only every 20 ms. A pass without events costs 0.2 ms.
 _QUICK_LOOK_SECONDS = (0.001, 0.002, 0.004, 0.008)
-# The deadline of find_lanes. While a backup holds an old snapshot, vacuum cannot remove published events, and
-# a pass steps over all of them. After an hour at 100 events per second, a look took 0.5 s instead of 0.2 ms,
-# and a relay could still publish 1,000 events per second. With 128 MB of shared_buffers instead of 1 GB, a
-# look took 3 to 10 s, and a relay could publish 100 to 400 events per second.
-_LOOK_SECONDS = 30.0
+# The longest deadline of find_lanes. While a backup holds an old snapshot, vacuum cannot remove published
+# events, and a pass steps over all of them. After an hour at 100 events per second, a look took 0.5 s instead
+# of 0.2 ms, and a relay could still publish 1,000 events per second. With 128 MB of shared_buffers instead of
+# 1 GB, a look took 3 to 10 s, and a relay could publish 100 to 400 events per second.
+_LONGEST_LOOK_SECONDS = 30.0
 # A transaction is idle while its events are published, for at most twice BROKER_TIMEOUT_SECONDS. If it is
 # idle for this much longer, Postgres ends the session, and another relay publishes the same events again.
 _SPARE_SECONDS = 2 * CLOSE_SECONDS
@@ -68,6 +68,7 @@ class Relay:
         self._pool = pool
         self._woken = woken
         self._obstacle = _NOT_CONNECTED
+        self._look_seconds = settings.work_timeout_seconds  # the deadline of the next find_lanes
         metrics.broker_blocked.set_function(lambda: self._obstacle == BLOCKED)
 
     async def check(self) -> None:
@@ -101,9 +102,12 @@ class Relay:
             try:
                 moved = await self.relay_due(publisher)
             except PostgresUnavailable as error:
+                # Either the connection is broken, or there are very many deleted events to step over.
+                self._look_seconds = min(2 * self._look_seconds, _LONGEST_LOOK_SECONDS)
                 await pauses.log_and_wait(error, stop)
                 continue
             pauses.reset()
+            self._look_seconds = self._settings.work_timeout_seconds
             if moved:
                 rests = chain(_QUICK_LOOK_SECONDS, repeat(self._settings.relay_poll_seconds))
             else:
@@ -116,7 +120,7 @@ class Relay:
 
         Raises BrokerUnavailable in an outage of RabbitMQ, but first deletes the confirmed events.
         """
-        async with connections.Acquired(self._pool, seconds=_LOOK_SECONDS) as connection:
+        async with connections.Acquired(self._pool, seconds=self._look_seconds) as connection:
             with_work = await outbox_tables.find_lanes(connection)
         random.shuffle(with_work)  # so that relays that start together do not compete for the same lanes
         moved = 0
@@ -132,7 +136,7 @@ class Relay:
         """
         async with connections.transaction(
             self._pool,
-            seconds=2 * self._settings.broker_timeout_seconds + _LOOK_SECONDS,
+            seconds=2 * self._settings.broker_timeout_seconds + 2 * self._look_seconds,
             # If Postgres crashes and loses this commit, the same events are published again, in order.
             waits_for_disk=False,
         ) as connection:
@@ -151,6 +155,8 @@ class Relay:
             await outbox_tables.delete(connection, delivered)
             await outbox_tables.postpone(connection, failed, result.failed, base_seconds=_RETRY_SECONDS)
         _report(delivered, failed, result)
+        if isinstance(result.outage, BrokerUnavailable):
+            raise result.outage
         if result.outage is not None:
             raise BrokerUnavailable from result.outage
         return len(delivered) + len(to_hold)
@@ -189,7 +195,7 @@ class Relay:
                 open_channel(self._settings, name="relay-notifications") as channel,
             ):
                 bypass = await Publisher.on(channel, timeout_seconds=seconds, exchange=own)
-                await bypass.probe()  # Raises an error during an alarm, which is no failure of an event.
+                await bypass.probe()
                 outage = (await bypass.publish(created)).outage
         except (BrokerUnavailable, TimeoutError):
             return result

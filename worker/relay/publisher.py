@@ -67,8 +67,7 @@ class Publisher:
                         b"", exchange=topology.NOTIFICATIONS_ALONE, routing_key=_UNBOUND_KEY
                     )
         except BROKER_ERRORS as error:
-            is_alarm = isinstance(error, TimeoutError) and await is_blocked(self._channel)
-            raise BrokerUnavailable(BLOCKED if is_alarm else str(error)) from error
+            raise BrokerUnavailable(BLOCKED if await self._is_blocked(error) else "") from error
 
     async def publish(self, window: Sequence[OutboxRow]) -> PublishResult:
         """Publish all events of *window* together, and wait for their confirms, within one timeout.
@@ -88,11 +87,18 @@ class Publisher:
             async with asyncio.timeout_at(until):
                 confirms = await write(self._channel, [self._message(row) for row in window])
         except BROKER_ERRORS as error:
-            return PublishResult(outage=error)
-        reason = await wait(self._channel, confirms, until=until)
-        outcome = _outcome(window, confirms, reason)
-        self._is_intact = outcome.outage is None
-        return outcome
+            result = PublishResult(outage=error)
+        else:
+            reason = await wait(self._channel, confirms, until=until)
+            result = _result(window, confirms, reason)
+        if await self._is_blocked(result.outage):
+            return msgspec.structs.replace(result, outage=BrokerUnavailable(BLOCKED))
+        self._is_intact = result.outage is None
+        return result
+
+    async def _is_blocked(self, error: Exception | None) -> bool:
+        """Whether *error* is a timeout, and its cause is an alarm."""
+        return isinstance(error, TimeoutError) and await is_blocked(self._channel)
 
     def _message(self, row: OutboxRow) -> Message:
         """Return an event as a persistent message."""
@@ -141,7 +147,7 @@ def _traced(row: OutboxRow) -> OutboxRow:
         return msgspec.structs.replace(row, traceparent=tracing.onward(row.traceparent))
 
 
-def _outcome(
+def _result(
     window: Sequence[OutboxRow], confirms: Sequence[asyncio.Future[Any]], reason: Exception | None
 ) -> PublishResult:
     confirmed = set()
