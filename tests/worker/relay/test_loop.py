@@ -156,6 +156,21 @@ async def test_outage_of_postgres_keeps_the_connection_to_rabbitmq(
     assert await take_ids(tap) == [id_of(request)]
 
 
+async def test_relay_that_needs_long_to_find_events_gets_the_time(worker_settings, database):
+    """As with millions of deleted events under an old snapshot."""
+    await store(database)
+    await database.execute("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
+    await database.execute("CREATE POLICY slow ON outbox USING (pg_sleep(1.5) IS NOT NULL)")
+    settings = settings_with(worker_settings, database_timeout_seconds=0.2)  # The first look may take 1 s.
+
+    async with open_pool(settings) as pool:
+        with capture_logs() as logs:
+            async with running(Relay(settings, pool, asyncio.Event()).run):
+                await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
+
+    assert "relay_paused" in str(logs)
+
+
 async def test_channel_is_not_used_again_after_postgres_has_interrupted_a_publish(
     worker_settings, broker_link, link, database, stored_request
 ):
