@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from uuid import UUID
 
@@ -44,7 +44,7 @@ class Retention:
             await wait_at_most(random.uniform(0.5, 1.5) * _REST_SECONDS, stop)  # noqa: S311 - spreads replicas
 
     async def erase_old(self, stop: asyncio.Event) -> None:
-        """Erase requests that are old enough by Postgres' clock, until *stop*.
+        """Erase requests that are old enough, until *stop*.
 
         If a lane, a request or an e-mail is locked, the lane's requests in the batch wait for a later round.
         """
@@ -64,7 +64,6 @@ class Retention:
     async def _read_oldest(self, after: UUID) -> list[UUID]:
         """Return the ids of the next requests that are too old, oldest first. Starts after the id *after*."""
         async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
-            now = await connection.fetchval("SELECT now()")
             rows = await connection.fetch(
                 """
                 SELECT id
@@ -75,7 +74,7 @@ class Retention:
                  LIMIT $3
                 """,
                 after,
-                first_id_at(now - timedelta(days=self._days)),
+                first_id_at(datetime.now(UTC) - timedelta(days=self._days)),
                 _BATCH,
             )
         return [row["id"] for row in rows]

@@ -30,9 +30,7 @@ Confirms: TypeAlias = list[asyncio.Future[Any]]
 class Message(msgspec.Struct, frozen=True):
     """A message to publish. No two messages of a window have the same message_id."""
 
-    exchange: str
-    routing_key: str
-    mandatory: bool
+    publish: spec.Basic.Publish
     properties: spec.Basic.Properties
     body: bytes
 
@@ -89,9 +87,7 @@ def _encode(message: Message, channel: aiormq.Channel) -> bytes:
     body, limit = message.body, channel.max_content_size
     step = limit if limit > 0 else len(body) or 1
     frames: tuple[FrameTypes, ...] = (
-        spec.Basic.Publish(
-            exchange=message.exchange, routing_key=message.routing_key, mandatory=message.mandatory
-        ),
+        message.publish,
         ContentHeader(properties=message.properties, body_size=len(body)),
         *(ContentBody(body[start : start + step]) for start in range(0, len(body), step)),
     )

@@ -122,7 +122,8 @@ class Publisher:
             message_type=row.type,
         )
         mandatory = row.type in events.MUST_BE_ROUTED
-        return Message(self._exchange, row.type, mandatory, properties, row.payload)
+        publish = spec.Basic.Publish(exchange=self._exchange, routing_key=row.type, mandatory=mandatory)
+        return Message(publish, properties, row.payload)
 
 
 def _traced(row: OutboxRow) -> OutboxRow:
