@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -103,11 +104,10 @@ class Relay:
                 moved = await self.relay_due(publisher)
             except PostgresUnavailable as error:
                 # Either the connection is broken, or there are very many deleted events to step over.
-                self._look_seconds = min(2 * self._look_seconds, _LONGEST_LOOK_SECONDS)
+                self._look_seconds = min(self._look_seconds + 1.0, _LONGEST_LOOK_SECONDS)
                 await pauses.log_and_wait(error, stop)
                 continue
             pauses.reset()
-            self._look_seconds = self._settings.work_timeout_seconds
             if moved:
                 rests = chain(_QUICK_LOOK_SECONDS, repeat(self._settings.relay_poll_seconds))
             else:
@@ -120,8 +120,11 @@ class Relay:
 
         Raises BrokerUnavailable in an outage of RabbitMQ, but first deletes the confirmed events.
         """
+        began = time.monotonic()
         async with connections.Acquired(self._pool, seconds=self._look_seconds) as connection:
             with_work = await outbox_tables.find_lanes(connection)
+        took = time.monotonic() - began
+        self._look_seconds = max(self._settings.work_timeout_seconds, min(2 * took, _LONGEST_LOOK_SECONDS))
         random.shuffle(with_work)  # so that relays that start together do not compete for the same lanes
         moved = 0
         for first in range(0, len(with_work), _LANES_AT_ONCE):
