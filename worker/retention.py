@@ -53,7 +53,8 @@ class Retention:
         try:
             while not stop.is_set() and (request_ids := await self._read_oldest(after)):
                 for lane, in_lane in groupby(sorted(request_ids, key=lane_of), key=lane_of):
-                    number += await self._erase(lane, list(in_lane))
+                    if not stop.is_set():
+                        number += await self._erase(lane, list(in_lane))
                 after = request_ids[-1]
                 await wait_at_most(_PAUSE_SECONDS, stop)
         except PostgresUnavailable as error:
