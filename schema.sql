@@ -113,17 +113,6 @@ CREATE TABLE outbox (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0);
 
--- Gives a transaction its xid before its first event gets an id. Relays infer from the open xids which event
--- ids may still appear (LaneMarks in worker/relay/work.py). Without this trigger, they could skip an event.
-CREATE FUNCTION outbox_number_transaction() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-    number xid8 := pg_current_xact_id(); -- PERFORM would run a whole query
-BEGIN
-    RETURN NULL;
-END $$;
-CREATE TRIGGER outbox_number_transaction BEFORE INSERT ON outbox
-    FOR EACH STATEMENT EXECUTE FUNCTION outbox_number_transaction();
-
 -- Events that RabbitMQ refused, and the later events of the same requests. They have a table of their own, so
 -- that they never block a lane or delay another request. An event is deleted once RabbitMQ has confirmed it.
 -- Only the first event of a request may be due. The later events have infinity as next_attempt_at, so that

@@ -51,12 +51,12 @@ class Worker:
             woken = asyncio.Event()
             relay = Relay(settings, pool, woken)
             self.parts["relay"] = relay.run
-            self.parts["listener"] = Listener(settings, woken, relay.marks).run
+            self.parts["listener"] = Listener(settings, woken).run
             self.parts["discrepancies"] = partial(reconciliation.run, pool)
             if (days := settings.retention_days) is not None:
                 self.parts["retention"] = Retention(settings, pool, relay_waker, days=days).run
             self.checks["relay"] = relay.check
-            readings.append(partial(outbox_tables.read_gauges, relay.marks))
+            readings.append(outbox_tables.read_gauges)
         if "notifications" in roles:
             due = asyncio.Event()
             notification_consumer = notifications.consumer(settings, pool, due)

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from uuid import UUID
 
@@ -16,9 +16,9 @@ from service.outbox.lanes import RelayWaker, lane_of, try_lock
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
-from service.server.background import in_background
 from service.telemetry import logs
 from worker.settings import WorkerSettings
+from worker.waiting import wait_at_most
 
 _REST_SECONDS = 3600.0  # between rounds, on average
 _BATCH = 200  # requests that are read at once, and then erased in one transaction per lane
@@ -38,28 +38,25 @@ class Retention:
         self._days = days
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Erase old requests about every hour until *stop*, which interrupts a batch."""
-        async with in_background("retention", self._keep_erasing):
-            await stop.wait()
+        """Erase old requests about every hour until *stop*."""
+        while not stop.is_set():
+            await self.erase_old(stop)
+            await wait_at_most(random.uniform(0.5, 1.5) * _REST_SECONDS, stop)  # noqa: S311 - spreads replicas
 
-    async def _keep_erasing(self) -> None:
-        while True:
-            await self.erase_old()
-            await asyncio.sleep(random.uniform(0.5, 1.5) * _REST_SECONDS)  # noqa: S311 - spreads the replicas
-
-    async def erase_old(self) -> None:
-        """Erase requests that are old enough by Postgres' clock.
+    async def erase_old(self, stop: asyncio.Event) -> None:
+        """Erase requests that are old enough, until *stop*.
 
         If a lane, a request or an e-mail is locked, the lane's requests in the batch wait for a later round.
         """
         number = 0
         after = UUID(int=0)
         try:
-            while request_ids := await self._read_oldest(after):
+            while not stop.is_set() and (request_ids := await self._read_oldest(after)):
                 for lane, in_lane in groupby(sorted(request_ids, key=lane_of), key=lane_of):
-                    number += await self._erase(lane, list(in_lane))
+                    if not stop.is_set():
+                        number += await self._erase(lane, list(in_lane))
                 after = request_ids[-1]
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await wait_at_most(_PAUSE_SECONDS, stop)
         except PostgresUnavailable as error:
             _log.warning("retention_interrupted", error=logs.summarize(error))
         if number:
@@ -68,7 +65,6 @@ class Retention:
     async def _read_oldest(self, after: UUID) -> list[UUID]:
         """Return the ids of the next requests that are too old, oldest first. Starts after the id *after*."""
         async with connections.acquired(self._pool, seconds=self._seconds) as connection:
-            now = await connection.fetchval("SELECT now()")
             rows = await connection.fetch(
                 """
                 SELECT id
@@ -79,7 +75,7 @@ class Retention:
                  LIMIT $3
                 """,
                 after,
-                first_id_at(now - timedelta(days=self._days)),
+                first_id_at(datetime.now(UTC) - timedelta(days=self._days)),
                 _BATCH,
             )
         return [row["id"] for row in rows]

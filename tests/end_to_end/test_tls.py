@@ -31,7 +31,6 @@ from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.commands.doctor import examine_worker
 from worker.relay.listener import Listener
-from worker.relay.work import LaneMarks
 
 _LOGIN = Login("worker", "hunter2")
 # The addresses on the page and in the overlay, by scheme.
@@ -199,7 +198,7 @@ async def test_listener_gives_a_postgres_with_a_bad_certificate_no_login_until_i
     async with TcpProxy(worker_settings.database_url, context=context) as postgres:
         settings = replace(worker_settings, listen_database_url=at("postgresql", postgres.url))
         with capture_logs() as logs:
-            async with running(Listener(settings, asyncio.Event(), LaneMarks()).run):
+            async with running(Listener(settings, asyncio.Event()).run):
                 await eventually(lambda: "SSLCertVerificationError" in str(logs))
                 logins = postgres.connections
                 postgres.context = authority.server_context()

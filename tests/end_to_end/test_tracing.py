@@ -1,6 +1,8 @@
 """One trace from the caller to the e-mail, exported over OTLP; and no tracing unless it is configured."""
 
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager

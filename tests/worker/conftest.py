@@ -79,6 +79,7 @@ def outbox_row(number: int, **changes: Any) -> OutboxRow:
         payload=b"{}",
         created_at=now(),
         attempts=0,
+        is_held=False,
         must_wait=False,
     )
     return msgspec.structs.replace(row, **changes)
@@ -219,7 +220,7 @@ async def passes(check: Check) -> bool:
 
 async def hold_events(database: Connection, request_id: UUID) -> list[OutboxRow]:
     """Move all events of a request out of their lane, as if the broker had refused the first."""
-    rows = await outbox_tables.read(database, [lanes.lane_of(request_id)], low_water=[0], limit=1_000)
+    rows = await outbox_tables.read(database, [lanes.lane_of(request_id)], pending=1_000, held=0)
     events_of_it = [row for row in rows if row.request_id == request_id]
     await outbox_tables.hold(database, events_of_it)
     return events_of_it

@@ -14,9 +14,6 @@ from worker.gauges import COUNT_LIMIT
 from worker.mail import ledger
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.relay import outbox_tables
-from worker.relay.work import LaneMarks
-
-READ_OUTBOX = partial(outbox_tables.read_gauges, LaneMarks())
 
 
 async def test_events_are_counted_by_state(database):
@@ -29,13 +26,13 @@ async def test_events_are_counted_by_state(database):
         await store(database)
     await database.execute("UPDATE outbox SET created_at = now() - interval '90 seconds'")
 
-    await READ_OUTBOX(database)
+    await outbox_tables.read_gauges(database)
 
     assert (value("outbox_pending_events"), value("outbox_retrying_events")) == (2, 1)
     assert 90 <= value("outbox_oldest_event_age_seconds") < 120
 
     await database.execute("DELETE FROM outbox")
-    await READ_OUTBOX(database)
+    await outbox_tables.read_gauges(database)
 
     assert (value("outbox_pending_events"), value("outbox_oldest_event_age_seconds")) == (0, 0)
 
@@ -58,7 +55,7 @@ async def test_full_outbox_is_counted_up_to_the_limit(database):
         """
     )
 
-    await READ_OUTBOX(database)
+    await outbox_tables.read_gauges(database)
 
     assert (value("outbox_pending_events"), value("outbox_retrying_events")) == (COUNT_LIMIT, COUNT_LIMIT)
 
@@ -87,7 +84,7 @@ async def test_gauges_are_nan_during_an_outage_of_postgres(database, worker_sett
     await store(database)
     settings = settings_with(worker_settings, database_url=link.url)
     async with open_pool(settings) as pool:
-        read_gauges = partial(gauges.read, pool, [READ_OUTBOX], timeout_seconds=1.0)
+        read_gauges = partial(gauges.read, pool, [outbox_tables.read_gauges], timeout_seconds=1.0)
         await read_gauges()
         assert value("outbox_pending_events") == 1
         with rises("postgres_unavailable_total"):
@@ -99,10 +96,10 @@ async def test_gauges_are_nan_during_an_outage_of_postgres(database, worker_sett
 
 
 async def test_gauges_are_nan_until_there_is_a_schema(database, pool):
-    await READ_OUTBOX(database)
+    await outbox_tables.read_gauges(database)
     await database.execute("ALTER TABLE outbox RENAME TO outbox_elsewhere")
 
-    await gauges.read(pool, [READ_OUTBOX], timeout_seconds=5.0)
+    await gauges.read(pool, [outbox_tables.read_gauges], timeout_seconds=5.0)
 
     assert is_unknown("outbox_pending_events")
 

@@ -44,8 +44,8 @@ async def test_two_workers_erase_each_older_request_once_and_no_other(database, 
         await store_old(database, days=DAYS + 1, number=number)
     young = [await store_old(database, days=DAYS - 1, number=number) for number in range(3)]
 
-    await asyncio.gather(*(retention.erase_old() for _ in range(2)))
-    await retention.erase_old()
+    await asyncio.gather(*(retention.erase_old(asyncio.Event()) for _ in range(2)))
+    await retention.erase_old(asyncio.Event())
 
     assert await kept(database) == {request.id for request in young}
     assert await database.fetchval("SELECT count(*) FROM erased_request") == 250
@@ -60,9 +60,9 @@ async def test_lane_that_a_relay_holds_waits_and_holds_up_no_other(database, ret
 
     async with other_connection.transaction():
         await try_lock(other_connection, [3])
-        await retention.erase_old()
+        await retention.erase_old(asyncio.Event())
         assert {request_id.int % LANES for request_id in await kept(database)} == {3}
-    await retention.erase_old()
+    await retention.erase_old(asyncio.Event())
 
     assert await kept(database) == set()
 
@@ -74,9 +74,9 @@ async def test_locked_row_holds_up_no_other_lane(database, retention, other_conn
 
     async with other_connection.transaction():
         await other_connection.execute(f"SELECT FROM {table} WHERE {column} = $1 FOR UPDATE", locked.id)
-        await retention.erase_old()
+        await retention.erase_old(asyncio.Event())
         assert await kept(database) == {locked.id}
-    await retention.erase_old()
+    await retention.erase_old(asyncio.Event())
 
     assert await kept(database) == set()
     await assert_sound(database)

@@ -37,8 +37,7 @@ from worker.mail.message import Sender
 from worker.mail.replies import Reply
 from worker.mail.smtp import Mailer
 from worker.rabbitmq import topology
-from worker.rabbitmq.alarm import is_blocked
-from worker.rabbitmq.connection import open_connection
+from worker.rabbitmq.connection import is_blocked, open_connection
 from worker.rabbitmq.topology import Queue
 from worker.settings import EmailSettings
 
@@ -189,7 +188,7 @@ async def _alarm(connection: AbstractConnection) -> Finding:
     channel = await connection.channel(publisher_confirms=False)
     await channel.default_exchange.publish(Message(b""), "doctor", mandatory=False)
     await asyncio.sleep(_ALARM_SECONDS)
-    if await is_blocked(channel):
+    if await is_blocked(await channel.get_underlay_channel()):
         says, do = "it is over its limit of memory or disk", "see BrokerBlocked in the runbook"
         return Finding("wrong", "rabbitmq's alarm", says, do)
     return Finding("ok", "rabbitmq's alarm", "none")

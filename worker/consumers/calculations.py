@@ -15,7 +15,7 @@ from service.outbox.lanes import RelayWaker
 from service.postgres import connections
 from service.postgres.pool import Connection, Pool
 from worker.batches import Failure, Failures, RowLocked
-from worker.consumers.consumer import NO_UUID, Consumer, commits
+from worker.consumers.consumer import NO_UUID, Consumer
 from worker.consumers.incoming import Incoming, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
@@ -47,11 +47,11 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
     return Consumer(
         settings,
         CALCULATION_RESULTS,
+        pool,
         decode=decode,
         handle=handle,
         # A result for an erased request is dead-lettered, because its team may have to erase the result.
         refusals=(RequestNotFound, RequestErased, CalculationAlreadyRecorded),
-        dependency=commits(pool, seconds=seconds),
     )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from functools import partial
 from typing import Generic, TypeVar
 
 import structlog
@@ -20,7 +20,7 @@ from service.telemetry.tracing import Attributes
 from worker import metrics
 from worker.batches import Batches, Failures
 from worker.consumers import incoming
-from worker.consumers.dead_lettering import DeadLetters, dead_letter
+from worker.consumers.dead_lettering import dead_letter, publish_letters
 from worker.consumers.incoming import Incoming, Malformed, safe_id
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, CLOSE_SECONDS, BrokerUnavailable, open_role
@@ -49,30 +49,29 @@ class Consumer(Generic[Content]):
     While Postgres is down, in-flight messages wait. If the channel is lost meanwhile, RabbitMQ returns them
     to the queue, and the next delivery counts towards the delivery limit. RabbitMQ itself closes the channel
     if a message is not acknowledged within consumer_timeout, half an hour by default. So the queue is read
-    again only when *dependency* no longer raises PostgresUnavailable.
+    again only when Postgres commits.
     """
 
     def __init__(
         self,
         settings: WorkerSettings,
         queue: Queue,
+        pool: Pool,
         *,
         decode: Callable[[Incoming, str], Content],
         handle: Callable[[Sequence[Content]], Awaitable[Failures]],
         refusals: tuple[type[Exception], ...],
-        dependency: Callable[[], Awaitable[None]],
     ) -> None:
         self._settings = settings
         self._queue = queue
+        self._pool = pool
         # The name of a consumer's destination in OpenTelemetry's conventions for RabbitMQ.
         self._destination = f"{queue.exchange}:{queue.routing_key}:{queue.name}"
         self._span = f"process {self._destination}"
         self._decode = decode
         self._batches = Batches(handle)
-        self._dead_letters = DeadLetters(settings, queue)
-        self._letters = Batches(self._dead_letters.publish)
+        self._letters = Batches(partial(publish_letters, settings, queue))
         self._refusals: tuple[type[Exception], ...] = (Malformed, *refusals)
-        self._dependency = dependency
         self._consuming = False
         self._obstacle = ""
         self._seconds = metrics.consumer_seconds.labels(queue.name)
@@ -92,15 +91,21 @@ class Consumer(Generic[Content]):
         pauses = Pauses("consumer_paused")
         name = self._queue.name
         needs = [name, self._queue.exchange, topology.DEAD_LETTERS]
-        async with aclosing(self._dead_letters):
-            while not stop.is_set():
-                try:
-                    await self._dependency()
-                    async with open_role(self._settings, name=name, needs=needs) as channel:
-                        await self._consume(channel, pauses, stop)
-                except _OUTAGES as error:
-                    self._obstacle = str(error) if isinstance(error, BrokerUnavailable) else ""
-                    await pauses.log_and_wait(error, stop)
+        while not stop.is_set():
+            try:
+                await self._check_commits()
+                async with open_role(self._settings, name=name, needs=needs) as channel:
+                    await self._consume(channel, pauses, stop)
+            except _OUTAGES as error:
+                self._obstacle = str(error) if isinstance(error, BrokerUnavailable) else ""
+                await pauses.log_and_wait(error, stop)
+
+    async def _check_commits(self) -> None:
+        """Raise PostgresUnavailable unless Postgres commits. A read succeeds even if commits cannot."""
+        seconds = self._settings.work_timeout_seconds
+        async with connections.transaction(self._pool, seconds=seconds) as connection:
+            await schema.check(connection)
+            await connection.execute(f"SELECT {connections.REPLICATE}")
 
     async def _consume(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
         """Consume on one channel until *stop*. Raises BrokerUnavailable when the channel is unusable."""
@@ -177,17 +182,6 @@ class Consumer(Generic[Content]):
             "messaging.destination.name": self._destination,
             "messaging.rabbitmq.destination.routing_key": self._queue.routing_key,
         } | ({"messaging.message.id": message_id} if message_id else {})
-
-
-def commits(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
-    """Return a check that Postgres commits. A read would succeed even while commits wait for a standby."""
-
-    async def check() -> None:
-        async with connections.transaction(pool, seconds=seconds) as connection:
-            await schema.check(connection)
-            await connection.execute(f"SELECT {connections.REPLICATE}")
-
-    return check
 
 
 class InHand:

@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
 from aio_pika import DeliveryMode, Message
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aio_pika.abc import AbstractIncomingMessage
 
 from worker.batches import Failures
 from worker.rabbitmq import topology
@@ -34,60 +33,38 @@ def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message
     return copy_of(message, headers)
 
 
-class DeadLetters:
-    """Publishes the dead letters of one queue.
+async def publish_letters(settings: WorkerSettings, queue: Queue, letters: Sequence[Message]) -> Failures:
+    """Publish dead letters of *queue*. A message may be acknowledged only after its copy is confirmed.
 
-    They have a connection of their own, because during an alarm RabbitMQ reads nothing from a publishing
-    connection, not even acknowledgements. The connection is opened for the first letter, and kept until a
-    letter is not confirmed.
+    So a crash may duplicate a message but never lose it. All confirms together may take
+    BROKER_TIMEOUT_SECONDS. The messages whose copies are not confirmed by then return to their queue.
+
+    The letters have a connection of their own, because during an alarm RabbitMQ reads nothing from a
+    publishing connection, not even acknowledgements.
     """
-
-    def __init__(self, settings: WorkerSettings, queue: Queue) -> None:
-        self._settings = settings
-        self._queue = queue
-        self._channel: AbstractChannel | None = None
-        self._connection = AsyncExitStack()
-
-    async def publish(self, letters: Sequence[Message]) -> Failures:
-        """Publish *letters*. A message may be acknowledged only after its copy is confirmed.
-
-        So a crash may duplicate a message but never lose it. All confirms together may take
-        BROKER_TIMEOUT_SECONDS. The messages whose copies are not confirmed by then return to their queue.
-        """
-        confirmed = 0
-        failure: Exception = BrokerUnavailable("a dead letter was refused")
-        try:
-            async with asyncio.timeout(self._settings.broker_timeout_seconds):
-                channel = await self._open_channel()
-                exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
-                # Raises an error if no queue takes the letter, because the channel has on_return_raises.
-                send = partial(exchange.publish, routing_key=self._queue.dead_letters, mandatory=True)
-                # The first letter finds out whether an alarm blocks the connection. RabbitMQ reads what has
-                # been sent when the alarm ends, even if we have given up. It confirms only an empty letter.
-                await send(letters[0])
-                confirmed = 1
-                await (await channel.get_underlay_channel()).connection.ready()
-                outcomes = await asyncio.gather(*map(send, letters[1:]), return_exceptions=True)
+    confirmed = 0
+    failure: Exception = BrokerUnavailable("a dead letter was refused")
+    try:
+        async with (
+            open_channel(settings, name=queue.dead_letters) as channel,
+            asyncio.timeout(settings.broker_timeout_seconds),
+        ):
+            exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
+            # Raises an error if no queue takes the letter, because the channel has on_return_raises.
+            send = partial(exchange.publish, routing_key=queue.dead_letters, mandatory=True)
+            # The first letter finds out whether an alarm blocks the connection. RabbitMQ reads what has been
+            # sent when the alarm ends, even if we have given up. It confirms only an empty letter.
+            await send(letters[0])
+            confirmed = 1
+            await (await channel.get_underlay_channel()).connection.ready()
+            outcomes = await asyncio.gather(*map(send, letters[1:]), return_exceptions=True)
             # aiormq matches returned letters by message_id, and other teams may repeat an id. So if one
             # letter fails, any of them may have failed.
             if not any(isinstance(outcome, BaseException) for outcome in outcomes):
-                return [None] * len(letters)
-        except (BrokerUnavailable, *BROKER_ERRORS) as error:
-            failure = error
-        await self.aclose()
-        return [None] * confirmed + [failure] * (len(letters) - confirmed)
-
-    async def aclose(self) -> None:
-        """Close the connection. The next letter opens another."""
-        self._channel = None
-        await self._connection.aclose()
-
-    async def _open_channel(self) -> AbstractChannel:
-        if self._channel is None or self._channel.is_closed:
-            await self.aclose()
-            channel = open_channel(self._settings, name=self._queue.dead_letters)
-            self._channel = await self._connection.enter_async_context(channel)
-        return self._channel
+                confirmed = len(letters)
+    except (BrokerUnavailable, *BROKER_ERRORS) as error:
+        failure = error
+    return [None] * confirmed + [failure] * (len(letters) - confirmed)
 
 
 def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Message:

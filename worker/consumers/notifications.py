@@ -11,7 +11,7 @@ from service.outbox.events import CloudEvent, RequestCreated
 from service.postgres import connections
 from service.postgres.pool import Connection, Pool
 from worker.batches import Failures
-from worker.consumers.consumer import NO_UUID, Consumer, commits
+from worker.consumers.consumer import NO_UUID, Consumer
 from worker.consumers.incoming import Incoming, Malformed
 from worker.mail import ledger
 from worker.mail.ledger import EmailToSend
@@ -32,10 +32,10 @@ def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consum
     return Consumer(
         settings,
         NOTIFICATIONS,
+        pool,
         decode=decode,
         handle=handle,
         refusals=(RequestNotFound,),
-        dependency=commits(pool, seconds=seconds),
     )
 
 

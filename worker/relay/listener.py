@@ -5,7 +5,6 @@ import asyncio
 from service.outbox import lanes
 from service.postgres.outages import OUTAGE_ERRORS, PostgresUnavailable
 from service.postgres.pool import connect
-from worker.relay.work import LaneMarks
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
@@ -15,10 +14,9 @@ _CHECK_SECONDS = 30.0  # between checks that the connection is not half-open
 class Listener:
     """A direct connection that LISTENs. Regular checks find a half-open connection, which raises no error."""
 
-    def __init__(self, settings: WorkerSettings, woken: asyncio.Event, marks: LaneMarks) -> None:
+    def __init__(self, settings: WorkerSettings, woken: asyncio.Event) -> None:
         self._settings = settings
         self._woken = woken
-        self._marks = marks
 
     async def run(self, stop: asyncio.Event) -> None:
         """Listen until *stop*. Reconnect whenever the connection fails."""
@@ -40,8 +38,6 @@ class Listener:
             lost = asyncio.Event()
             connection.add_termination_listener(lambda _: lost.set())
             await connection.add_listener(lanes.CHANNEL, lambda *_: self._woken.set())
-            # Postgres may have crashed and undone commits, even if the relay's connections did not fail.
-            self._marks.forget()
             while not stop.is_set():
                 await connection.execute("SELECT 1")
                 pauses.reset()

@@ -2,17 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Literal
 from uuid import UUID
 
 import msgspec
 
 from service.identifiers import uuid_of
 from service.outbox.events import event_id
+from service.outbox.lanes import LANES
 from service.postgres.pool import Connection
 from worker import metrics
 from worker.gauges import COUNT_LIMIT
-from worker.relay.work import LaneMarks
 
 
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +26,7 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes
     created_at: datetime
     attempts: int
+    is_held: bool  # in outbox_held
     must_wait: bool  # whether an earlier event of its request is in outbox_held
 
     @property
@@ -35,75 +35,87 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
         return event_id(uuid_of(self.request_id), self.type, self.sequence)
 
 
-async def read(
-    connection: Connection, lanes: Sequence[int], *, low_water: Sequence[int], limit: int
-) -> list[OutboxRow]:
-    """Return at most *limit* events of each locked lane, from its low-water mark on, oldest first."""
+async def find_lanes(connection: Connection) -> list[int]:
+    """Return the lanes with events that can be published now."""
     rows = await connection.fetch(
         """
-        SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, 0 AS attempts,
-               EXISTS (SELECT
-                         FROM outbox_held
-                        WHERE outbox_held.request_id = event.request_id) AS must_wait
-          FROM unnest($1::smallint[], $2::bigint[]) AS mark (lane, low_water),
-               LATERAL (SELECT *
-                          FROM outbox
-                         WHERE outbox.lane = mark.lane
-                           AND outbox.id >= mark.low_water
-                         ORDER BY outbox.id
-                         LIMIT $3) AS event
-         ORDER BY id
-        """,
-        lanes,
-        low_water,
-        limit,
-    )
-    return [OutboxRow(**row) for row in rows]
-
-
-async def read_due(connection: Connection, lanes: Sequence[int], *, limit: int) -> list[OutboxRow]:
-    """Return at most *limit* due held events of each locked lane. Each is the first event of its request.
-
-    Events that were not refused come first, then the events that have waited longest.
-    """
-    rows = await connection.fetch(
-        """
-        SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, attempts,
-               false AS must_wait
+        SELECT lane
           FROM unnest($1::smallint[]) AS lane
-         CROSS JOIN LATERAL (SELECT *
-                               FROM outbox_held AS candidate
-                              WHERE candidate.lane = lane.lane
-                                AND next_attempt_at <= now()
-                                AND NOT EXISTS (SELECT
-                                                  FROM outbox_held AS earlier
-                                                 WHERE earlier.request_id = candidate.request_id
-                                                   AND earlier.id < candidate.id)
-                              ORDER BY next_attempt_at
-                              LIMIT $2) AS event
-         ORDER BY next_attempt_at
+         WHERE (SELECT id
+                  FROM outbox
+                 WHERE outbox.lane = lane.lane
+                 ORDER BY id
+                 LIMIT 1) IS NOT NULL
+            OR (SELECT id
+                  FROM outbox_held
+                 WHERE outbox_held.lane = lane.lane
+                   AND next_attempt_at <= now()
+                 ORDER BY next_attempt_at
+                 LIMIT 1) IS NOT NULL
         """,
-        lanes,
-        limit,
+        list(range(LANES)),
     )
+    return [row["lane"] for row in rows]
+
+
+async def read(connection: Connection, lanes: Sequence[int], *, pending: int, held: int) -> list[OutboxRow]:
+    """Return the oldest events of locked lanes, at most *pending* of each lane, and held events that are due.
+
+    There are at most *held* held events. Each is the first event of its request. Those that were not refused
+    come first, then those that have waited longest.
+    """
+    rows = await connection.fetch(_READ, lanes, pending, held)
     return [OutboxRow(**row) for row in rows]
 
 
-async def delete(
-    connection: Connection, table: Literal["outbox", "outbox_held"], events: Sequence[OutboxRow]
-) -> None:
+# With EXISTS instead of LIMIT 1, Postgres reads all of outbox_held. With 100,000 held events, reading 1,000
+# pending events took 250 ms instead of 50.
+_READ = """
+    SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, 0 AS attempts,
+           false AS is_held,
+           (SELECT id
+              FROM outbox_held
+             WHERE outbox_held.request_id = event.request_id
+             LIMIT 1) IS NOT NULL AS must_wait
+      FROM unnest($1::smallint[]) AS lane
+     CROSS JOIN LATERAL (SELECT *
+                           FROM outbox
+                          WHERE outbox.lane = lane.lane
+                          ORDER BY outbox.id
+                          LIMIT $2) AS event
+     UNION ALL
+   (SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, attempts,
+           true AS is_held, false AS must_wait
+      FROM unnest($1::smallint[]) AS lane
+     CROSS JOIN LATERAL (SELECT *
+                           FROM outbox_held AS candidate
+                          WHERE candidate.lane = lane.lane
+                            AND next_attempt_at <= now()
+                            AND NOT EXISTS (SELECT
+                                              FROM outbox_held AS earlier
+                                             WHERE earlier.request_id = candidate.request_id
+                                               AND earlier.id < candidate.id)
+                          ORDER BY next_attempt_at
+                          LIMIT $3) AS event
+     ORDER BY next_attempt_at
+     LIMIT $3)
+     ORDER BY is_held, id
+"""
+
+
+async def delete(connection: Connection, events: Sequence[OutboxRow]) -> None:
     """Delete events that the broker has confirmed."""
-    if not events:
-        return
-    await connection.execute(
-        f"""
-        DELETE FROM {table}
-         USING unnest($1::smallint[], $2::bigint[]) AS confirmed (lane, id)
-         WHERE {table}.lane = confirmed.lane
-           AND {table}.id = confirmed.id
-        """,  # noqa: S608 - constants only
-        *_keys(events),
-    )
+    for table, is_held in (("outbox", False), ("outbox_held", True)):
+        if in_table := [event for event in events if event.is_held == is_held]:
+            await connection.execute(
+                f"""
+                DELETE FROM {table}
+                 USING unnest($1::smallint[], $2::bigint[]) AS confirmed (lane, id)
+                 WHERE {table}.lane = confirmed.lane
+                   AND {table}.id = confirmed.id
+                """,  # noqa: S608 - constants only
+                *_keys(in_table),
+            )
 
 
 async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
@@ -159,30 +171,29 @@ async def postpone(
     )
 
 
-async def read_gauges(marks: LaneMarks, connection: Connection) -> None:
+async def read_gauges(connection: Connection) -> None:
     """Set the gauges of the outbox, at a cost that does not grow with it.
 
     At most COUNT_LIMIT pending events are counted, an equal share in each lane, and at most COUNT_LIMIT held
-    events. Dead rows below the low-water marks cost nothing.
+    events.
     """
     (row,) = await connection.fetch(
         """
         SELECT pending, retrying, oldest_seconds
           FROM (SELECT count(*) AS pending,
                        greatest(0, extract(epoch FROM now() - min(created_at)))::float8 AS oldest_seconds
-                  FROM unnest($1::bigint[]) WITH ORDINALITY AS mark (low_water, number)
+                  FROM unnest($1::smallint[]) AS lane
                  CROSS JOIN LATERAL (SELECT created_at
                                        FROM outbox
-                                      WHERE lane = (number - 1)::smallint
-                                        AND id >= low_water
+                                      WHERE outbox.lane = lane.lane
                                       ORDER BY id
-                                      LIMIT $2 / cardinality($1::bigint[])) AS head) AS pending,
+                                      LIMIT $2 / cardinality($1)) AS head) AS pending,
                (SELECT count(*) FILTER (WHERE attempts > 0) AS retrying
                   FROM (SELECT attempts
                           FROM outbox_held
                          LIMIT $2) AS head) AS held
         """,
-        marks.low_water,
+        list(range(LANES)),
         COUNT_LIMIT,
     )
     metrics.outbox_pending.set(row["pending"])

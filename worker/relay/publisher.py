@@ -15,11 +15,9 @@ from pamqp.common import FieldValue
 from service.outbox import events
 from service.telemetry import tracing
 from worker.rabbitmq import topology
-from worker.rabbitmq.alarm import Alarm
-from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable
+from worker.rabbitmq.connection import BLOCKED, BROKER_ERRORS, BrokerUnavailable, is_blocked
+from worker.rabbitmq.window import Message, wait, write
 from worker.relay.outbox_tables import OutboxRow
-from worker.relay.window import Message, wait, write
-from worker.waiting import wait_at_most
 
 _UNBOUND_KEY = "relay.probe"
 
@@ -56,33 +54,20 @@ class Publisher:
         """Whether the channel can publish another window."""
         return self._is_intact and not self._channel.is_closed
 
-    async def probe(self, alarm: Alarm, stop: asyncio.Event) -> None:
-        """Publish two empty messages that no queue gets. RabbitMQ reports an alarm only after a publish.
+    async def probe(self) -> None:
+        """Publish two empty messages that no queue gets. Raises BrokerUnavailable unless both are confirmed.
 
-        During an alarm RabbitMQ confirms the first message, and then reads no more from the connection. So
-        this waits until the alarm ends or *stop* is set. Raises BrokerUnavailable if a message is not
-        confirmed in time. On the exchange of the events, a queue bound to `#` would get the two messages.
+        RabbitMQ reports an alarm only after a publish. It then confirms the first message, and reads no more
+        from the connection. On the exchange of the events, a queue bound to `#` would get the messages.
         """
-        for _ in range(2):
-            await self._probe_once(alarm, stop)
-
-    async def _probe_once(self, alarm: Alarm, stop: asyncio.Event) -> None:
-        answered = asyncio.Event()
-        probing = asyncio.create_task(
-            self._channel.basic_publish(b"", exchange=topology.NOTIFICATIONS_ALONE, routing_key=_UNBOUND_KEY)
-        )
-        probing.add_done_callback(lambda _: answered.set())
         try:
-            await wait_at_most(self._timeout_seconds, answered, stop)
-            while alarm.is_raised and not (answered.is_set() or stop.is_set()):
-                await wait_at_most(self._timeout_seconds, answered, stop)
-            if not answered.is_set():
-                raise BrokerUnavailable("not confirmed in time")
-            await probing
+            async with asyncio.timeout(self._timeout_seconds):
+                for _ in range(2):
+                    await self._channel.basic_publish(
+                        b"", exchange=topology.NOTIFICATIONS_ALONE, routing_key=_UNBOUND_KEY
+                    )
         except BROKER_ERRORS as error:
-            raise BrokerUnavailable from error
-        finally:
-            probing.cancel()
+            raise BrokerUnavailable(BLOCKED if await self._is_blocked(error) else "") from error
 
     async def publish(self, window: Sequence[OutboxRow]) -> PublishResult:
         """Publish all events of *window* together, and wait for their confirms, within one timeout.
@@ -102,11 +87,18 @@ class Publisher:
             async with asyncio.timeout_at(until):
                 confirms = await write(self._channel, [self._message(row) for row in window])
         except BROKER_ERRORS as error:
-            return PublishResult(outage=error)
-        reason = await wait(self._channel, confirms, until=until)
-        outcome = _outcome(window, confirms, reason)
-        self._is_intact = outcome.outage is None
-        return outcome
+            result = PublishResult(outage=error)
+        else:
+            reason = await wait(self._channel, confirms, until=until)
+            result = _result(window, confirms, reason)
+        if await self._is_blocked(result.outage):
+            return msgspec.structs.replace(result, outage=BrokerUnavailable(BLOCKED))
+        self._is_intact = result.outage is None
+        return result
+
+    async def _is_blocked(self, error: Exception | None) -> bool:
+        """Whether *error* is a timeout, and its cause is an alarm."""
+        return isinstance(error, TimeoutError) and await is_blocked(self._channel)
 
     def _message(self, row: OutboxRow) -> Message:
         """Return an event as a persistent message."""
@@ -130,7 +122,8 @@ class Publisher:
             message_type=row.type,
         )
         mandatory = row.type in events.MUST_BE_ROUTED
-        return Message(self._exchange, row.type, mandatory, properties, row.payload)
+        publish = spec.Basic.Publish(exchange=self._exchange, routing_key=row.type, mandatory=mandatory)
+        return Message(publish, properties, row.payload)
 
 
 def _traced(row: OutboxRow) -> OutboxRow:
@@ -155,7 +148,7 @@ def _traced(row: OutboxRow) -> OutboxRow:
         return msgspec.structs.replace(row, traceparent=tracing.onward(row.traceparent))
 
 
-def _outcome(
+def _result(
     window: Sequence[OutboxRow], confirms: Sequence[asyncio.Future[Any]], reason: Exception | None
 ) -> PublishResult:
     confirmed = set()

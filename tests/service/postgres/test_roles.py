@@ -35,7 +35,7 @@ REFUSED = {
         )
     },
     "CREATE TABLE mine ()": EVERYBODY,
-    "DROP FUNCTION outbox_number_transaction CASCADE": EVERYBODY,
+    "DROP FUNCTION outbox_held_wake_next CASCADE": EVERYBODY,
     "INSERT INTO schema_version (version) VALUES (99)": EVERYBODY,
     "UPDATE operator_action SET operator = 'Eve'": EVERYBODY,
     "DELETE FROM operator_action": EVERYBODY,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
+from service.postgres.pool import Pool
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, take
 from worker.batches import Failures, RowLocked
@@ -41,9 +42,6 @@ class Work:
         self.done += [number for number in numbers if number not in self.locked]
         return [RowLocked() if number in self.locked else None for number in numbers]
 
-    async def check(self) -> None:
-        """Find nothing wrong with what the handler depends on."""
-
 
 @pytest.fixture
 def work() -> Work:
@@ -51,15 +49,15 @@ def work() -> Work:
 
 
 @pytest.fixture
-def consumer_with(worker_settings: EmailSettings, work: Work) -> Callable[..., Consumer[int]]:
+def consumer_with(worker_settings: EmailSettings, pool: Pool, work: Work) -> Callable[..., Consumer[int]]:
     def make(**changes: Any) -> Consumer[int]:
         return Consumer(
             settings_with(worker_settings, **changes),
             NOTIFICATIONS,
+            pool,
             decode=work.decode,
             handle=work.handle,
             refusals=(),
-            dependency=work.check,
         )
 
     return make

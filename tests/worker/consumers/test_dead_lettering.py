@@ -1,8 +1,6 @@
 """A message that can never be handled is moved to the dead letters of its queue, with the reason."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -13,24 +11,17 @@ from structlog.testing import capture_logs
 
 from tests.harness.in_process import running
 from tests.harness.metrics import value
-from tests.harness.queues import count, declare_topology, holds
-from tests.harness.raw_messages import UNDECODABLE, NotText, RawMessage
+from tests.harness.queues import count, holds
+from tests.harness.raw_messages import NotText
 from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
-from tests.worker.conftest import passes, publish, settings_with, take, take_all
+from tests.worker.conftest import passes, publish, settings_with, take
 from tests.worker.consumers.conftest import dead_letter
-from worker.batches import LARGEST_BATCH, Failures
-from worker.consumers.dead_lettering import DeadLetters
-from worker.rabbitmq import connection, message_properties, topology
+from worker.batches import LARGEST_BATCH
+from worker.consumers.dead_lettering import publish_letters
+from worker.rabbitmq import connection, topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.rabbitmq.topology import NOTIFICATIONS
-from worker.settings import WorkerSettings
-
-
-async def publish_letters(settings: WorkerSettings, letters: Sequence[Message]) -> Failures:
-    """Publish dead letters of the notifications over a connection of their own."""
-    async with aclosing(DeadLetters(settings, NOTIFICATIONS)) as dead_letters:
-        return await dead_letters.publish(letters)
 
 
 async def test_malformed_message_is_dead_lettered_with_the_reason_to_its_own_queue_alone(consumer, channel):
@@ -77,31 +68,12 @@ async def test_dead_letter_that_is_not_confirmed_in_time_is_tried_again_and_dela
     assert work.started == [1, 2, 3]
 
 
-async def test_message_whose_dead_letter_the_broker_refuses_goes_back_alone(consumer, work, channel):
-    work.going_on.clear()
-    await publish(channel, NOTIFICATIONS, b"1")
-
-    async with running(consumer.run):
-        await eventually(lambda: work.started)
-        await channel.exchange_delete(topology.DEAD_LETTERS)
-        with capture_logs() as logs:
-            await publish(channel, NOTIFICATIONS, b"bad")
-            await eventually(lambda: "message_failed" in str(logs))
-        await declare_topology(channel)
-        dead = await dead_letter(channel)
-        work.going_on.set()
-        await eventually(lambda: work.done)
-
-    assert (dead.body, dead.headers["x-reason"]) == (b"bad", "Malformed")
-    assert work.started == [1]
-
-
 async def test_no_copy_counts_as_published_when_copies_with_one_id_are_returned(worker_settings, channel):
     dead_letters = await channel.get_queue(NOTIFICATIONS.dead_letters)
     await dead_letters.unbind(topology.DEAD_LETTERS, NOTIFICATIONS.dead_letters)
     copies = [Message(str(number).encode(), message_id="same") for number in range(3)]
 
-    failures = await publish_letters(worker_settings, copies)
+    failures = await publish_letters(worker_settings, NOTIFICATIONS, copies)
 
     assert all(isinstance(failure, PublishError) for failure in failures)
     assert len(failures) == len(copies)
@@ -112,7 +84,7 @@ async def test_many_dead_letters_take_few_round_trips(worker_settings, channel, 
     broker_link.slow(bytes_per_second=1e9, delay_seconds=0.03)
     settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=5.0)
 
-    failures = await publish_letters(settings, letters)
+    failures = await publish_letters(settings, NOTIFICATIONS, letters)
 
     assert list(failures) == [None] * LARGEST_BATCH
     assert await count(channel, NOTIFICATIONS.dead_letters) == LARGEST_BATCH
@@ -125,32 +97,26 @@ async def test_alarm_repeats_at_most_one_dead_letter(worker_settings, body, is_c
         settings = settings_with(worker_settings, amqp_url=broker.url, broker_timeout_seconds=0.5)
         broker.raise_alarm()
 
-        first, *others = await publish_letters(settings, letters)
+        first, *others = await publish_letters(settings, NOTIFICATIONS, letters)
 
         assert (first is None) == is_confirmed
         assert {type(failure) for failure in others} == {TimeoutError}
         broker.clear_alarm()
-        assert await publish_letters(settings, [Message(b"", message_id="next")]) == [None]
+        assert await publish_letters(settings, NOTIFICATIONS, [Message(b"", message_id="next")]) == [None]
     assert set(broker.taken) <= {"0", "next"}
 
 
-async def test_connection_lost_while_letters_are_sent_fails_them_and_is_replaced(
-    worker_settings, channel, broker_link
-):
+@pytest.mark.usefixtures("channel")  # It declares the topology.
+async def test_connection_lost_while_letters_are_sent_fails_them(worker_settings, broker_link):
     letters = [Message(str(number).encode(), message_id="same") for number in range(20)]
     settings = settings_with(worker_settings, amqp_url=broker_link.url)
-    async with aclosing(DeadLetters(settings, NOTIFICATIONS)) as dead_letters:
-        assert await dead_letters.publish(letters[:1]) == [None]
-        broker_link.hold_before(NOTIFICATIONS.dead_letters.encode())
-        publishing = asyncio.create_task(dead_letters.publish(letters))
-        await broker_link.marker_reached.wait()
-        await broker_link.cut()
-        assert None not in await asyncio.wait_for(publishing, 30)
+    broker_link.hold_before(topology.DEAD_LETTERS.encode())
+    publishing = asyncio.create_task(publish_letters(settings, NOTIFICATIONS, letters))
+    await broker_link.marker_reached.wait()
 
-        broker_link.resume()
-        assert await dead_letters.publish(letters[:1]) == [None]
+    await broker_link.cut()
 
-    await eventually(lambda: holds(channel, NOTIFICATIONS.dead_letters, 2))
+    assert None not in await asyncio.wait_for(publishing, 30)
 
 
 async def test_letters_behind_the_first_fail_together_when_one_of_them_is_returned(worker_settings, channel):
@@ -160,30 +126,10 @@ async def test_letters_behind_the_first_fail_together_when_one_of_them_is_return
     await dead_letters.bind(topology.DEAD_LETTERS, NOTIFICATIONS.dead_letters)
     letters = [Message(str(number).encode()) for number in range(20)]
 
-    first, *others = await publish_letters(worker_settings, letters)
+    first, *others = await publish_letters(worker_settings, NOTIFICATIONS, letters)
 
     assert first is None
     assert {type(failure) for failure in others} == {BrokerUnavailable}
-
-
-async def test_undecodable_properties_dead_letter_their_message_alone(consumer, work, channel):
-    exchange = await channel.get_exchange(NOTIFICATIONS.exchange)
-    for name, written in UNDECODABLE.values():
-        await exchange.publish(RawMessage(b"1", name, written), NOTIFICATIONS.routing_key)
-    for number in range(2, 22):
-        await publish(channel, NOTIFICATIONS, str(number).encode())
-
-    async with running(consumer.run):
-        await eventually(lambda: len(work.done) == 20)
-        await eventually(lambda: holds(channel, NOTIFICATIONS.dead_letters, len(UNDECODABLE)))
-
-    dead = await take_all(await channel.get_queue(NOTIFICATIONS.dead_letters))
-    assert sorted(work.done) == list(range(2, 22))
-    assert {letter.headers["x-reason"] for letter in dead} == {"Malformed"}
-    assert sorted(str(letter.headers[message_properties.UNDECODABLE]) for letter in dead) == sorted(
-        name for name, _ in UNDECODABLE.values()
-    )
-    assert await holds(channel, NOTIFICATIONS.name, 0)
 
 
 async def test_routing_key_that_is_not_utf8_ends_no_connection(consumer, work, channel):

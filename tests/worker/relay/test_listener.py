@@ -2,18 +2,14 @@
 
 import asyncio
 from functools import partial
-from typing import Any
 
 from service.outbox import lanes
-from service.outbox.lanes import RelayWaker
 from tests.harness.databases import is_gone
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
-from worker.process import Worker
 from worker.relay import listener
 from worker.relay.listener import Listener
-from worker.relay.work import LaneMarks
 
 LISTENERS = """
     SELECT array_agg(pid)
@@ -30,29 +26,16 @@ async def is_woken(database, woken: asyncio.Event) -> bool:
     return woken.is_set()
 
 
-async def test_killed_connection_is_replaced_at_once_and_the_outbox_read_again(worker_settings, database):
-    """Postgres may have crashed, which may undo its last commits."""
-    woken, marks = asyncio.Event(), LaneMarks()
+async def test_killed_connection_is_replaced_at_once(worker_settings, database):
+    woken = asyncio.Event()
 
-    async with running(Listener(worker_settings, woken, marks).run):
+    async with running(Listener(worker_settings, woken).run):
         await eventually(lambda: is_woken(database, woken))
-        marks.low_water = [7] * lanes.LANES
         (killed,) = await database.fetchval(LISTENERS)
         await database.execute("SELECT pg_terminate_backend($1)", killed)
         await eventually(partial(other_listeners, database, killed))
         woken.clear()
         await eventually(lambda: is_woken(database, woken))
-
-    assert marks.low_water == [0] * lanes.LANES
-
-
-async def test_worker_reads_its_outbox_again_when_its_listener_connects(worker_settings, pool):
-    worker = Worker(worker_settings, pool, frozenset({"relay"}), RelayWaker(pool, seconds=5.0))
-    check: Any = worker.checks["relay"]
-    check.__self__.marks.low_water = [7] * lanes.LANES
-
-    async with running(worker.parts["listener"]):
-        await eventually(lambda: check.__self__.marks.low_water == [0] * lanes.LANES)
 
 
 async def other_listeners(database, killed: int) -> list[int]:
@@ -65,7 +48,7 @@ async def test_connection_that_goes_silent_is_replaced(worker_settings, link, da
     settings = settings_with(worker_settings, database_url=link.url, database_timeout_seconds=0.5)
     woken = asyncio.Event()
 
-    async with running(Listener(settings, woken, LaneMarks()).run):
+    async with running(Listener(settings, woken).run):
         await eventually(lambda: is_woken(database, woken))
         (silent,) = await database.fetchval(LISTENERS)
         link.hold()
@@ -77,7 +60,7 @@ async def test_connection_that_goes_silent_is_replaced(worker_settings, link, da
 
 
 async def test_stopped_listener_closes_its_connection(worker_settings, database):
-    async with running(Listener(worker_settings, asyncio.Event(), LaneMarks()).run):
+    async with running(Listener(worker_settings, asyncio.Event()).run):
         (process,) = await eventually(partial(other_listeners, database, 0))
 
     await eventually(lambda: is_gone(database, process))

@@ -11,7 +11,6 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
 from worker.relay import outbox_tables
 from worker.relay.loop import Relay
-from worker.relay.work import find_work
 
 _LANE = 3
 _LOOKS_OF_A_WAKEUP = 6  # one that finds the event, one that finds nothing, four after growing pauses
@@ -53,7 +52,7 @@ async def test_relay_looks_again_a_few_times_after_it_has_moved_something_and_th
     relay = Relay(settings_with(worker_settings, relay_poll_seconds=3600.0), linked_pool, woken)
 
     def looks() -> int:
-        return sum("outbox_id_seq" in each for each in statements.executed)
+        return sum("WHERE (SELECT id" in each for each in statements.executed)
 
     async with running(relay.run):
         await eventually(lambda: looks() == 1)
@@ -85,11 +84,11 @@ async def test_events_that_wait_behind_a_held_one_do_not_slow_a_pass(database):
 
     async with database.transaction():
         before = await _read_so_far(database)
-        work = await find_work(database, [0] * LANES)
-        due = await outbox_tables.read_due(database, range(LANES), limit=2)
+        with_work = await outbox_tables.find_lanes(database)
+        due = await outbox_tables.read(database, range(LANES), pending=2, held=2)
         read = await _read_so_far(database) - before
 
-    assert (work.due_lanes, [row.id for row in due]) == ([_LANE], [0])
+    assert (with_work, [row.id for row in due]) == ([_LANE], [0])
     assert read < 100
 
 

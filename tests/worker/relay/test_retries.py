@@ -9,7 +9,6 @@ from tests.worker.conftest import (
     hold_events,
     store,
     store_as,
-    take_all,
     take_ids,
     with_pace,
 )
@@ -35,16 +34,15 @@ async def relay_all(relay_once) -> None:
         pass
 
 
-async def test_wait_of_a_refused_event_doubles_up_to_the_longest(database):
+@pytest.mark.parametrize(("attempts", "pause"), [(0, 100), (1, 200), (2, 300), (5000, 300)])
+async def test_wait_of_a_refused_event_doubles_up_to_the_longest(database, attempts, pause):
     [held] = await hold_events(database, (await store(database)).id)
-    pauses = []
+    await database.execute("UPDATE outbox_held SET attempts = $1", attempts)  # 2 ^ 5000 is no double.
 
-    for _ in range(4):
-        await outbox_tables.postpone(database, [held], {held.id: "why"}, base_seconds=100)
-        pause = "SELECT extract(epoch FROM next_attempt_at - now())::float FROM outbox_held"
-        pauses.append(round(await database.fetchval(pause)))
+    await outbox_tables.postpone(database, [held], {held.id: "why"}, base_seconds=100)
 
-    assert pauses == [100, 200, 300, 300]
+    row = await database.fetchrow("SELECT attempts, next_attempt_at - now() AS pause FROM outbox_held")
+    assert (row["attempts"], round(row["pause"].total_seconds())) == (attempts + 1, pause)
 
 
 async def test_waiting_event_that_is_deleted_by_hand_leaves_the_refused_one_its_pause(database):
@@ -56,15 +54,6 @@ async def test_waiting_event_that_is_deleted_by_hand_leaves_the_refused_one_its_
     await database.execute("DELETE FROM outbox_held WHERE id = $1", waiting.id)
 
     assert await database.fetchval("SELECT next_attempt_at > now() FROM outbox_held")
-
-
-async def test_event_can_be_refused_any_number_of_times(database):
-    [held] = await hold_events(database, (await store(database)).id)
-    await database.execute("UPDATE outbox_held SET attempts = 5000")  # 2 ^ 5000 is no double.
-
-    await outbox_tables.postpone(database, [held], {held.id: "why"}, base_seconds=100)
-
-    assert await database.fetchval("SELECT attempts FROM outbox_held") == 5001
 
 
 @AT_ONCE
@@ -139,41 +128,6 @@ async def test_event_that_waited_behind_a_refused_one_is_published_at_once_while
 
     held = await database.fetch("SELECT DISTINCT type FROM outbox_held")
     assert [row["type"] for row in held] == ["request.email_sent"]
-
-
-@NEVER_AGAIN
-async def test_confirm_of_a_new_event_does_not_end_the_wait_of_a_refused_one(relay_once, database, refusing):
-    """A queue may refuse one event for ever, which must not put a copy a second into every other queue."""
-    await store(database)
-    await relay_once()
-    await refusing.delete(if_empty=False)
-    await store(database)
-
-    for _ in range(3):
-        await relay_once()
-
-    assert await database.fetchval("SELECT attempts FROM outbox_held WHERE next_attempt_at > now()") == 1
-
-
-@AT_ONCE
-async def test_queue_refusing_other_types_does_not_delay_request_created(relay_once, database, channel, tap):
-    await bind_full_queue(channel, "request.email_sent")
-    for _ in range(40):
-        await store_as(database, "request.email_sent")
-    await into_one_lane(database)
-    await relay_once()
-    full = await bind_full_queue(channel, "request.created")
-    created = [await store(database) for _ in range(10)]
-    await into_one_lane(database)
-    await relay_once()
-    await full.delete(if_empty=False)
-    await take_all(tap)
-
-    for _ in range(4):
-        await relay_once()
-
-    assert {id_of(request) for request in created} < set(await take_ids(tap))
-    assert await database.fetchval("SELECT count(*) FROM outbox_held") == 40
 
 
 @NEVER_AGAIN

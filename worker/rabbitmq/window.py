@@ -8,7 +8,6 @@ for each: 143 µs instead of 27 µs, and the relay's rate fell to a quarter.
 import asyncio
 import struct
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import aiormq
@@ -17,6 +16,7 @@ import pamqp.frame
 from aiormq import spec
 from aiormq.abc import ChannelFrame
 from pamqp.body import ContentBody
+from pamqp.frame import FrameTypes
 from pamqp.header import ContentHeader
 
 from worker.rabbitmq.connection import BrokerUnavailable
@@ -30,9 +30,7 @@ Confirms: TypeAlias = list[asyncio.Future[Any]]
 class Message(msgspec.Struct, frozen=True):
     """A message to publish. No two messages of a window have the same message_id."""
 
-    exchange: str
-    routing_key: str
-    mandatory: bool
+    publish: spec.Basic.Publish
     properties: spec.Basic.Properties
     body: bytes
 
@@ -88,15 +86,9 @@ def _encode(message: Message, channel: aiormq.Channel) -> bytes:
     """Return the frames that publish *message*. A limit of 0 or less means none, as in aiormq."""
     body, limit = message.body, channel.max_content_size
     step = limit if limit > 0 else len(body) or 1
-    header = ContentHeader(properties=message.properties, body_size=len(body))
-    pieces = [ContentBody(body[start : start + step]) for start in range(0, len(body), step)]
-    publish = _publish(message.exchange, message.routing_key, message.mandatory, channel.number)
-    content = [pamqp.frame.marshal(header, channel.number)]
-    content += [pamqp.frame.marshal(piece, channel.number) for piece in pieces]
-    return b"".join([publish, *content])
-
-
-@lru_cache(maxsize=64)
-def _publish(exchange: str, routing_key: str, mandatory: bool, channel: int) -> bytes:  # noqa: FBT001
-    method = spec.Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=mandatory)
-    return pamqp.frame.marshal(method, channel)
+    frames: tuple[FrameTypes, ...] = (
+        message.publish,
+        ContentHeader(properties=message.properties, body_size=len(body)),
+        *(ContentBody(body[start : start + step]) for start in range(0, len(body), step)),
+    )
+    return b"".join(pamqp.frame.marshal(each, channel.number) for each in frames)
