@@ -4,7 +4,7 @@ import time
 from datetime import UTC, datetime
 from functools import cached_property
 from operator import attrgetter
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -12,10 +12,11 @@ import msgspec
 from service.calculation_requests import field_docs
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import uuid_of
-from service.outbox.events import Reason, RequestEmailFailed, RequestEmailSent, RequestEvent
+from service.outbox.events import RequestEvent
 
 RequestType = Literal["SDLT_CALCULATION"]
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+Event = TypeVar("Event", bound=RequestEvent)
 
 
 class RequestNotFound(Exception):
@@ -46,7 +47,7 @@ def now() -> datetime:
     return datetime.fromtimestamp(int(time.time()), UTC)
 
 
-class EventSource(msgspec.Struct, frozen=True, dict=True):
+class EventSource(msgspec.Struct, dict=True):
     """The columns of a request from which its events are made. They are neither personal nor secret."""
 
     id: UUID
@@ -64,27 +65,22 @@ class EventSource(msgspec.Struct, frozen=True, dict=True):
         """The identifier that callers and customers see."""
         return uuid_of(self.id)
 
-    def event_payload(self, *, sequence: int) -> dict[str, Any]:
-        """Return the fields that every event about this request carries."""
-        return {
-            "uuid": self.uuid,
-            "tenant": self.conveyancer_id,
-            "request_type": self.request_type,
-            "property_value": self.property_value,
-            "calculation_fee_exempt": self.calculation_fee_exempt,
-            "external_id": self.external_id,
-            "sequence": sequence,
-        }
+    @property
+    def tenant(self) -> str:
+        """The conveyancer, as events name it."""
+        return self.conveyancer_id
 
-    def email_event(self, *, sequence: int, reason: Reason | None, smtp_code: int) -> RequestEvent:
-        """Return the event for an e-mail that was sent or, with a *reason*, failed."""
-        facts = self.event_payload(sequence=sequence)
-        if reason is None:
-            return RequestEmailSent(**facts)
-        return RequestEmailFailed(**facts, reason=reason, smtp_code=smtp_code)
+    def event(self, event: type[Event], *, sequence: int, **facts: Any) -> Event:  # noqa: ANN401 - its fields
+        """Return an event of this request. *facts* are the fields that only events of this type have."""
+        facts |= zip(_IN_EVENTS, _values_in_events(self), strict=True)
+        return event(sequence=sequence, **facts)
 
 
-class CalculationRequest(EventSource, frozen=True):
+_IN_EVENTS = tuple(name for name in RequestEvent.__struct_fields__ if name != "sequence")
+_values_in_events = attrgetter(*_IN_EVENTS)
+
+
+class CalculationRequest(EventSource):
     """A row of calculation_request: what the caller sent, and what the service added. See COLUMNS."""
 
     updated_at: datetime

@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import conveyancers
+from service.calculation_requests.changing import CHANGES
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import (
     COLUMNS,
@@ -208,22 +209,11 @@ async def read_page(connection: Connection, listing: Listing, *, conveyancer_id:
 
 
 HORIZON_SECONDS = 30
-CHANGED_AT = "date_trunc('second', statement_timestamp())"  # the updated_at of every change
-_CHANGES = 0x0C4A  # The keys of changes' advisory locks have this in the upper 32 bits, then the time.
-
-
-async def begin_change(connection: Connection) -> None:
-    """Mark the caller's transaction, whose later statements set updated_at to CHANGED_AT. See _HORIZON."""
-    await connection.execute(
-        "SELECT pg_advisory_xact_lock_shared($1 + floor(extract(epoch FROM clock_timestamp()))::bigint)",
-        _CHANGES << 32,
-    )
-
 
 # The list of changes ends at the time that this statement returns. Every change before that time is visible
-# to the later statement that reads the page. A transaction that changes a request first marks itself with an
-# advisory lock whose key has the time, in seconds. Then it sets updated_at to CHANGED_AT. HORIZON_SECONDS are
-# for a clock that is set back meanwhile, for example by a failover. When this statement runs,
+# to the later statement that reads the page. `change` first marks its transaction with an advisory lock whose
+# key has the time, in seconds. Its next statement finds the time for updated_at. HORIZON_SECONDS are for a
+# clock that is set back meanwhile, for example by a failover. When this statement runs,
 # - the transaction holds its lock. The time is found here, and updated_at is not before it.
 # - Or the transaction has no lock yet. Then updated_at will be after this statement.
 # - Or the transaction has ended. Then the page shows its change, because the snapshot for the page is taken
@@ -234,7 +224,7 @@ _HORIZON = f"""
                                 - make_interval(secs => $1))
       FROM pg_locks
      WHERE locktype = 'advisory'
-       AND (classid, objsubid) = ({_CHANGES}, 1)
+       AND (classid, objsubid) = ({CHANGES}, 1)
        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     HAVING pg_current_wal_lsn() IS NOT NULL
 """  # noqa: S608 - constants only
