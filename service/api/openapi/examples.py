@@ -50,12 +50,12 @@ RETRIEVED = {
     ),
     "internal_reader": replace(_RETRIEVED, secret=None, request_url=None),
 }
+_HISTORY = [event for event in asyncapi.SENT_EXAMPLES if not isinstance(event, RequestEmailFailed)]
 EVENTS = {
     "ok": CalculationRequestEvents(
         [
-            in_envelope(event, time=asyncapi.EXAMPLE_TIME, traceparent=None)
-            for event in asyncapi.SENT_EXAMPLES
-            if not isinstance(event, RequestEmailFailed)
+            in_envelope(replace(event, sequence=sequence), time=asyncapi.EXAMPLE_TIME, traceparent=None)
+            for sequence, event in enumerate(_HISTORY, 1)
         ]
     )
 }
