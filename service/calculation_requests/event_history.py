@@ -97,7 +97,7 @@ def _histories(rows: Iterable[asyncpg.Record]) -> list[EventHistory]:
 
 
 def _history(rows: Sequence[asyncpg.Record]) -> EventHistory:
-    request = EventSource(**{name: rows[0][name] for name in EventSource.__struct_fields__})
+    request = EventSource(*_request_in(rows[0]))
     later = [
         RecordedEvent(row["type"], row["event_sequence"], row["at"], row["facts"])
         for row in rows
@@ -106,6 +106,7 @@ def _history(rows: Sequence[asyncpg.Record]) -> EventHistory:
     return EventHistory(request, [_created(request.created_at), *later])
 
 
+_request_in = itemgetter(*EventSource.__struct_fields__)
 _SELECT = f"""
     SELECT {", ".join(f"request.{column}" for column in EventSource.__struct_fields__)},
            event.type, event.sequence AS event_sequence, event.at, event.facts

@@ -13,12 +13,14 @@ from service.calculation_requests.changing import CHANGES
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import (
     COLUMNS,
+    FOR_CUSTOMER,
     REQUEST_COLUMNS,
     CalculationRequest,
     Idempotency,
     IdempotencyKeyReused,
     RequestErased,
     RequestNotFound,
+    request_in,
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing, WrongSecret
 from service.postgres.connections import REPLICATE
@@ -41,7 +43,7 @@ async def find_by_idempotency_key(
         return None
     if row["idempotency_sha256"] != idempotency.sha256:
         raise IdempotencyKeyReused
-    return CalculationRequest(*row[:-3])
+    return request_in(row)
 
 
 _FIND_BY_IDEMPOTENCY_KEY = f"""
@@ -65,7 +67,7 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
         raise UnknownConveyancer
     if row["id"] is None:
         raise RequestErased if row["is_erased"] else RequestNotFound
-    return CalculationRequest(*row[:-1])
+    return request_in(row)
 
 
 # Reads erased_request only if no stored request matches.
@@ -102,18 +104,15 @@ async def find_by_secret(
     # Compares the texts, because several texts decode to the same bytes.
     if not hmac.compare_digest(expected.encode(), secret.encode()):
         raise WrongSecret
-    return CalculationRequest(**dict.fromkeys(CalculationRequest.__struct_fields__) | dict(row))
+    return request_in(dict.fromkeys(CalculationRequest.__struct_fields__) | dict(row))
 
 
 # Selects what the customer may see, and what the secret is derived from. Every other field is None.
-_FIND_FOR_CUSTOMER = """
-    SELECT id, secret_salt, secret_key_id, created_at, updated_at, case_ref, request_type, property_value,
-           customer_email, customer_phone, customer_first_name, customer_last_name,
-           sender_email, sender_organization_name, sender_first_name, sender_last_name,
-           calculation_id, calculation_fee_exempt
+_FIND_FOR_CUSTOMER = f"""
+    SELECT id, secret_salt, secret_key_id, {", ".join(FOR_CUSTOMER)}
       FROM calculation_request
      WHERE id = $1
-"""
+"""  # noqa: S608 - constants only
 
 
 async def read_internally(connection: Connection, request_id: UUID) -> CalculationRequest:
@@ -121,7 +120,7 @@ async def read_internally(connection: Connection, request_id: UUID) -> Calculati
     row = await connection.fetchrow(_READ_INTERNALLY, request_id)
     if row is None:
         await raise_not_found(connection, request_id)
-    return CalculationRequest(*row)
+    return request_in(row)
 
 
 # One of the two statements with which an access token can read requests of any conveyancer. The other is
@@ -194,7 +193,7 @@ async def read_page(connection: Connection, listing: Listing, *, conveyancer_id:
     size, place, count = 0, listing.after, min(listing.limit + 1, _ROWS_AT_A_TIME)
     while rows := await connection.fetch(*arguments, *place, count):
         for row in rows:
-            request = CalculationRequest(*row)
+            request = request_in(row)
             size += len(msgspec.json.encode(request))
             if len(page) == listing.limit or size > LARGEST_PAGE:
                 return Page(page, place, None)

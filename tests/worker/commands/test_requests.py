@@ -8,7 +8,6 @@ import click
 import httpx
 import pytest
 
-from service.api.bodies import CreateBody
 from service.calculation_requests.model import CalculationRequest, RequestErased
 from service.commands.requests import Erasure
 from service.outbox import lanes
@@ -17,6 +16,7 @@ from service.postgres.pool import Connection
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import running
+from tests.harness.stored import ANY_TEXTS
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
@@ -38,7 +38,7 @@ CORRECTING = ("--customer-email", "eve@example.com")
 MARK = "Xq7personal"
 # Every text that a caller may send.
 MARKED: dict[str, Any] = {
-    **dict.fromkeys({*CreateBody.__struct_fields__} - {"property_value", "request_type"}, MARK),
+    **dict.fromkeys(ANY_TEXTS, MARK),
     "customer_email": f"{MARK}@customer.example.com",
     "sender_email": f"{MARK}@firm.example.com",
     "meta_data": json.dumps({"of": MARK}),
