@@ -27,8 +27,8 @@ _BODY: Any = msgspec.to_builtins(app.describe()["components"]["schemas"]["Create
 del _BODY["properties"]["calculation_fee_exempt_reason"]["type"]
 _ALLOWED = jsonschema_rs.Draft202012Validator(_BODY)
 # What no schema can say: which texts a format allows, as of addresses; how long and deep `meta_data` is and
-# what is in it. And what no pattern can say that means the same everywhere: which texts are visible, and which
-# characters are not.
+# what is in it. And what no pattern can say that means the same everywhere: which texts are visible, and
+# which characters are not.
 _BEYOND_SCHEMAS = {
     *(f"/{name}" for name, field in _BODY["properties"].items() if field.get("format", "int64") != "int64"),
     *("too_deep", "blank", "invalid_characters"),

@@ -1,5 +1,6 @@
 """Changes of requests: made in one way, announced, and recorded."""
 
+import asyncio
 import re
 from datetime import UTC, datetime
 from typing import Any
@@ -9,12 +10,15 @@ import msgspec
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
+from service.api.resources import Resources
 from service.calculation_requests import changing, event_history
 from service.calculation_requests.changing import change
-from service.outbox import asyncapi, events
+from service.outbox import asyncapi, events, lanes
 from service.outbox.events import RequestCreated, RequestEvent
+from service.outbox.lanes import RelayWaker
+from service.server.background import in_background
 from tests.deploy.pages import API, WORKER, section
-from tests.harness import stored
+from tests.harness import databases, stored
 
 LATER = [event for event in events.SENT if event is not RequestCreated]
 
@@ -161,6 +165,27 @@ def test_fields_of_all_events_are_documented():
     )
 
     assert re.findall(r"`(\w+)`", named) == list(RequestEvent.__struct_fields__)
+
+
+async def test_endpoint_could_change_a_request_and_wake_the_relays(
+    database, pool, service_settings, request_
+):
+    """Once the API's role may write what the endpoint changes."""
+    api = databases.user_of("api")
+    await database.execute(f"GRANT UPDATE (sequence) ON calculation_request TO {api}")
+    await database.execute(f"GRANT INSERT ON recorded_event TO {api}")
+    woken = asyncio.Event()
+    await database.add_listener(lanes.CHANNEL, lambda *_: woken.set())
+    relay = RelayWaker(pool, seconds=5.0)
+    unused: Any = None
+    resources = Resources(service_settings, unused, pool, relay, unused, unused)
+
+    async with in_background("relay_waker", relay.run):
+        async with resources.transaction() as connection, change(connection, [request_.id]) as found:
+            found[request_.id].announce(LATER[0])
+        await asyncio.wait_for(woken.wait(), 30)
+
+    assert await stored.count_rows(database) == (1, 2)
 
 
 def test_changeable_columns_have_types():
