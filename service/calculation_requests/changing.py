@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from service.calculation_requests.model import EventSource
 from service.outbox import events, lanes
@@ -23,11 +24,12 @@ CHANGES = 0x0C4A  # The keys of changes' advisory locks have this in the upper 3
 class LockedRequest(EventSource, kw_only=True):
     """A request whose row is locked. `change` writes the columns that are set, and the events."""
 
-    customer_email: str
-    secret_salt: bytes
-    secret_key_id: str
     updated_at: datetime
     locked_at: datetime  # by Postgres' clock, in whole seconds: the time of the changes and the events
+    # Columns that can be set, but are not read.
+    customer_email: str | UnsetType = UNSET
+    secret_salt: bytes | UnsetType = UNSET
+    secret_key_id: str | UnsetType = UNSET
     announced: list[tuple[RequestEvent, str | None]] = msgspec.field(default_factory=list)
 
     def announce(self, event: type[RequestEvent], *, traceparent: str | None = None, **facts: object) -> None:
@@ -36,8 +38,8 @@ class LockedRequest(EventSource, kw_only=True):
         self.announced.append((self.event(event, sequence=self.sequence, **facts), traceparent))
 
 
-# The columns that a change may set, with their types. `updated_at` follows from them. The others are fixed,
-# because events repeat them.
+# The columns that a change can set, with their types. The other columns in events are fixed: a replay would
+# not repeat the event that was sent.
 _TYPES = {
     "sequence": "integer",
     "calculation_id": "text",
@@ -46,6 +48,7 @@ _TYPES = {
     "secret_key_id": "text",
     "updated_at": "timestamptz",
 }
+_COLUMNS = tuple(name for name in LockedRequest.__struct_fields__ if name not in {"locked_at", "announced"})
 
 
 @asynccontextmanager
@@ -78,9 +81,9 @@ async def change(
     await _write_events(connection, requests)
 
 
-_COLUMNS = tuple(name for name in LockedRequest.__struct_fields__ if name not in {"locked_at", "announced"})
 _LOCK = f"""
-    SELECT {", ".join(_COLUMNS)}, date_trunc('second', statement_timestamp()) AS locked_at
+    SELECT {", ".join(EventSource.__struct_fields__)}, updated_at,
+           date_trunc('second', statement_timestamp()) AS locked_at
       FROM calculation_request
      WHERE id = ANY($1)
      ORDER BY id

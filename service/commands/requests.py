@@ -7,6 +7,7 @@ from uuid import UUID
 
 import click
 import msgspec
+from msgspec import UNSET
 
 from service.calculation_requests import email_addresses, email_changes, erasing, reading
 from service.calculation_requests.changing import change
@@ -115,9 +116,9 @@ async def _answer(
         if not found:
             await reading.raise_not_found(connection, request_id)
         request = found[request_id]
-        is_new = request.customer_email != address
+        is_new = address is None or address != await connection.fetchval(_ADDRESS, request_id)
         if is_new:
-            request.customer_email = address or request.customer_email
+            request.customer_email = address or UNSET
             request.secret_salt, request.secret_key_id = secrets.token_bytes(16), keys.current_id
             email = await email_changes.replace(connection, request, sends=sends_email)
             await operator_actions.record(connection, action, [(request_id, email)], by)
@@ -126,6 +127,9 @@ async def _answer(
         return Answer(changed, f"{changed.uuid} has this address already: nothing was changed")
     follows = f"e-mail {email} is due" if email else "no e-mail is sent"
     return Answer(changed, f"{changed.uuid} has a new secret; {follows}")
+
+
+_ADDRESS = "SELECT customer_email FROM calculation_request WHERE id = $1"
 
 
 class Erasure(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ import pytest
 
 from deploy.local.machine.folders import CHECKOUT
 from service.api.resources import Resources
-from service.calculation_requests import changing, event_history
+from service.calculation_requests import event_history
 from service.calculation_requests.changing import change
 from service.outbox import asyncapi, events, lanes
 from service.outbox.events import RequestCreated, RequestEvent
@@ -186,7 +186,3 @@ async def test_endpoint_could_change_a_request_and_wake_the_relays(
         await asyncio.wait_for(woken.wait(), 30)
 
     assert await stored.count_rows(database) == (1, 2)
-
-
-def test_changeable_columns_have_types():
-    assert set(changing._COLUMNS) >= changing._TYPES.keys()  # noqa: SLF001 - both are lists to extend
