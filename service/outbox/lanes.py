@@ -15,8 +15,7 @@ LANES = 16
 LOCKS = 0x0B0C  # the first key of the advisory locks; the second is the lane
 CHANNEL = "outbox"  # for LISTEN and NOTIFY
 
-_INTERVAL_SECONDS = (0.005, 0.02)  # the shortest and the longest pause between two NOTIFYs
-_SECONDS_PER_COMMIT = 0.001  # of this pause
+_PAUSE_SECONDS = 0.005  # between two NOTIFYs
 
 
 def lane_of(request_id: UUID) -> int:
@@ -69,30 +68,24 @@ async def notify(connection: Connection) -> None:
 class RelayWaker:
     """Wakes the relays after commits. If a NOTIFY is lost, the relays find the events by polling.
 
-    After a quiet time, a NOTIFY is sent at once. Otherwise commits share one: the more commits, the longer
-    the pause before the next, because a busy relay needs none.
+    After a quiet time, a NOTIFY is sent at once. Otherwise the commits during a pause share one.
     """
 
     def __init__(self, pool: Pool, *, seconds: float) -> None:
         self._pool = pool
         self._seconds = seconds
         self._committed = asyncio.Event()
-        self._commits = 0
 
     def wake(self) -> None:
         """Record a commit. Returns at once."""
-        self._commits += 1
         self._committed.set()
 
     async def run(self) -> None:
         """Send a NOTIFY after commits, until cancelled."""
-        shortest, longest = _INTERVAL_SECONDS
         while True:
             await self._committed.wait()
             self._committed.clear()
-            pause = min(max(self._commits * _SECONDS_PER_COMMIT, shortest), longest)
-            self._commits = 0
             with suppress(PostgresUnavailable):
                 async with connections.Acquired(self._pool, seconds=self._seconds) as connection:
                     await notify(connection)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(_PAUSE_SECONDS)
