@@ -13,16 +13,15 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from service.calculation_requests import reading
 from service.calculation_requests.model import EventSource
 from service.outbox import events, lanes
 from service.outbox.events import RequestEvent
 from service.postgres.pool import Connection
 
-CHANGES = 0x0C4A  # The keys of changes' advisory locks have this in the upper 32 bits, then the time.
-
 
 class LockedRequest(EventSource, kw_only=True):
-    """A request whose row is locked. `change` writes the columns that are set, and the events."""
+    """A request whose row is locked. `change_all` writes the columns that are set, and the events."""
 
     updated_at: datetime
     locked_at: datetime  # by Postgres' clock, in whole seconds: the time of the changes and the events
@@ -52,7 +51,16 @@ _COLUMNS = tuple(name for name in LockedRequest.__struct_fields__ if name not in
 
 
 @asynccontextmanager
-async def change(
+async def change(connection: Connection, request_id: UUID) -> AsyncIterator[LockedRequest]:
+    """Do what `change_all` does, for one request. Raises RequestErased and RequestNotFound."""
+    async with change_all(connection, [request_id]) as found:
+        if not found:
+            await reading.raise_not_found(connection, request_id)
+        yield found[request_id]
+
+
+@asynccontextmanager
+async def change_all(
     connection: Connection, request_ids: Collection[UUID], *, waits: bool = True
 ) -> AsyncIterator[dict[UUID, LockedRequest]]:
     """Lock these requests until the caller's transaction ends, and write what the block changes of them.
@@ -63,10 +71,10 @@ async def change(
     Without *waits*, rows that another transaction has locked are left out. So a row that is locked for
     minutes, for instance by hand, does not delay a batch.
     """
-    # Marks the transaction for the list of changes, before `locked_at` is found: see HORIZON in reading.py.
+    # Marks the transaction for the list of changes, before `locked_at` is found: see _HORIZON in reading.py.
     await connection.execute(
         "SELECT pg_advisory_xact_lock_shared($1 + floor(extract(epoch FROM clock_timestamp()))::bigint)",
-        CHANGES << 32,
+        reading.CHANGES << 32,
     )
     rows = await connection.fetch(_LOCK if waits else f"{_LOCK} SKIP LOCKED", request_ids)
     requests = [LockedRequest(**row) for row in rows]

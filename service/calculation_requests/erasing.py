@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from service.calculation_requests import email_changes
-from service.calculation_requests.changing import change
+from service.calculation_requests.changing import change_all
 from service.outbox import lanes
 from service.postgres.pool import Connection
 
@@ -19,7 +19,7 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
     the event is changed here. Pending e-mails are cancelled, even if no worker has recorded them yet, and
     request.email_failed announces this. An e-mail that is being sent may still arrive.
     """
-    async with change(connection, request_ids) as requests:
+    async with change_all(connection, request_ids) as requests:
         await email_changes.cancel(connection, requests)
     found = list(requests)
     # The mail server's replies may quote addresses.

@@ -9,7 +9,6 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import conveyancers
-from service.calculation_requests.changing import CHANGES
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import (
     COLUMNS,
@@ -208,6 +207,7 @@ async def read_page(connection: Connection, listing: Listing, *, conveyancer_id:
 
 
 HORIZON_SECONDS = 30
+CHANGES = 0x0C4A  # The keys of changes' advisory locks have this in the upper 32 bits, then the time.
 
 # The list of changes ends at the time that this statement returns. Every change before that time is visible
 # to the later statement that reads the page. `change` first marks its transaction with an advisory lock whose

@@ -111,11 +111,8 @@ async def _answer(
     async with (
         connecting.postgres() as connection,
         connections.bounded_transaction(connection),
-        change(connection, [request_id]) as found,
+        change(connection, request_id) as request,
     ):
-        if not found:
-            await reading.raise_not_found(connection, request_id)
-        request = found[request_id]
         is_new = address is None or address != await connection.fetchval(_ADDRESS, request_id)
         if is_new:
             request.customer_email = address or UNSET

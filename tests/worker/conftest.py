@@ -53,8 +53,8 @@ async def store_as(connection: Connection, event_type: str) -> None:
 
 async def announce_next(connection: Connection, request_id: UUID, *, traceparent: str | None = None) -> None:
     """Write the next event of a request, one that nobody needs to listen to."""
-    async with connection.transaction(), change(connection, [request_id]) as requests:
-        requests[request_id].announce(RequestEmailSent, traceparent=traceparent)
+    async with connection.transaction(), change(connection, request_id) as request:
+        request.announce(RequestEmailSent, traceparent=traceparent)
 
 
 def created_event(request: CalculationRequest) -> RequestCreated:

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from service.calculation_requests import email_changes
-from service.calculation_requests.changing import LockedRequest, change
+from service.calculation_requests.changing import LockedRequest, change_all
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, answering, on_record, progress
 from service.command_line.operator_actions import Operator
@@ -176,7 +176,7 @@ async def _change(
             request_ids = {request_id for _, request_id in batch}
             async with (
                 connections.bounded_transaction(connection),
-                change(connection, request_ids) as requests,
+                change_all(connection, request_ids) as requests,
             ):
                 written = await write(connection, batch, requests)
                 await operator_actions.record(connection, action, written.items(), by)

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from service.calculation_requests import event_history
-from service.calculation_requests.changing import change
+from service.calculation_requests.changing import change_all
 from service.calculation_requests.event_history import EventHistory, RecordedEvent
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, answering, cell, on_record, progress
@@ -153,7 +153,7 @@ async def replay_batch(
     that have been erased in the meantime are skipped.
     """
     rows: list[tuple[int, UUID, str, int, bytes]] = []
-    async with connections.bounded_transaction(connection), change(connection, request_ids):
+    async with connections.bounded_transaction(connection), change_all(connection, request_ids):
         unpublished = await connection.fetch(
             "SELECT request_id FROM undelivered_event WHERE request_id = ANY($1)", request_ids
         )

@@ -6,7 +6,7 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests import reading
-from service.calculation_requests.changing import LockedRequest, change
+from service.calculation_requests.changing import LockedRequest, change_all
 from service.calculation_requests.model import RequestErased, RequestNotFound
 from service.identifiers import parse_uuid
 from service.outbox.events import CalculationCreated, CloudEvent, RequestCalculated
@@ -77,7 +77,7 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
     several results for a request, the first counts.
     """
     ids = {result.request_id for result in results}
-    async with change(connection, ids, waits=False) as free:
+    async with change_all(connection, ids, waits=False) as free:
         absent = ids - free.keys()
         if absent:
             absent -= await reading.find_existing(connection, absent)

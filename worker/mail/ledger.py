@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests.changing import change
+from service.calculation_requests.changing import change_all
 from service.calculation_requests.email_changes import EmailEnd, announce_ends, first_email_key
 from service.calculation_requests.model import REQUEST_COLUMNS, CalculationRequest
 from service.identifiers import time_of
@@ -171,7 +171,7 @@ async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failu
     Returns RowLocked for each e-mail whose row, or whose request's row, another transaction has locked, and
     None for the others. An e-mail that had already ended is left alone.
     """
-    async with change(connection, {end.request_id for end in ends}, waits=False) as requests:
+    async with change_all(connection, {end.request_id for end in ends}, waits=False) as requests:
         free = [end.email_key for end in ends if end.request_id in requests]
         rows = await connection.fetch(f"{_FIND_PENDING} ORDER BY email_key FOR UPDATE SKIP LOCKED", free)
         pending = {row["email_key"] for row in rows}

@@ -171,7 +171,7 @@ async def test_changes_are_ordered_beyond_the_seconds_of_31_bits(database, other
         changes = Listing(None, 20, PlaceByChange(datetime.min.replace(tzinfo=UTC), UUID(int=0)))
         return (await reading.read_page(database, changes, conveyancer_id=CONVEYANCER)).horizon
 
-    async with other_connection.transaction(), changing.change(other_connection, []):
+    async with other_connection.transaction(), changing.change_all(other_connection, []):
         during = await horizon()
 
     assert during == datetime(2039, 12, 31, 23, 59, 30, tzinfo=UTC)

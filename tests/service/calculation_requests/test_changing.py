@@ -12,7 +12,7 @@ import pytest
 from deploy.local.machine.folders import CHECKOUT
 from service.api.resources import Resources
 from service.calculation_requests import event_history
-from service.calculation_requests.changing import change
+from service.calculation_requests.changing import change, change_all
 from service.outbox import asyncapi, events, lanes
 from service.outbox.events import RequestCreated, RequestEvent
 from service.outbox.lanes import RelayWaker
@@ -59,11 +59,11 @@ async def test_changed_column_moves_updated_at_and_an_event_alone_does_not(datab
     await database.execute("UPDATE calculation_request SET updated_at = $1", long_ago)
     updated = "SELECT updated_at FROM calculation_request"
 
-    async with database.transaction(), change(database, [request_.id]) as found:
-        found[request_.id].announce(LATER[0])
+    async with database.transaction(), change(database, request_.id) as changed:
+        changed.announce(LATER[0])
     assert await database.fetchval(updated) == long_ago
-    async with database.transaction(), change(database, [request_.id]) as found:
-        found[request_.id].customer_email = "eve@customer.example.com"
+    async with database.transaction(), change(database, request_.id) as changed:
+        changed.customer_email = "eve@customer.example.com"
 
     row = await database.fetchrow("SELECT updated_at, customer_email, sequence FROM calculation_request")
     assert row["updated_at"] > long_ago
@@ -74,8 +74,8 @@ async def test_later_change_is_not_before_an_earlier_one(database, request_):
     later = datetime(2100, 1, 1, tzinfo=UTC)
     await database.execute("UPDATE calculation_request SET updated_at = $1", later)
 
-    async with database.transaction(), change(database, [request_.id]) as found:
-        found[request_.id].calculation_id = "C-1"
+    async with database.transaction(), change(database, request_.id) as changed:
+        changed.calculation_id = "C-1"
 
     assert await database.fetchval("SELECT updated_at FROM calculation_request") == later
 
@@ -86,7 +86,7 @@ async def test_requests_of_one_change_may_have_different_columns_set(database):
         await stored.insert(database, request)
     first, second, third = (request.id for request in requests)
 
-    async with database.transaction(), change(database, [first, second, third]) as found:
+    async with database.transaction(), change_all(database, [first, second, third]) as found:
         found[first].calculation_id = "C-1"
         found[second].secret_salt = b"salt"
         found[third].announce(LATER[0])
@@ -101,9 +101,9 @@ async def test_requests_of_one_change_may_have_different_columns_set(database):
 
 async def test_failed_change_writes_nothing(database, request_):
     async def fail() -> None:
-        async with database.transaction(), change(database, [request_.id]) as found:
-            found[request_.id].calculation_id = "C-1"
-            found[request_.id].announce(LATER[0])
+        async with database.transaction(), change(database, request_.id) as changed:
+            changed.calculation_id = "C-1"
+            changed.announce(LATER[0])
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -115,30 +115,30 @@ async def test_failed_change_writes_nothing(database, request_):
 
 async def test_column_that_events_repeat_is_fixed(database, request_):
     with pytest.raises(KeyError, match="external_id"):
-        async with database.transaction(), change(database, [request_.id]) as found:
-            found[request_.id].external_id = "another"
+        async with database.transaction(), change(database, request_.id) as changed:
+            changed.external_id = "another"
 
 
 async def test_two_changes_of_a_request_in_one_transaction_cannot_announce_the_same_sequence(
     database, request_
 ):
-    async def announce_in(*changes: Any) -> None:
-        for found in changes:
-            found[request_.id].announce(LATER[0])
-
-    with pytest.raises(asyncpg.UniqueViolationError):
+    async def announce_twice() -> None:
         async with (
             database.transaction(),
-            change(database, [request_.id]) as outer,
-            change(database, [request_.id]) as inner,
+            change(database, request_.id) as outer,
+            change(database, request_.id) as inner,
         ):
-            await announce_in(outer, inner)
+            outer.announce(LATER[0])
+            inner.announce(LATER[0])
+
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await announce_twice()
 
 
 @pytest.mark.parametrize("event", LATER, ids=lambda event: event.type)
 async def test_every_event_is_rebuilt_as_it_was_sent(database, request_, event):
-    async with database.transaction(), change(database, [request_.id]) as found:
-        found[request_.id].announce(event, **own_examples(event))
+    async with database.transaction(), change(database, request_.id) as changed:
+        changed.announce(event, **own_examples(event))
     sent = await database.fetch("SELECT type, sequence, payload FROM outbox ORDER BY id")
 
     (history,) = await event_history.read(database, [request_.id])
@@ -181,8 +181,8 @@ async def test_endpoint_could_change_a_request_and_wake_the_relays(
     resources = Resources(service_settings, unused, pool, relay, unused, unused)
 
     async with in_background("relay_waker", relay.run):
-        async with resources.transaction() as connection, change(connection, [request_.id]) as found:
-            found[request_.id].announce(LATER[0])
+        async with resources.transaction() as connection, change(connection, request_.id) as changed:
+            changed.announce(LATER[0])
         await asyncio.wait_for(woken.wait(), 30)
 
     assert await stored.count_rows(database) == (1, 2)

@@ -8,7 +8,7 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 
 from service.calculation_requests import email_changes
-from service.calculation_requests.changing import change
+from service.calculation_requests.changing import change_all
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.in_process import running
@@ -50,7 +50,7 @@ async def intend(database: Connection, request: CalculationRequest, number: int 
 
 async def cancel_emails(connection: Connection, request: CalculationRequest) -> None:
     """Cancel the e-mails of a request in the caller's transaction."""
-    async with change(connection, [request.id]) as requests:
+    async with change_all(connection, [request.id]) as requests:
         await email_changes.cancel(connection, requests)
 
 
@@ -58,7 +58,7 @@ async def add_email_again(
     connection: Connection, request: CalculationRequest, keys: Sequence[str]
 ) -> dict[UUID, str]:
     """Add an e-mail to a request if the last of its e-mails is one of *keys*."""
-    async with change(connection, [request.id]) as requests:
+    async with change_all(connection, [request.id]) as requests:
         return await email_changes.add_again(connection, keys, requests)
 
 
