@@ -1,9 +1,9 @@
 """The AsyncAPI document: the events, exchanges and queues, generated from the types in the code."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -50,45 +50,6 @@ RECEIVED_EXAMPLES: dict[str, Any] = {
 }
 
 
-class _Channel(NamedTuple):
-    """An exchange with a routing key, or a queue, and the operation on it."""
-
-    address: str
-    binding: dict[str, Any]
-    messages: tuple[str, ...]
-    operation: str
-    summary: str | None
-    action: str = "receive"
-
-
-def _routed(exchange: str) -> dict[str, Any]:
-    described = {"name": exchange, "type": "topic", "durable": True, "autoDelete": False}
-    return {"is": "routingKey", "exchange": described}
-
-
-def _queue(name: str, messages: tuple[str, ...], summary: str) -> _Channel:
-    described = {"name": name, "durable": True, "exclusive": False, "autoDelete": False}
-    binding = {"is": "queue", "queue": described, "x-queue-type": "quorum"}
-    return _Channel(name, binding, messages, f"read_{name.replace('-', '_')}", summary)
-
-
-_TO_US, _FROM_US = _routed(events.CALCULATIONS_EXCHANGE), _routed(events.EXCHANGE)
-_ABOUT_A_QUEUE = "This service's own queue. Rejected messages go to `{}.dead-letters`, with `x-reason`."
-_RECEIVED = tuple(RECEIVED_EXAMPLES)
-_CHANNELS = (
-    *(
-        _Channel(name, _FROM_US, (name,), f"send_{name.replace('.', '_')}", event.__doc__, "send")
-        for name, event in events.BY_TYPE.items()
-    ),
-    _Channel(
-        *(CalculationCreated.type, _TO_US, _RECEIVED),
-        *("receive_calculation_created", CalculationCreated.__doc__),
-    ),
-    _queue(events.NOTIFICATIONS_QUEUE, (RequestCreated.type,), "E-mail the customer."),
-    _queue(events.CALCULATION_RESULTS_QUEUE, _RECEIVED, "Record the calculation."),
-)
-
-
 @cache
 def document() -> dict[str, Any]:
     """Return the AsyncAPI 3.0 document. In it, "send" means that this service sends."""
@@ -105,8 +66,8 @@ def document() -> dict[str, Any]:
         "info": {"title": "Calculation requests", "version": "1", "description": _ABOUT},
         "defaultContentType": events.CONTENT_TYPE,
         "servers": {"rabbitmq": rabbitmq},
-        "channels": {channel.address: _describe(channel) for channel in _CHANNELS},
-        "operations": {channel.operation: _operation(channel) for channel in _CHANNELS},
+        "channels": _channels(),
+        "operations": _operations(),
         "components": {
             "messages": {message["name"]: message for message in _messages()},
             "schemas": _schemas(),
@@ -115,24 +76,62 @@ def document() -> dict[str, Any]:
     }
 
 
-def _describe(channel: _Channel) -> dict[str, Any]:
-    described = {
-        "address": channel.address,
-        "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in channel.messages},
-        "bindings": {"amqp": {**channel.binding, **_AMQP}},
-    }
-    if "queue" in channel.binding:
-        described["description"] = _ABOUT_A_QUEUE.format(channel.address)
-    return described
+_RECEIVED = tuple(RECEIVED_EXAMPLES)
 
 
-def _operation(channel: _Channel) -> dict[str, Any]:
-    reference = f"#/channels/{channel.address}"
+def _channels() -> dict[str, Any]:
     return {
-        "action": channel.action,
-        "channel": {"$ref": reference},
-        "summary": channel.summary,
-        "messages": [{"$ref": f"{reference}/messages/{name}"} for name in channel.messages],
+        **{event.type: _routed(event.type, events.EXCHANGE, event.type) for event in events.SENT},
+        CalculationCreated.type: _routed(CalculationCreated.type, events.CALCULATIONS_EXCHANGE, *_RECEIVED),
+        events.NOTIFICATIONS_QUEUE: _queued(events.NOTIFICATIONS_QUEUE, RequestCreated.type),
+        events.CALCULATION_RESULTS_QUEUE: _queued(events.CALCULATION_RESULTS_QUEUE, *_RECEIVED),
+    }
+
+
+def _routed(routing_key: str, exchange: str, *messages: str) -> dict[str, Any]:
+    described = {"name": exchange, "type": "topic", "durable": True, "autoDelete": False}
+    return _channel(routing_key, {"is": "routingKey", "exchange": described}, messages)
+
+
+def _queued(queue: str, *messages: str) -> dict[str, Any]:
+    described = {"name": queue, "durable": True, "exclusive": False, "autoDelete": False}
+    about = f"This service's own queue. Rejected messages go to `{queue}.dead-letters`, with `x-reason`."
+    binding = {"is": "queue", "queue": described, "x-queue-type": "quorum"}
+    return {**_channel(queue, binding, messages), "description": about}
+
+
+def _channel(address: str, binding: Mapping[str, Any], messages: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "address": address,
+        "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in messages},
+        "bindings": {"amqp": {**binding, **_AMQP}},
+    }
+
+
+def _operations() -> dict[str, Any]:
+    return {
+        **{
+            f"send_{event.type.replace('.', '_')}": _operation("send", event.type, event.__doc__, event.type)
+            for event in events.SENT
+        },
+        "receive_calculation_created": _operation(
+            "receive", CalculationCreated.type, CalculationCreated.__doc__, *_RECEIVED
+        ),
+        "read_notifications": _operation(
+            "receive", events.NOTIFICATIONS_QUEUE, "E-mail the customer.", RequestCreated.type
+        ),
+        "read_calculation_results": _operation(
+            "receive", events.CALCULATION_RESULTS_QUEUE, "Record the calculation.", *_RECEIVED
+        ),
+    }
+
+
+def _operation(action: str, channel: str, summary: str | None, *messages: str) -> dict[str, Any]:
+    return {
+        "action": action,
+        "channel": {"$ref": f"#/channels/{channel}"},
+        "summary": summary,
+        "messages": [{"$ref": f"#/channels/{channel}/messages/{name}"} for name in messages],
         "bindings": {"amqp": {"deliveryMode": 2, **_AMQP}},
     }
 

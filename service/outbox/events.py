@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from service import text_rules
 
@@ -32,25 +33,23 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
     must_be_routed: ClassVar[bool] = False
 
     uuid: Annotated[
-        str,
-        msgspec.Meta(description="The uuid of the request, as in `GET /v1/request/:uuid`.", examples=[UUID]),
+        str, Meta(description="The uuid of the request, as in `GET /v1/request/:uuid`.", examples=[UUID])
     ]
     tenant: Annotated[
-        str,
-        msgspec.Meta(description="The conveyancer that owns the request.", examples=["acme-conveyancing"]),
+        str, Meta(description="The conveyancer that owns the request.", examples=["acme-conveyancing"])
     ]
-    request_type: Annotated[str, msgspec.Meta(examples=["SDLT_CALCULATION"])]
-    property_value: Annotated[int | None, msgspec.Meta(description="In pounds.", examples=[300_000])]
-    calculation_fee_exempt: Annotated[bool, msgspec.Meta(examples=[False])]
+    request_type: Annotated[str, Meta(examples=["SDLT_CALCULATION"])]
+    property_value: Annotated[int | None, Meta(description="In pounds.", examples=[300_000])]
+    calculation_fee_exempt: Annotated[bool, Meta(examples=[False])]
     external_id: Annotated[
         str | None,
-        msgspec.Meta(
+        Meta(
             description="The conveyancer's own identifier; null once the request was erased.",
             examples=["crm-17"],
         ),
     ]
     sequence: Annotated[
-        int, msgspec.Meta(ge=1, description="1, 2, … within a request; reveals lost and reordered events.")
+        int, Meta(ge=1, description="1, 2, … within a request; reveals lost and reordered events.")
     ]
 
 
@@ -77,7 +76,7 @@ class RequestEmailFailed(RequestEvent, frozen=True, kw_only=True):
 
     reason: Annotated[
         Reason,
-        msgspec.Meta(
+        Meta(
             description="`refused`: by the mail server, for good. `gave_up`: the mail server refused, or did "
             "not reply, for too long. `not_composable`: no e-mail can be made from the request's addresses "
             "and names. `cancelled`: by an operator; another e-mail may follow.",
@@ -85,8 +84,7 @@ class RequestEmailFailed(RequestEvent, frozen=True, kw_only=True):
         ),
     ]
     smtp_code: Annotated[
-        int,
-        msgspec.Meta(description="The mail server's last reply code; 0 if there was none.", examples=[550]),
+        int, Meta(description="The mail server's last reply code; 0 if there was none.", examples=[550])
     ]
 
 
@@ -95,7 +93,7 @@ class RequestCalculated(RequestEvent, frozen=True, kw_only=True):
 
     type: ClassVar[str] = "request.calculated"
 
-    calculation_id: Annotated[str, msgspec.Meta(examples=[CALCULATION_ID])]
+    calculation_id: Annotated[str, Meta(examples=[CALCULATION_ID])]
 
 
 class CalculationCreated(msgspec.Struct, frozen=True):
@@ -103,10 +101,10 @@ class CalculationCreated(msgspec.Struct, frozen=True):
 
     type: ClassVar[str] = "calculation.created"
 
-    request_uuid: Annotated[str, msgspec.Meta(examples=[UUID])]
+    request_uuid: Annotated[str, Meta(examples=[UUID])]
     calculation_id: Annotated[
         str,
-        msgspec.Meta(
+        Meta(
             examples=[CALCULATION_ID],
             min_length=1,
             max_length=255,

@@ -54,6 +54,7 @@ class LedgerEmail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Found = Sequence[tuple[str, UUID]]  # each e-mail's key, and the id of its request
+_Write = Callable[[Connection, Sequence[str], Mapping[UUID, LockedRequest]], Awaitable[Mapping[UUID, str]]]
 
 
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,14 +115,10 @@ async def resend(*, sent: bool, limit: int | None, dry_run: bool, by: Operator, 
         raise click.UsageError("--sent needs --uuid: a sent e-mail is sent again for one request at a time")
     choice.check_is_narrow()
 
-    async def add_again(
-        connection: Connection, batch: Found, requests: Mapping[UUID, LockedRequest]
-    ) -> Mapping[UUID, str]:
-        return await email_changes.add_again(connection, [key for key, _ in batch], requests)
-
     async with connecting.postgres() as connection:
         found = await _find_ended(connection, choice, states=["failed", "sent"] if sent else ["failed"])
         found = found[:limit]
+        add_again = email_changes.add_again
         return await _change(connection, found, add_again, action="emails resend", by=by, dry_run=dry_run)
 
 
@@ -135,16 +132,18 @@ async def cancel(*, resent: bool, dry_run: bool, by: Operator, choice: Choice) -
     """Cancel pending e-mails, even those not recorded yet. An e-mail that is being sent may still arrive."""
     choice.check_is_narrow()
 
-    async def cancel_all(
-        connection: Connection, _: Found, requests: Mapping[UUID, LockedRequest]
-    ) -> Mapping[UUID, str]:
-        return await email_changes.cancel(connection, requests)
-
     async with connecting.postgres() as connection:
         found = await _find_unsent(connection, choice)
         if resent:
             found = [each for each in found if each[0] != email_changes.first_email_key(each[1])]
-        return await _change(connection, found, cancel_all, action="emails cancel", by=by, dry_run=dry_run)
+        return await _change(
+            connection,
+            found,
+            lambda own, _, requests: email_changes.cancel(own, requests),
+            action="emails cancel",
+            by=by,
+            dry_run=dry_run,
+        )
 
 
 emails = click.Group(
@@ -157,7 +156,7 @@ emails = click.Group(
 async def _change(
     connection: Connection,
     found: Found,
-    write: Callable[[Connection, Found, Mapping[UUID, LockedRequest]], Awaitable[Mapping[UUID, str]]],
+    write: _Write,
     *,
     action: str,
     by: Operator,
@@ -178,7 +177,7 @@ async def _change(
                 connections.bounded_transaction(connection),
                 change_all(connection, request_ids) as requests,
             ):
-                written = await write(connection, batch, requests)
+                written = await write(connection, [key for key, _ in batch], requests)
                 await operator_actions.record(connection, action, written.items(), by)
             changed += len(written)
             advance(len(batch))
