@@ -26,15 +26,16 @@ _TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def examples_in(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the example of each field that has one."""
+    """Return the example of each field that has one, as in JSON."""
     fields = msgspec.json.schema_components([kind])[1][kind.__name__]["properties"]
     return {name: field["examples"][0] for name, field in fields.items() if "examples" in field}
 
 
 SENT_EXAMPLES = tuple(
-    event(**examples_in(event), sequence=sequence) for sequence, event in enumerate(events.SENT, 1)
+    msgspec.convert(examples_in(event) | {"sequence": sequence}, event)
+    for sequence, event in enumerate(events.SENT, 1)
 )
-_CALCULATION = CalculationCreated(**examples_in(CalculationCreated))
+_CALCULATION = msgspec.convert(examples_in(CalculationCreated), CalculationCreated)
 RECEIVED_EXAMPLES: dict[str, Any] = {
     CalculationCreated.type: CloudEvent(
         specversion=events.SPECVERSION,
