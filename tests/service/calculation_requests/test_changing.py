@@ -99,20 +99,6 @@ async def test_requests_of_one_change_may_have_different_columns_set(database):
     assert [row["sequence"] for row in rows] == [1, 1, 2]
 
 
-async def test_failed_change_writes_nothing(database, request_):
-    async def fail() -> None:
-        async with database.transaction(), change(database, request_.id) as changed:
-            changed.calculation_id = "C-1"
-            changed.announce(LATER[0])
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await fail()
-
-    assert await database.fetchval("SELECT calculation_id FROM calculation_request") is None
-    assert await stored.count_rows(database) == (1, 1)
-
-
 async def test_column_that_events_repeat_is_fixed(database, request_):
     with pytest.raises(KeyError, match="external_id"):
         async with database.transaction(), change(database, request_.id) as changed:

@@ -2,6 +2,7 @@
 
 import re
 
+from service import app
 from service.api.bodies import CreateBody
 from service.calculation_requests.model import (
     FOR_CUSTOMER,
@@ -29,4 +30,21 @@ def test_page_names_every_field_that_is_sent():
     (table,) = re.findall(r"^\| field .*?\n\n", section(API, "A request"), re.MULTILINE | re.DOTALL)
     named = re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in table.strip().splitlines()))
 
-    assert sorted(named) == sorted(CreateBody.__struct_fields__)
+    assert set(named) ^ set(CreateBody.__struct_fields__) == set()
+
+
+def test_pages_name_every_field_that_is_the_firms_alone():
+    retrieve = app.describe()["paths"]["/v1/request/{uuid}"]["get"]["description"]
+    own = {*CreateBody.__struct_fields__} - {*FOR_CUSTOMER}
+
+    for text in (section(API, "Tokens"), retrieve):
+        assert own - set(re.findall(r"`(\w+)`", text)) == set()
+
+
+async def test_table_has_the_columns_of_the_struct(database):
+    rows = await database.fetch(
+        "SELECT column_name FROM information_schema.columns WHERE table_name = 'calculation_request'"
+    )
+
+    of_repeats = {"idempotency_key", "idempotency_sha256"}
+    assert {row["column_name"] for row in rows} ^ COLUMNS == of_repeats
