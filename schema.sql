@@ -58,8 +58,6 @@ CREATE TABLE calculation_request (
     secret_salt                   bytea NOT NULL,
     secret_key_id                 text NOT NULL,
     sequence                      integer NOT NULL DEFAULT 1, -- of the latest event
-    calculation_sequence          integer,  -- the sequence of request.calculated
-    calculated_at                 timestamptz, -- the time of request.calculated
     idempotency_key               text,     -- from the create's header Idempotency-Key
     idempotency_sha256            bytea     -- of the normalised body: a repeat must have the same hash
 ) WITH (fillfactor = 90);
@@ -81,20 +79,28 @@ CREATE UNIQUE INDEX calculation_request_idempotency_key
 
 -- A record of each erased request, without personal data.
 CREATE TABLE erased_request (
-    id                   uuid PRIMARY KEY,
-    conveyancer_id       text NOT NULL,
-    created_at           timestamptz NOT NULL,
-    erased_at            timestamptz NOT NULL DEFAULT now(),
-    sequence             integer NOT NULL,  -- of the latest event
-    calculation_id       text,              -- which the calculation team may have to erase, too
-    calculation_sequence integer,           -- the sequence of request.calculated
-    calculated_at        timestamptz,       -- the time of request.calculated
-    key_sha256           bytea              -- of the idempotency key. A create with that key is refused
+    id             uuid PRIMARY KEY,
+    conveyancer_id text NOT NULL,
+    created_at     timestamptz NOT NULL,
+    erased_at      timestamptz NOT NULL DEFAULT now(),
+    calculation_id text,              -- which the calculation team may have to erase, too
+    key_sha256     bytea              -- of the idempotency key. A create with that key is refused
 );
 
 -- For refusing the idempotency keys of erased requests.
 CREATE UNIQUE INDEX erased_request_key_sha256
     ON erased_request (conveyancer_id, key_sha256) WHERE key_sha256 IS NOT NULL;
+
+-- Every event that was written about a request, but for request.created, which follows from the request's row.
+-- Replays, the API and trace read it. Without personal data, so an erasure leaves it as it is.
+CREATE TABLE recorded_event (
+    request_id uuid NOT NULL,
+    sequence   integer NOT NULL,
+    type       text NOT NULL,
+    at         timestamptz NOT NULL,   -- the event's time, in whole seconds
+    facts      json NOT NULL,          -- the fields that only events of this type have
+    PRIMARY KEY (request_id, sequence)
+);
 
 -- Events to publish to RabbitMQ. An event is written in the transaction of the change that it announces, and
 -- deleted once RabbitMQ has confirmed it. A refused event moves to outbox_held, with the later events of its
@@ -198,14 +204,13 @@ CREATE TABLE email (
     server_reply    text,
     created_at      timestamptz NOT NULL DEFAULT now(),
     settled_at      timestamptz,   -- the time of request.email_sent or request.email_failed, in whole seconds
-    event_sequence  integer,       -- the sequence of request.email_sent or request.email_failed
     smtp_code       integer,       -- in request.email_failed
     traceparent     text,          -- from the message that carried the event (W3C Trace Context)
     reason          text,          -- in request.email_failed
     CHECK ((state = 'failed') = (reason IS NOT NULL))
 );
 
--- For finding the e-mails of a request: for its events, and for operators (trace, replay, reconcile).
+-- For finding the e-mails of a request: for operators (trace, reconcile).
 CREATE INDEX email_request ON email (request_id);
 
 -- For finding the e-mails that are due.

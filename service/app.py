@@ -105,6 +105,7 @@ async def _lifespan(
             settings=settings,
             authenticator=Authenticator(settings, signing_keys, pool),
             pool=pool,
+            relay=relay,
             storage=Storage(pool, relay, seconds=seconds),
             secret_keys=secret_keys,
         )

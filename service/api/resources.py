@@ -1,7 +1,7 @@
 """The resources that the handlers use."""
 
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import msgspec
 
@@ -13,6 +13,7 @@ from service.calculation_requests.model import (
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
 from service.calculation_requests.storing import Storage
+from service.outbox.lanes import RelayWaker
 from service.postgres import connections
 from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings
@@ -24,12 +25,21 @@ class Resources(msgspec.Struct, frozen=True):
     settings: ServiceSettings
     authenticator: Authenticator
     pool: Pool
+    relay: RelayWaker
     storage: Storage
     secret_keys: SecretKeyRing
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
         """Acquire a connection for the statements of one HTTP request. Raises PostgresUnavailable."""
         return connections.acquired(self.pool, seconds=self.settings.database_timeout_seconds)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        """Open a transaction for one HTTP request, for `change` to announce events. Then wake the relays."""
+        seconds = self.settings.database_timeout_seconds
+        async with connections.transaction(self.pool, seconds=seconds) as connection:
+            yield connection
+        self.relay.wake()
 
     def view(self, stored: CalculationRequest) -> CalculationRequestView:
         """Return what the API shows of a request. Raises SecretKeyMissing."""

@@ -1,38 +1,97 @@
-"""Changes to locked requests, and the events that announce them.
+"""The one way to change requests: it locks rows, orders the changes, and announces them.
 
 Every transaction locks requests before their e-mails, so that no two transactions deadlock.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Literal
+from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from service.calculation_requests.model import EventSource, now
+from service.calculation_requests import reading
+from service.calculation_requests.model import EventSource
 from service.outbox import events, lanes
-from service.outbox.events import Reason
+from service.outbox.events import RequestEvent
 from service.postgres.pool import Connection
 
 
-async def lock(
-    connection: Connection, request_ids: Collection[UUID], *, waits: bool = True
-) -> dict[UUID, EventSource]:
-    """Lock the rows of these requests until the transaction ends, and return those that exist.
+class LockedRequest(EventSource, kw_only=True):
+    """A request whose row is locked. `change_all` writes the columns that are set, and the events."""
 
-    The locks keep each request's events in order. Rows are locked in the order of their ids, so that
-    transactions with several requests do not deadlock.
+    updated_at: datetime
+    locked_at: datetime  # by Postgres' clock, in whole seconds: the time of the changes and the events
+    # Columns that can be set, but are not read.
+    customer_email: str | UnsetType = UNSET
+    secret_salt: bytes | UnsetType = UNSET
+    secret_key_id: str | UnsetType = UNSET
+    announced: list[tuple[RequestEvent, str | None]] = msgspec.field(default_factory=list)
+
+    def announce(self, event: type[RequestEvent], *, traceparent: str | None = None, **facts: object) -> None:
+        """Announce the next event of the request. *facts* are the fields that only this type has."""
+        self.sequence += 1
+        self.announced.append((self.event(event, sequence=self.sequence, **facts), traceparent))
+
+
+# The columns that a change can set, with their types. The other columns in events are fixed: a replay would
+# not repeat the event that was sent.
+_TYPES = {
+    "sequence": "integer",
+    "calculation_id": "text",
+    "customer_email": "text",
+    "secret_salt": "bytea",
+    "secret_key_id": "text",
+    "updated_at": "timestamptz",
+}
+_COLUMNS = tuple(name for name in LockedRequest.__struct_fields__ if name not in {"locked_at", "announced"})
+
+
+@asynccontextmanager
+async def change(connection: Connection, request_id: UUID) -> AsyncIterator[LockedRequest]:
+    """Do what `change_all` does, for one request. Raises RequestErased and RequestNotFound."""
+    async with change_all(connection, [request_id]) as found:
+        if not found:
+            await reading.raise_not_found(connection, request_id)
+        yield found[request_id]
+
+
+@asynccontextmanager
+async def change_all(
+    connection: Connection, request_ids: Collection[UUID], *, waits: bool = True
+) -> AsyncIterator[dict[UUID, LockedRequest]]:
+    """Lock these requests until the caller's transaction ends, and write what the block changes of them.
+
+    Yields the requests that exist. Their locks keep each request's events in order. Rows are locked in the
+    order of their ids, so that transactions with several requests do not deadlock.
 
     Without *waits*, rows that another transaction has locked are left out. So a row that is locked for
     minutes, for instance by hand, does not delay a batch.
     """
+    # Marks the transaction for the list of changes, before `locked_at` is found: see _HORIZON in reading.py.
+    await connection.execute(
+        "SELECT pg_advisory_xact_lock_shared($1 + floor(extract(epoch FROM clock_timestamp()))::bigint)",
+        reading.CHANGES << 32,
+    )
     rows = await connection.fetch(_LOCK if waits else f"{_LOCK} SKIP LOCKED", request_ids)
-    return {row["id"]: EventSource(*row) for row in rows}
+    requests = [LockedRequest(**row) for row in rows]
+    before = [msgspec.structs.replace(request) for request in requests]
+    yield {request.id: request for request in requests}
+    changed = defaultdict(list)
+    for request, earlier in zip(requests, before, strict=True):
+        if columns := _changed_columns(request, earlier):
+            changed[columns].append(request)
+    for columns, alike in changed.items():
+        await _update(connection, columns, alike)
+    await _write_events(connection, requests)
 
 
 _LOCK = f"""
-    SELECT {", ".join(EventSource.__struct_fields__)}
+    SELECT {", ".join(EventSource.__struct_fields__)}, updated_at,
+           date_trunc('second', statement_timestamp()) AS locked_at
       FROM calculation_request
      WHERE id = ANY($1)
      ORDER BY id
@@ -40,103 +99,55 @@ _LOCK = f"""
 """  # noqa: S608 - constants only
 
 
-class Announcement(msgspec.Struct, frozen=True):
-    """The next event of a locked request, and when it happened."""
+def _changed_columns(request: LockedRequest, earlier: LockedRequest) -> tuple[str, ...]:
+    """Return the columns that were set. Moves updated_at, unless only events were announced."""
+    columns = [name for name in _COLUMNS if getattr(request, name) != getattr(earlier, name)]
+    if set(columns) - {"sequence"}:
+        # Not before an earlier change, whose transaction may have begun later.
+        request.updated_at = max(earlier.updated_at, request.locked_at)
+        columns.append("updated_at")
+    return tuple(columns)
 
-    request_id: UUID
-    event: events.RequestEvent
-    time: datetime
-    traceparent: str | None = None
 
-
-async def announce(connection: Connection, announcements: Sequence[Announcement]) -> None:
-    """Write events of locked requests to the outbox, and record the last sequence of each request."""
-    rows = []
-    for each in announcements:
-        payload = events.encode(each.event, time=each.time, traceparent=each.traceparent)
-        place = (lanes.lane_of(each.request_id), each.request_id, each.event.type, each.event.sequence)
-        rows.append((*place, each.traceparent, payload))
+async def _update(connection: Connection, columns: Sequence[str], requests: Iterable[LockedRequest]) -> None:
+    """Set these columns of locked requests."""
+    arrays = ", ".join(f"${place}::{_TYPES[name]}[]" for place, name in enumerate(columns, 2))
     await connection.execute(
-        """
-        WITH announced AS (
-            SELECT *
-              FROM unnest($1::smallint[], $2::uuid[], $3::text[], $4::integer[], $5::text[], $6::bytea[])
-                   AS event (lane, request_id, type, sequence, traceparent, payload)
-        ), counted AS (
-            UPDATE calculation_request
-               SET sequence = last.sequence
-              FROM (SELECT request_id, max(sequence) AS sequence
-                      FROM announced
-                     GROUP BY request_id) AS last
-             WHERE id = last.request_id
-        )
-        INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
-        SELECT lane, request_id, type, sequence, traceparent, payload
+        f"""
+        UPDATE calculation_request
+           SET {", ".join(f"{name} = changed.{name}" for name in columns)}
+          FROM unnest($1::uuid[], {arrays}) AS changed (id, {", ".join(columns)})
+         WHERE calculation_request.id = changed.id
+        """,  # noqa: S608 - constants only
+        *zip(*[[getattr(request, name) for name in ("id", *columns)] for request in requests], strict=True),
+    )
+
+
+async def _write_events(connection: Connection, requests: Iterable[LockedRequest]) -> None:
+    """Record the events of locked requests, and write them to the outbox."""
+    rows: list[tuple[Any, ...]] = []
+    for request in requests:
+        for event, traceparent in request.announced:
+            payload = events.encode(event, time=request.locked_at, traceparent=traceparent)
+            place = (lanes.lane_of(request.id), request.id, event.type, event.sequence)
+            rows.append((*place, traceparent, payload, request.locked_at, events.own_facts(event)))
+    if rows:
+        await connection.execute(_WRITE_EVENTS, *zip(*rows, strict=True))
+
+
+_WRITE_EVENTS = """
+    WITH announced AS (
+        SELECT *
+          FROM unnest($1::smallint[], $2::uuid[], $3::text[], $4::integer[], $5::text[], $6::bytea[],
+                      $7::timestamptz[], $8::json[])
+               AS event (lane, request_id, type, sequence, traceparent, payload, at, facts)
+    ), recorded AS (
+        INSERT INTO recorded_event (request_id, sequence, type, at, facts)
+        SELECT request_id, sequence, type, at, facts
           FROM announced
-         ORDER BY sequence
-        """,
-        *zip(*rows, strict=True),
     )
-
-
-class EmailEnd(msgspec.Struct, frozen=True):
-    """How a pending e-mail ended: it was sent, or failed for a reason."""
-
-    email_key: str
-    request_id: UUID
-    reply: str | None  # the mail server's, or our own text
-    reason: Reason | None = None  # None: sent
-    smtp_code: int = 0
-    traceparent: str | None = None
-
-    @property
-    def label(self) -> Literal["sent", "failed"]:
-        """The final state of the e-mail."""
-        return "sent" if self.reason is None else "failed"
-
-
-async def announce_ends(
-    connection: Connection, ends: Sequence[EmailEnd], requests: Mapping[UUID, EventSource]
-) -> None:
-    """Record and announce how pending e-mails ended. Their rows and the rows of *requests* must be locked.
-
-    Claims are not checked, because a reply counts even if another process has claimed the e-mail since.
-    """
-    if not ends:
-        return
-    sequences = {request_id: request.sequence for request_id, request in requests.items()}
-    ended_at = now()
-    announcements = []
-    for end in ends:
-        sequences[end.request_id] += 1
-        event = requests[end.request_id].email_event(
-            sequence=sequences[end.request_id], reason=end.reason, smtp_code=end.smtp_code
-        )
-        announcements.append(Announcement(end.request_id, event, ended_at, end.traceparent))
-    await connection.execute(
-        _END,
-        [end.email_key for end in ends],
-        [end.reply for end in ends],
-        [announcement.event.sequence for announcement in announcements],
-        [None if end.reason is None else end.smtp_code for end in ends],
-        [end.reason for end in ends],
-        ended_at,
-    )
-    await announce(connection, announcements)
-
-
-# Cancelling an e-mail is not counted as an attempt.
-_END = """
-    UPDATE email
-       SET state = CASE WHEN ended.reason IS NULL THEN 'sent' ELSE 'failed' END,
-           server_reply = coalesce(ended.server_reply, email.server_reply),
-           attempts = attempts + (ended.reason IS DISTINCT FROM 'cancelled')::integer,
-           claimed_by = NULL,
-           settled_at = $6,
-           event_sequence = ended.sequence,
-           smtp_code = ended.smtp_code,
-           reason = ended.reason
-      FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[], $5::text[])
-           AS ended (email_key, server_reply, sequence, smtp_code, reason)
-     WHERE email.email_key = ended.email_key
+    INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
+    SELECT lane, request_id, type, sequence, traceparent, payload
+      FROM announced
+     ORDER BY sequence
 """

@@ -45,7 +45,7 @@ async def register(
         name,
         charges_calculation_fee,
     )
-    return Conveyancer(*before) if before else None, Conveyancer(*after)
+    return Conveyancer(**before) if before else None, Conveyancer(**after)
 
 
 _COLUMNS = ", ".join(Conveyancer.__struct_fields__)
@@ -54,7 +54,7 @@ _COLUMNS = ", ".join(Conveyancer.__struct_fields__)
 async def list_all(connection: Connection) -> list[Conveyancer]:
     """Return every conveyancer, in the order of their ids."""
     rows = await connection.fetch(f"SELECT {_COLUMNS} FROM conveyancer ORDER BY id")  # noqa: S608 - likewise
-    return [Conveyancer(*row) for row in rows]
+    return [Conveyancer(**row) for row in rows]
 
 
 async def charges_calculation_fee(connection: Connection, conveyancer_id: str) -> bool:

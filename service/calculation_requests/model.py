@@ -1,10 +1,11 @@
 """The request as a row, in its events and in answers of the API. api/bodies.py has the body of a create."""
 
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cached_property
-from operator import attrgetter
-from typing import Annotated, Any, Literal, NamedTuple
+from operator import attrgetter, itemgetter
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_type_hints
 from uuid import UUID
 
 import msgspec
@@ -12,10 +13,16 @@ import msgspec
 from service.calculation_requests import field_docs
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import uuid_of
-from service.outbox.events import Reason, RequestEmailFailed, RequestEmailSent, RequestEvent
+from service.outbox.events import RequestEvent
 
 RequestType = Literal["SDLT_CALCULATION"]
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+Event = TypeVar("Event", bound=RequestEvent)
+Value = TypeVar("Value")
+
+# Marks the columns that the request's secret opens. Every other column is the firm's alone, or internal.
+_FOR_CUSTOMER = "for the customer"
+ForCustomer: TypeAlias = Annotated[Value, _FOR_CUSTOMER]
 
 
 class RequestNotFound(Exception):
@@ -46,17 +53,17 @@ def now() -> datetime:
     return datetime.fromtimestamp(int(time.time()), UTC)
 
 
-class EventSource(msgspec.Struct, frozen=True, dict=True):
+class EventSource(msgspec.Struct, dict=True):
     """The columns of a request from which its events are made. They are neither personal nor secret."""
 
     id: UUID
     conveyancer_id: str
-    created_at: datetime
-    request_type: RequestType
-    property_value: int | None
+    created_at: ForCustomer[datetime]
+    request_type: ForCustomer[RequestType]
+    property_value: ForCustomer[int | None]
     external_id: str | None
-    calculation_fee_exempt: bool
-    calculation_id: str | None
+    calculation_fee_exempt: ForCustomer[bool]
+    calculation_id: ForCustomer[str | None]
     sequence: int
 
     @cached_property
@@ -64,39 +71,34 @@ class EventSource(msgspec.Struct, frozen=True, dict=True):
         """The identifier that callers and customers see."""
         return uuid_of(self.id)
 
-    def event_payload(self, *, sequence: int) -> dict[str, Any]:
-        """Return the fields that every event about this request carries."""
-        return {
-            "uuid": self.uuid,
-            "tenant": self.conveyancer_id,
-            "request_type": self.request_type,
-            "property_value": self.property_value,
-            "calculation_fee_exempt": self.calculation_fee_exempt,
-            "external_id": self.external_id,
-            "sequence": sequence,
-        }
+    @property
+    def tenant(self) -> str:
+        """The conveyancer, as events name it."""
+        return self.conveyancer_id
 
-    def email_event(self, *, sequence: int, reason: Reason | None, smtp_code: int) -> RequestEvent:
-        """Return the event for an e-mail that was sent or, with a *reason*, failed."""
-        facts = self.event_payload(sequence=sequence)
-        if reason is None:
-            return RequestEmailSent(**facts)
-        return RequestEmailFailed(**facts, reason=reason, smtp_code=smtp_code)
+    def event(self, event: type[Event], *, sequence: int, **facts: Any) -> Event:  # noqa: ANN401 - its fields
+        """Return an event of this request. *facts* are the fields that only events of this type have."""
+        facts |= zip(_IN_EVENTS, _values_in_events(self), strict=True)
+        return event(sequence=sequence, **facts)
 
 
-class CalculationRequest(EventSource, frozen=True):
+_IN_EVENTS = tuple(name for name in RequestEvent.__struct_fields__ if name != "sequence")
+_values_in_events = attrgetter(*_IN_EVENTS)
+
+
+class CalculationRequest(EventSource):
     """A row of calculation_request: what the caller sent, and what the service added. See COLUMNS."""
 
-    updated_at: datetime
-    customer_email: str
-    customer_phone: str | None
-    customer_first_name: str
-    customer_last_name: str
-    sender_email: str
-    sender_organization_name: str
-    sender_first_name: str
-    sender_last_name: str
-    case_ref: str
+    updated_at: ForCustomer[datetime]
+    customer_email: ForCustomer[str]
+    customer_phone: ForCustomer[str | None]
+    customer_first_name: ForCustomer[str]
+    customer_last_name: ForCustomer[str]
+    sender_email: ForCustomer[str]
+    sender_organization_name: ForCustomer[str]
+    sender_first_name: ForCustomer[str]
+    sender_last_name: ForCustomer[str]
+    case_ref: ForCustomer[str]
     notes: str | None
     meta_data: str | None  # JSON
     calculation_fee_exempt_reason: str | None
@@ -123,10 +125,21 @@ class CalculationRequest(EventSource, frozen=True):
         return shown
 
 
-# Rows become structs by position, so the columns are written once, as the fields of the struct. `SELECT *` is
-# avoided, because prepared statements of open transactions would fail once a migration adds a column.
+# The columns are written once, as the fields of the struct. `SELECT *` is avoided, because prepared
+# statements of open transactions would fail once a migration adds a column.
 COLUMNS = ", ".join(CalculationRequest.__struct_fields__)
 REQUEST_COLUMNS = ", ".join(f"request.{column}" for column in CalculationRequest.__struct_fields__)
+FOR_CUSTOMER = tuple(
+    name
+    for name, hint in get_type_hints(CalculationRequest, include_extras=True).items()
+    if _FOR_CUSTOMER in getattr(hint, "__metadata__", ())
+)
+_values_in = itemgetter(*CalculationRequest.__struct_fields__)
+
+
+def request_in(row: Mapping[str, Any]) -> CalculationRequest:
+    """Return the request in a row that has COLUMNS. It may have others."""
+    return CalculationRequest(*_values_in(row))
 
 
 class RetrievedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):

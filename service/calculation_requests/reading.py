@@ -12,12 +12,14 @@ from service.calculation_requests import conveyancers
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import (
     COLUMNS,
+    FOR_CUSTOMER,
     REQUEST_COLUMNS,
     CalculationRequest,
     Idempotency,
     IdempotencyKeyReused,
     RequestErased,
     RequestNotFound,
+    request_in,
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing, WrongSecret
 from service.postgres.connections import REPLICATE
@@ -40,7 +42,7 @@ async def find_by_idempotency_key(
         return None
     if row["idempotency_sha256"] != idempotency.sha256:
         raise IdempotencyKeyReused
-    return CalculationRequest(*row[:-3])
+    return request_in(row)
 
 
 _FIND_BY_IDEMPOTENCY_KEY = f"""
@@ -64,7 +66,7 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
         raise UnknownConveyancer
     if row["id"] is None:
         raise RequestErased if row["is_erased"] else RequestNotFound
-    return CalculationRequest(*row[:-1])
+    return request_in(row)
 
 
 # Reads erased_request only if no stored request matches.
@@ -101,18 +103,15 @@ async def find_by_secret(
     # Compares the texts, because several texts decode to the same bytes.
     if not hmac.compare_digest(expected.encode(), secret.encode()):
         raise WrongSecret
-    return CalculationRequest(**dict.fromkeys(CalculationRequest.__struct_fields__) | dict(row))
+    return request_in(dict.fromkeys(CalculationRequest.__struct_fields__) | dict(row))
 
 
 # Selects what the customer may see, and what the secret is derived from. Every other field is None.
-_FIND_FOR_CUSTOMER = """
-    SELECT id, secret_salt, secret_key_id, created_at, updated_at, case_ref, request_type, property_value,
-           customer_email, customer_phone, customer_first_name, customer_last_name,
-           sender_email, sender_organization_name, sender_first_name, sender_last_name,
-           calculation_id, calculation_fee_exempt
+_FIND_FOR_CUSTOMER = f"""
+    SELECT id, secret_salt, secret_key_id, {", ".join(FOR_CUSTOMER)}
       FROM calculation_request
      WHERE id = $1
-"""
+"""  # noqa: S608 - constants only
 
 
 async def read_internally(connection: Connection, request_id: UUID) -> CalculationRequest:
@@ -120,7 +119,7 @@ async def read_internally(connection: Connection, request_id: UUID) -> Calculati
     row = await connection.fetchrow(_READ_INTERNALLY, request_id)
     if row is None:
         await raise_not_found(connection, request_id)
-    return CalculationRequest(*row)
+    return request_in(row)
 
 
 # One of the two statements with which an access token can read requests of any conveyancer. The other is
@@ -193,7 +192,7 @@ async def read_page(connection: Connection, listing: Listing, *, conveyancer_id:
     size, place, count = 0, listing.after, min(listing.limit + 1, _ROWS_AT_A_TIME)
     while rows := await connection.fetch(*arguments, *place, count):
         for row in rows:
-            request = CalculationRequest(*row)
+            request = request_in(row)
             size += len(msgspec.json.encode(request))
             if len(page) == listing.limit or size > LARGEST_PAGE:
                 return Page(page, place, None)
@@ -208,22 +207,12 @@ async def read_page(connection: Connection, listing: Listing, *, conveyancer_id:
 
 
 HORIZON_SECONDS = 30
-CHANGED_AT = "date_trunc('second', statement_timestamp())"  # the updated_at of every change
-_CHANGES = 0x0C4A  # The keys of changes' advisory locks have this in the upper 32 bits, then the time.
-
-
-async def begin_change(connection: Connection) -> None:
-    """Mark the caller's transaction, whose later statements set updated_at to CHANGED_AT. See _HORIZON."""
-    await connection.execute(
-        "SELECT pg_advisory_xact_lock_shared($1 + floor(extract(epoch FROM clock_timestamp()))::bigint)",
-        _CHANGES << 32,
-    )
-
+CHANGES = 0x0C4A  # The keys of changes' advisory locks have this in the upper 32 bits, then the time.
 
 # The list of changes ends at the time that this statement returns. Every change before that time is visible
-# to the later statement that reads the page. A transaction that changes a request first marks itself with an
-# advisory lock whose key has the time, in seconds. Then it sets updated_at to CHANGED_AT. HORIZON_SECONDS are
-# for a clock that is set back meanwhile, for example by a failover. When this statement runs,
+# to the later statement that reads the page. `change` first marks its transaction with an advisory lock whose
+# key has the time, in seconds. Its next statement finds the time for updated_at. HORIZON_SECONDS are for a
+# clock that is set back meanwhile, for example by a failover. When this statement runs,
 # - the transaction holds its lock. The time is found here, and updated_at is not before it.
 # - Or the transaction has no lock yet. Then updated_at will be after this statement.
 # - Or the transaction has ended. Then the page shows its change, because the snapshot for the page is taken
@@ -234,7 +223,7 @@ _HORIZON = f"""
                                 - make_interval(secs => $1))
       FROM pg_locks
      WHERE locktype = 'advisory'
-       AND (classid, objsubid) = ({_CHANGES}, 1)
+       AND (classid, objsubid) = ({CHANGES}, 1)
        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     HAVING pg_current_wal_lsn() IS NOT NULL
 """  # noqa: S608 - constants only

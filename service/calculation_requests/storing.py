@@ -124,7 +124,7 @@ def insert_arguments(
     request: CalculationRequest, idempotency: Idempotency | None, traceparent: str | None
 ) -> tuple[Any, ...]:
     """Return the arguments of INSERT."""
-    created = events.RequestCreated(**request.event_payload(sequence=request.sequence))
+    created = request.event(events.RequestCreated, sequence=request.sequence)
     return (
         request.conveyancer_id,  # $1
         *(idempotency or (None, None)),  # $2, $3

@@ -7,8 +7,10 @@ from uuid import UUID
 
 import click
 import msgspec
+from msgspec import UNSET
 
-from service.calculation_requests import changing, email_addresses, email_changes, erasing, reading
+from service.calculation_requests import email_addresses, email_changes, erasing, reading
+from service.calculation_requests.changing import change
 from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import connecting, operator_actions, parameters
@@ -106,32 +108,25 @@ async def _answer(
     """
     keys = SecretKeyRing.parse(load(SecretKeySettings).request_secret_keys)
     email = None
-    async with connecting.postgres() as connection, connections.bounded_transaction(connection):
-        if not await changing.lock(connection, [request_id]):
-            await reading.raise_not_found(connection, request_id)
-        await reading.begin_change(connection)
-        salt = secrets.token_bytes(16)
-        is_new = await connection.fetchval(_CHANGE, request_id, address, salt, keys.current_id)
+    async with (
+        connecting.postgres() as connection,
+        connections.bounded_transaction(connection),
+        change(connection, request_id) as request,
+    ):
+        is_new = address is None or address != await connection.fetchval(_ADDRESS, request_id)
         if is_new:
-            email = await email_changes.replace(connection, request_id, sends=sends_email)
+            request.customer_email = address or UNSET
+            request.secret_salt, request.secret_key_id = secrets.token_bytes(16), keys.current_id
+            email = await email_changes.replace(connection, request, sends=sends_email)
             await operator_actions.record(connection, action, [(request_id, email)], by)
-    changed = Changed(uuid_of(request_id), changed=bool(is_new), email=email)
+    changed = Changed(request.uuid, changed=is_new, email=email)
     if not is_new:
         return Answer(changed, f"{changed.uuid} has this address already: nothing was changed")
     follows = f"e-mail {email} is due" if email else "no e-mail is sent"
     return Answer(changed, f"{changed.uuid} has a new secret; {follows}")
 
 
-_CHANGE = f"""
-    UPDATE calculation_request
-       SET customer_email = coalesce($2, customer_email),
-           secret_salt = $3,
-           secret_key_id = $4,
-           updated_at = {reading.CHANGED_AT}
-     WHERE id = $1
-       AND customer_email IS DISTINCT FROM $2
-    RETURNING true
-"""  # noqa: S608 - constants only
+_ADDRESS = "SELECT customer_email FROM calculation_request WHERE id = $1"
 
 
 class Erasure(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """The AsyncAPI document: the events, exchanges and queues, generated from the types in the code."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -8,16 +8,7 @@ from typing import Any
 import msgspec
 
 from service.outbox import events
-from service.outbox.events import (
-    CalculationCreated,
-    CloudEvent,
-    RequestCalculated,
-    RequestCreated,
-    RequestEmailFailed,
-    RequestEmailSent,
-    RequestEvent,
-    in_envelope,
-)
+from service.outbox.events import CalculationCreated, CloudEvent, RequestCreated, RequestEvent, in_envelope
 
 BARE = f"{CalculationCreated.type}.bare"  # calculation.created without its envelope
 
@@ -32,24 +23,20 @@ _AMQP = {"bindingVersion": "0.3.0"}
 _SCHEMAS = "#/components/schemas/"
 EXAMPLE_TIME = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
 _TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-_CALCULATION = CalculationCreated("req_01a9ZkW3mT6qPxB8vNcR4d", "calc_7Hq2")
-_FACTS: Mapping[str, Any] = {
-    "uuid": _CALCULATION.request_uuid,
-    "tenant": "acme-conveyancing",
-    "request_type": "SDLT_CALCULATION",
-    "property_value": 300_000,
-    "calculation_fee_exempt": False,
-    "external_id": "crm-17",
-}
 
-SENT_EXAMPLES: tuple[RequestEvent, ...] = (
-    RequestCreated(**_FACTS, sequence=1),
-    RequestEmailSent(**_FACTS, sequence=2),
-    RequestEmailFailed(**_FACTS, sequence=2, reason="refused", smtp_code=550),
-    RequestCalculated(**_FACTS, sequence=3, calculation_id=_CALCULATION.calculation_id),
+
+def examples_in(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the example of each field that has one, as in JSON."""
+    fields = msgspec.json.schema_components([kind])[1][kind.__name__]["properties"]
+    return {name: field["examples"][0] for name, field in fields.items() if "examples" in field}
+
+
+SENT_EXAMPLES = tuple(
+    msgspec.convert(examples_in(event) | {"sequence": sequence}, event)
+    for sequence, event in enumerate(events.SENT, 1)
 )
-
-RECEIVED_EXAMPLES: Mapping[str, Any] = {
+_CALCULATION = msgspec.convert(examples_in(CalculationCreated), CalculationCreated)
+RECEIVED_EXAMPLES: dict[str, Any] = {
     CalculationCreated.type: CloudEvent(
         specversion=events.SPECVERSION,
         id="2f1c0c5e-3d0b-4b51-9a53-7d1f1a0f6a55",
@@ -67,40 +54,38 @@ RECEIVED_EXAMPLES: Mapping[str, Any] = {
 @cache
 def document() -> dict[str, Any]:
     """Return the AsyncAPI 3.0 document. In it, "send" means that this service sends."""
+    rabbitmq = {
+        "host": "{host}",
+        "protocol": "amqp",
+        "protocolVersion": "0.9.1",
+        "description": "The broker at AMQP_URL.",
+        "variables": {"host": {"default": "127.0.0.1:5672"}},
+        "security": [{"$ref": "#/components/securitySchemes/account"}],
+    }
     return {
         "asyncapi": "3.0.0",
         "info": {"title": "Calculation requests", "version": "1", "description": _ABOUT},
         "defaultContentType": events.CONTENT_TYPE,
-        "servers": {
-            "rabbitmq": {
-                "host": "{host}",
-                "protocol": "amqp",
-                "protocolVersion": "0.9.1",
-                "description": "The broker at AMQP_URL.",
-                "variables": {"host": {"default": "127.0.0.1:5672"}},
-                "security": [{"$ref": "#/components/securitySchemes/account"}],
-            }
-        },
+        "servers": {"rabbitmq": rabbitmq},
         "channels": _channels(),
         "operations": _operations(),
         "components": {
-            "messages": {
-                **{example.type: _sent_message(example) for example in SENT_EXAMPLES},
-                **_received_messages(),
-            },
+            "messages": {message["name"]: message for message in _messages()},
             "schemas": _schemas(),
             "securitySchemes": {"account": {"type": "userPassword"}},
         },
     }
 
 
+_RECEIVED = tuple(RECEIVED_EXAMPLES)
+
+
 def _channels() -> dict[str, Any]:
-    received = tuple(RECEIVED_EXAMPLES)
     return {
         **{event.type: _routed(event.type, events.EXCHANGE, event.type) for event in events.SENT},
-        CalculationCreated.type: _routed(CalculationCreated.type, events.CALCULATIONS_EXCHANGE, *received),
+        CalculationCreated.type: _routed(CalculationCreated.type, events.CALCULATIONS_EXCHANGE, *_RECEIVED),
         events.NOTIFICATIONS_QUEUE: _queued(events.NOTIFICATIONS_QUEUE, RequestCreated.type),
-        events.CALCULATION_RESULTS_QUEUE: _queued(events.CALCULATION_RESULTS_QUEUE, *received),
+        events.CALCULATION_RESULTS_QUEUE: _queued(events.CALCULATION_RESULTS_QUEUE, *_RECEIVED),
     }
 
 
@@ -125,20 +110,19 @@ def _channel(address: str, binding: Mapping[str, Any], messages: tuple[str, ...]
 
 
 def _operations() -> dict[str, Any]:
-    received = tuple(RECEIVED_EXAMPLES)
     return {
         **{
             f"send_{event.type.replace('.', '_')}": _operation("send", event.type, event.__doc__, event.type)
             for event in events.SENT
         },
         "receive_calculation_created": _operation(
-            "receive", CalculationCreated.type, CalculationCreated.__doc__, *received
+            "receive", CalculationCreated.type, CalculationCreated.__doc__, *_RECEIVED
         ),
         "read_notifications": _operation(
             "receive", events.NOTIFICATIONS_QUEUE, "E-mail the customer.", RequestCreated.type
         ),
         "read_calculation_results": _operation(
-            "receive", events.CALCULATION_RESULTS_QUEUE, "Record the calculation.", *received
+            "receive", events.CALCULATION_RESULTS_QUEUE, "Record the calculation.", *_RECEIVED
         ),
     }
 
@@ -153,46 +137,39 @@ def _operation(action: str, channel: str, summary: str | None, *messages: str) -
     }
 
 
-def _sent_message(example: RequestEvent) -> dict[str, Any]:
-    payload = msgspec.to_builtins(in_envelope(example, time=EXAMPLE_TIME, traceparent=_TRACEPARENT))
-    mirrored = ("specversion", "id", "source", "type", "subject")
-    headers = {f"cloudEvents:{name}": payload[name] for name in mirrored}
-    headers |= {"traceparent": _TRACEPARENT, "sequence": example.sequence}
-    return {
-        **_message(example.type, type(example).__doc__, events.CONTENT_TYPE, schema_name(type(example))),
-        "headers": _sent_headers(example.type),
-        "examples": [{"name": example.type, "headers": headers, "payload": payload}],
+def _messages() -> Iterator[dict[str, Any]]:
+    """Describe all messages. Those that the service accepts need no headers."""
+    for event in SENT_EXAMPLES:
+        payload = msgspec.to_builtins(in_envelope(event, time=EXAMPLE_TIME, traceparent=_TRACEPARENT))
+        headers = {f"cloudEvents:{name}": payload[name] for name in _MIRRORED}
+        headers |= {"traceparent": _TRACEPARENT, "sequence": event.sequence}
+        message = _message(event.type, type(event).__doc__, schema_name(type(event)), payload)
+        message["examples"][0]["headers"] = headers
+        yield {**message, "headers": _headers(event.type)}
+    about = {
+        CalculationCreated.type: "In the CloudEvents envelope.",
+        BARE: "Without the CloudEvents envelope.",
     }
+    schemas = {CalculationCreated.type: schema_name(CalculationCreated), BARE: CalculationCreated.__name__}
+    for name, example in RECEIVED_EXAMPLES.items():
+        yield _message(name, about[name], schemas[name], msgspec.to_builtins(example))
 
 
-def _received_messages() -> dict[str, Any]:
-    """Describe the messages that the service accepts. They need no headers."""
-    enveloped = _message(
-        CalculationCreated.type,
-        "In the CloudEvents envelope.",
-        events.CONTENT_TYPE,
-        schema_name(CalculationCreated),
-    )
-    bare = _message(
-        BARE, "Without the CloudEvents envelope.", events.DATA_CONTENT_TYPE, CalculationCreated.__name__
-    )
-    for message in (enveloped, bare):
-        payload = msgspec.to_builtins(RECEIVED_EXAMPLES[message["name"]])
-        message["examples"] = [{"name": message["name"], "payload": payload}]
-    return {CalculationCreated.type: enveloped, BARE: bare}
-
-
-def _message(name: str, summary: str | None, content_type: str, schema: str) -> dict[str, Any]:
+def _message(name: str, summary: str | None, schema: str, payload: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
         "summary": summary,
-        "contentType": content_type,
+        "contentType": events.DATA_CONTENT_TYPE if name == BARE else events.CONTENT_TYPE,
         "payload": {"$ref": _SCHEMAS + schema},
         "bindings": {"amqp": {"messageType": name.removesuffix(".bare"), **_AMQP}},
+        "examples": [{"name": name, "payload": payload}],
     }
 
 
-def _sent_headers(event_type: str) -> dict[str, Any]:
+_MIRRORED = ("specversion", "id", "source", "type", "subject")
+
+
+def _headers(event_type: str) -> dict[str, Any]:
     always: dict[str, Any] = {
         "cloudEvents:specversion": {"const": events.SPECVERSION},
         "cloudEvents:id": {"type": "string"},

@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from service import text_rules
 
@@ -18,23 +19,37 @@ CALCULATIONS_EXCHANGE = "calculations"  # of the calculation teams
 NOTIFICATIONS_QUEUE = "notifications"
 CALCULATION_RESULTS_QUEUE = "calculation-results"
 
+UUID, CALCULATION_ID = "req_01a9ZkW3mT6qPxB8vNcR4d", "calc_7Hq2"  # examples
+
 
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of every event about a calculation request. Consumers that need more call the API."""
 
+    # Each subclass is a type of event. How it is sent, recorded, replayed and documented follows from its
+    # fields, each of which has an example. The fields here are attributes of EventSource in
+    # calculation_requests/model.py.
     type: ClassVar[str]
+    # Whether an event counts as published only if a queue accepted it. Otherwise it may have no subscriber.
+    must_be_routed: ClassVar[bool] = False
 
-    uuid: Annotated[str, msgspec.Meta(description="The uuid of the request, as in `GET /v1/request/:uuid`.")]
-    tenant: Annotated[str, msgspec.Meta(description="The conveyancer that owns the request.")]
-    request_type: str
-    property_value: Annotated[int | None, msgspec.Meta(description="In pounds.")]
-    calculation_fee_exempt: bool
+    uuid: Annotated[
+        str, Meta(description="The uuid of the request, as in `GET /v1/request/:uuid`.", examples=[UUID])
+    ]
+    tenant: Annotated[
+        str, Meta(description="The conveyancer that owns the request.", examples=["acme-conveyancing"])
+    ]
+    request_type: Annotated[str, Meta(examples=["SDLT_CALCULATION"])]
+    property_value: Annotated[int | None, Meta(description="In pounds.", examples=[300_000])]
+    calculation_fee_exempt: Annotated[bool, Meta(examples=[False])]
     external_id: Annotated[
         str | None,
-        msgspec.Meta(description="The conveyancer's own identifier; null once the request was erased."),
+        Meta(
+            description="The conveyancer's own identifier; null once the request was erased.",
+            examples=["crm-17"],
+        ),
     ]
     sequence: Annotated[
-        int, msgspec.Meta(ge=1, description="1, 2, … within a request; reveals lost and reordered events.")
+        int, Meta(ge=1, description="1, 2, … within a request; reveals lost and reordered events.")
     ]
 
 
@@ -42,6 +57,7 @@ class RequestCreated(RequestEvent, frozen=True, kw_only=True):
     """A request was stored."""
 
     type: ClassVar[str] = "request.created"
+    must_be_routed: ClassVar[bool] = True
 
 
 class RequestEmailSent(RequestEvent, frozen=True, kw_only=True):
@@ -60,14 +76,15 @@ class RequestEmailFailed(RequestEvent, frozen=True, kw_only=True):
 
     reason: Annotated[
         Reason,
-        msgspec.Meta(
+        Meta(
             description="`refused`: by the mail server, for good. `gave_up`: the mail server refused, or did "
             "not reply, for too long. `not_composable`: no e-mail can be made from the request's addresses "
-            "and names. `cancelled`: by an operator; another e-mail may follow."
+            "and names. `cancelled`: by an operator; another e-mail may follow.",
+            examples=["refused"],
         ),
     ]
     smtp_code: Annotated[
-        int, msgspec.Meta(description="The mail server's last reply code; 0 if there was none.")
+        int, Meta(description="The mail server's last reply code; 0 if there was none.", examples=[550])
     ]
 
 
@@ -76,7 +93,7 @@ class RequestCalculated(RequestEvent, frozen=True, kw_only=True):
 
     type: ClassVar[str] = "request.calculated"
 
-    calculation_id: str
+    calculation_id: Annotated[str, Meta(examples=[CALCULATION_ID])]
 
 
 class CalculationCreated(msgspec.Struct, frozen=True):
@@ -84,10 +101,11 @@ class CalculationCreated(msgspec.Struct, frozen=True):
 
     type: ClassVar[str] = "calculation.created"
 
-    request_uuid: str
+    request_uuid: Annotated[str, Meta(examples=[UUID])]
     calculation_id: Annotated[
         str,
-        msgspec.Meta(
+        Meta(
+            examples=[CALCULATION_ID],
             min_length=1,
             max_length=255,
             pattern=r"^[^\s\x00-\x1f\x7f-\x9f]+$",
@@ -105,10 +123,9 @@ class CalculationCreated(msgspec.Struct, frozen=True):
 
 
 SENT = tuple(RequestEvent.__subclasses__())
-EVENT_TYPES = tuple(event.type for event in SENT)
-
-# Events that count as published only if a queue accepted them. Other events may have no subscriber.
-MUST_BE_ROUTED = frozenset({RequestCreated.type})
+BY_TYPE = {event.type: event for event in SENT}
+EVENT_TYPES = tuple(BY_TYPE)
+MUST_BE_ROUTED = frozenset(event.type for event in SENT if event.must_be_routed)
 
 Data = TypeVar("Data")
 
@@ -153,3 +170,9 @@ def in_envelope(data: RequestEvent, *, time: datetime, traceparent: str | None) 
 def encode(data: RequestEvent, *, time: datetime, traceparent: str | None) -> bytes:
     """Return the message body of an event."""
     return _encoder.encode(in_envelope(data, time=time, traceparent=traceparent))
+
+
+def own_facts(data: RequestEvent) -> str:
+    """Return as JSON the fields that only events of this type have."""
+    names = data.__struct_fields__[len(RequestEvent.__struct_fields__) :]
+    return _encoder.encode({name: getattr(data, name) for name in names}).decode()

@@ -14,16 +14,14 @@ BEGIN
             -- The API stores and reads requests. It changes and deletes nothing.
             ('api', 'SELECT, INSERT ON calculation_request'),
             ('api', 'INSERT, SELECT (request_id) ON outbox'),
-            ('api', 'SELECT ON active_conveyancer, api_key, erased_request, secret_key'),
-            ('api', 'SELECT (request_id, event_sequence, settled_at, smtp_code, reason) ON email'),
+            ('api', 'SELECT ON active_conveyancer, api_key, erased_request, recorded_event, secret_key'),
 
             -- The worker publishes events, sends e-mails, records calculations, and erases old requests.
             ('worker', 'SELECT, DELETE ON calculation_request'),
-            ('worker', 'UPDATE (sequence, calculation_id, calculation_sequence, calculated_at, updated_at)
-                           ON calculation_request'),
+            ('worker', 'UPDATE (sequence, calculation_id, updated_at) ON calculation_request'),
             ('worker', 'SELECT, INSERT, UPDATE, DELETE ON outbox, outbox_held'),
             ('worker', 'SELECT, INSERT, UPDATE ON email'),
-            ('worker', 'SELECT, INSERT ON erased_request, postgres_up, secret_key'),
+            ('worker', 'SELECT, INSERT ON erased_request, postgres_up, recorded_event, secret_key'),
             ('worker', 'SELECT ON conveyancer, undelivered_event'),
             ('worker', 'SELECT ON SEQUENCE outbox_id_seq'),
 
@@ -36,7 +34,7 @@ BEGIN
             ('operator', 'SELECT, INSERT, UPDATE ON email'),
             ('operator', 'SELECT, INSERT, UPDATE (name, charges_calculation_fee, disabled_at) ON conveyancer'),
             ('operator', 'SELECT, INSERT, UPDATE (revoked_at) ON api_key'),
-            ('operator', 'SELECT, INSERT ON erased_request, operator_action'),
+            ('operator', 'SELECT, INSERT ON erased_request, operator_action, recorded_event'),
             ('operator', 'SELECT ON active_conveyancer, secret_key, undelivered_event'),
 
             -- The autoscaler counts what waits. It reads no customer data.

@@ -48,7 +48,7 @@ async def store(connection: Connection) -> str:
 def new_event() -> tuple[str, bytes]:
     """Return the uuid and the request.created of a new request."""
     request = stored.new_request(**COLUMNS)
-    created = RequestCreated(**request.event_payload(sequence=1))
+    created = request.event(RequestCreated, sequence=1)
     return request.uuid, events.encode(created, time=request.created_at, traceparent=tracing.onward(None))
 
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from service.calculation_requests import erasing
-from service.calculation_requests.changing import EmailEnd
+from service.calculation_requests.email_changes import EmailEnd
 from service.calculation_requests.model import CalculationRequest, Idempotency
 from service.calculation_requests.storing import Storage
 from service.identifiers import uuid_of

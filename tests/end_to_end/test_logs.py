@@ -7,11 +7,10 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
-import msgspec
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 
-from service.api.bodies import CreateBody
+from service.api.openapi.examples import FULL_REQUEST
 from service.authentication import api_keys
 from service.postgres.pool import Connection
 from tests.end_to_end.callers import client_of
@@ -22,6 +21,7 @@ from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 from tests.harness.issuer import Issuer
 from tests.harness.processes import api_process, started, worker_process
 from tests.harness.raw_connection import connect_to, head
+from tests.harness.stored import ANY_TEXTS
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 
@@ -33,15 +33,15 @@ Call: TypeAlias = tuple[str, str, Options]  # method, path, and what httpx sends
 AN_EMAIL_ADDRESS = re.compile(r"[\w.+-]+@[\w-]+")
 
 A_MARKED_REQUEST: dict[str, Any] = {
-    **{field.name: f"{MARK} {field.name}" for field in msgspec.structs.fields(CreateBody)},
+    **FULL_REQUEST,
+    **{name: f"{MARK} {name}" for name in ANY_TEXTS},
     "customer_email": f"{MARK}-customer@customer.example.com",
     "customer_phone": PHONE,
     "sender_email": f"{MARK}-sender@firm.example.com",
-    "request_type": "SDLT_CALCULATION",
     "property_value": 271_828_182,
     "meta_data": {f"{MARK} key": [f"{MARK} value", {"deep": f"{MARK} deep"}]},
-    "calculation_fee_exempt": True,
 }
+_LOGGABLE = {"request_type", "meta_data", "calculation_fee_exempt"}  # or marked inside
 BAD_VALUES: dict[str, Any] = {
     **dict.fromkeys(("property_value", "request_type", "meta_data", "calculation_fee_exempt"), MARK),
     f"{MARK}_unknown": MARK,
@@ -219,7 +219,8 @@ async def poison_both_queues(channel: AbstractChannel) -> None:
 
 def assert_lines_for_machines_with_nothing_to_hide(output: str, *secrets: str) -> None:
     keys = [pair.partition(":")[2] for pair in SECRET_KEYS.split(",")]
-    personal = [MARK, PHONE, PHONE.replace(" ", ""), str(A_MARKED_REQUEST["property_value"])]
+    personal = [str(value) for name, value in A_MARKED_REQUEST.items() if name not in _LOGGABLE]
+    personal += [MARK, PHONE.replace(" ", "")]
     assert output
     for line in output.splitlines():
         assert json.loads(line).keys() >= {"event", "level", "timestamp"}, line

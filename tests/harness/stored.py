@@ -1,12 +1,17 @@
 """Requests stored in the statement of the API, with their event, over a connection of the test's."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import asyncpg
+import msgspec
 from asyncpg.transaction import Transaction
 
+from service.api.bodies import CreateBody
+from service.api.decoding import parse
+from service.api.errors import InvalidSubmission
+from service.api.openapi.examples import FULL_REQUEST
 from service.calculation_requests import storing
 from service.calculation_requests.model import CalculationRequest, Idempotency
 from service.calculation_requests.request_secrets import SecretKeyRing
@@ -16,16 +21,19 @@ from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 KEYS = SecretKeyRing.parse(SECRET_KEYS)
 
 COLUMNS: dict[str, Any] = {
-    **A_REQUEST,
-    "customer_phone": None,
-    "request_type": "SDLT_CALCULATION",
+    **msgspec.convert(A_REQUEST, CreateBody).validated(waiver_applies=False),
     "property_value": 300_000,
-    "notes": None,
-    "external_id": None,
-    "meta_data": None,
-    "calculation_fee_exempt": False,
-    "calculation_fee_exempt_reason": None,
 }
+
+
+def _takes_any_text(field: str) -> bool:
+    with suppress(InvalidSubmission):
+        parse(CreateBody, msgspec.json.encode(FULL_REQUEST | {field: "text"}))
+        return True
+    return False
+
+
+ANY_TEXTS = tuple(filter(_takes_any_text, CreateBody.__struct_fields__))  # not e-mail addresses, for instance
 
 
 def new_request(**columns: Any) -> CalculationRequest:

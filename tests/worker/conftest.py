@@ -12,7 +12,7 @@ import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
-from service.calculation_requests import changing
+from service.calculation_requests.changing import change
 from service.calculation_requests.model import CalculationRequest, now
 from service.identifiers import new_request_id
 from service.outbox import events, lanes
@@ -53,15 +53,12 @@ async def store_as(connection: Connection, event_type: str) -> None:
 
 async def announce_next(connection: Connection, request_id: UUID, *, traceparent: str | None = None) -> None:
     """Write the next event of a request, one that nobody needs to listen to."""
-    async with connection.transaction():
-        request = (await changing.lock(connection, [request_id]))[request_id]
-        event = RequestEmailSent(**request.event_payload(sequence=request.sequence + 1))
-        announcement = changing.Announcement(request.id, event, now(), traceparent)
-        await changing.announce(connection, [announcement])
+    async with connection.transaction(), change(connection, request_id) as request:
+        request.announce(RequestEmailSent, traceparent=traceparent)
 
 
 def created_event(request: CalculationRequest) -> RequestCreated:
-    return RequestCreated(**request.event_payload(sequence=1))
+    return request.event(RequestCreated, sequence=1)
 
 
 def created_body(request: CalculationRequest) -> bytes:

@@ -21,10 +21,13 @@ from worker.mail.ledger import EmailToSend
 # Of each transaction, in order.
 STATEMENTS = {
     "results": [
-        *("BEGIN", "FOR NO KEY UPDATE", "pg_advisory_xact_lock_shared", "SET calculation_id"),
+        *("BEGIN", "pg_advisory_xact_lock_shared", "FOR NO KEY UPDATE", "UPDATE calculation_request"),
         *("INSERT INTO outbox", "COMMIT"),
     ],
-    "e-mails": ["BEGIN", "FOR NO KEY UPDATE", "FOR UPDATE", "UPDATE email", "INSERT INTO outbox", "COMMIT"],
+    "e-mails": [
+        *("BEGIN", "pg_advisory_xact_lock_shared", "FOR NO KEY UPDATE", "FOR UPDATE", "UPDATE email"),
+        *("UPDATE calculation_request", "INSERT INTO outbox", "COMMIT"),
+    ],
 }
 
 
@@ -195,6 +198,6 @@ async def test_two_emails_of_a_request_in_a_batch_have_sequences_of_their_own(da
 
     written = await database.fetch("SELECT sequence FROM outbox ORDER BY id")
     assert [row["sequence"] for row in written] == [1, 2, 3, 4]
-    recorded = await database.fetch("SELECT event_sequence FROM email ORDER BY 1")
-    assert [row["event_sequence"] for row in recorded] == [2, 3, 4]
+    recorded = await database.fetch("SELECT sequence FROM recorded_event ORDER BY 1")
+    assert [row["sequence"] for row in recorded] == [2, 3, 4]
     assert await database.fetchval("SELECT sequence FROM calculation_request") == 4

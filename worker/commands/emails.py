@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from service.calculation_requests import email_changes
+from service.calculation_requests.changing import LockedRequest, change_all
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, answering, on_record, progress
 from service.command_line.operator_actions import Operator
@@ -53,6 +54,7 @@ class LedgerEmail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Found = Sequence[tuple[str, UUID]]  # each e-mail's key, and the id of its request
+_Write = Callable[[Connection, Sequence[str], Mapping[UUID, LockedRequest]], Awaitable[Mapping[UUID, str]]]
 
 
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,12 +115,10 @@ async def resend(*, sent: bool, limit: int | None, dry_run: bool, by: Operator, 
         raise click.UsageError("--sent needs --uuid: a sent e-mail is sent again for one request at a time")
     choice.check_is_narrow()
 
-    async def add_again(connection: Connection, batch: Found) -> Mapping[UUID, str]:
-        return await email_changes.add_again(connection, dict(batch))
-
     async with connecting.postgres() as connection:
         found = await _find_ended(connection, choice, states=["failed", "sent"] if sent else ["failed"])
         found = found[:limit]
+        add_again = email_changes.add_again
         return await _change(connection, found, add_again, action="emails resend", by=by, dry_run=dry_run)
 
 
@@ -132,14 +132,18 @@ async def cancel(*, resent: bool, dry_run: bool, by: Operator, choice: Choice) -
     """Cancel pending e-mails, even those not recorded yet. An e-mail that is being sent may still arrive."""
     choice.check_is_narrow()
 
-    async def cancel_all(connection: Connection, batch: Found) -> Mapping[UUID, str]:
-        return await email_changes.cancel(connection, [request_id for _, request_id in batch])
-
     async with connecting.postgres() as connection:
         found = await _find_unsent(connection, choice)
         if resent:
             found = [each for each in found if each[0] != email_changes.first_email_key(each[1])]
-        return await _change(connection, found, cancel_all, action="emails cancel", by=by, dry_run=dry_run)
+        return await _change(
+            connection,
+            found,
+            lambda own, _, requests: email_changes.cancel(own, requests),
+            action="emails cancel",
+            by=by,
+            dry_run=dry_run,
+        )
 
 
 emails = click.Group(
@@ -152,7 +156,7 @@ emails = click.Group(
 async def _change(
     connection: Connection,
     found: Found,
-    change: Callable[[Connection, Found], Awaitable[Mapping[UUID, str]]],
+    write: _Write,
     *,
     action: str,
     by: Operator,
@@ -160,7 +164,7 @@ async def _change(
 ) -> Answer:
     """Change e-mails in batches. One transaction changes a batch and records the change.
 
-    Returns how many e-mails were changed. *change* skips e-mails that have changed since they were found.
+    Returns how many e-mails were changed. *write* skips e-mails that have changed since they were found.
     """
     if dry_run:
         return Answer({"emails": len(found)}, f"{len(found)} e-mails would be changed")
@@ -168,8 +172,12 @@ async def _change(
     with progress(action, len(found)) as advance:
         for start in range(0, len(found), _BATCH):
             batch = found[start : start + _BATCH]
-            async with connections.bounded_transaction(connection):
-                written = await change(connection, batch)
+            request_ids = {request_id for _, request_id in batch}
+            async with (
+                connections.bounded_transaction(connection),
+                change_all(connection, request_ids) as requests,
+            ):
+                written = await write(connection, [key for key, _ in batch], requests)
                 await operator_actions.record(connection, action, written.items(), by)
             changed += len(written)
             advance(len(batch))

@@ -8,7 +8,8 @@ from uuid import UUID
 import click
 import msgspec
 
-from service.calculation_requests import changing, event_history
+from service.calculation_requests import event_history
+from service.calculation_requests.changing import change_all
 from service.calculation_requests.event_history import EventHistory, RecordedEvent
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, answering, cell, on_record, progress
@@ -35,7 +36,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         return [
             recorded
             for recorded in history.recorded_events
-            if recorded.event.type in self.types
+            if recorded.type in self.types
             and (self.since is None or recorded.at >= self.since)
             and recorded.at < self.until
         ]
@@ -152,8 +153,7 @@ async def replay_batch(
     that have been erased in the meantime are skipped.
     """
     rows: list[tuple[int, UUID, str, int, bytes]] = []
-    async with connections.bounded_transaction(connection):
-        await changing.lock(connection, request_ids)
+    async with connections.bounded_transaction(connection), change_all(connection, request_ids):
         unpublished = await connection.fetch(
             "SELECT request_id FROM undelivered_event WHERE request_id = ANY($1)", request_ids
         )
@@ -165,8 +165,9 @@ async def replay_batch(
                 continue
             selected = selection.of(history)
             tally.add(selected)
-            for event, at in selected:
-                payload = events.encode(event, time=at, traceparent=None)
+            for recorded in selected:
+                event = history.rebuild(recorded)
+                payload = events.encode(event, time=recorded.at, traceparent=None)
                 rows.append((lanes.lane_of(request_id), request_id, event.type, event.sequence, payload))
         await connection.executemany(
             "INSERT INTO outbox (lane, request_id, type, sequence, payload) VALUES ($1, $2, $3, $4, $5)", rows

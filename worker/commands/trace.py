@@ -8,13 +8,13 @@ import click
 import msgspec
 
 from service.calculation_requests import event_history
-from service.calculation_requests.event_history import EventHistory, RecordedEvent
+from service.calculation_requests.event_history import RecordedEvent
 from service.calculation_requests.model import RequestNotFound
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, answering, cell, table
 from service.command_line.operator_actions import OperatorAction
 from service.identifiers import uuid_of
-from service.outbox.events import RequestCreated, event_id
+from service.outbox.events import RequestCalculated, RequestCreated, event_id
 from service.postgres.pool import Connection
 from worker.commands import emails as emails_command
 from worker.commands import outbox
@@ -54,41 +54,43 @@ async def trace(request_id: UUID) -> Answer:
 
 async def _trace(connection: Connection, request_id: UUID) -> Trace:
     """Return the progress of a request. Raises RequestNotFound."""
-    history = await _read_history(connection, request_id)
-    request = history.request
-    erased_at = await connection.fetchval("SELECT erased_at FROM erased_request WHERE id = $1", request_id)
+    stored = await connection.fetchrow(_FIND, request_id)
+    if stored is None:
+        raise RequestNotFound
     newest = await emails_command.read(connection, Choice(request_id=request_id), limit=_MOST_EMAILS)
     emails = newest[::-1]
+    recorded = await event_history.read_recorded(connection, request_id, created_at=stored["stored_at"])
     undelivered = await outbox.read_undelivered(connection, request_id=request_id)
-    events = {event.event_id: event for event in (*map(_published, history.recorded_events), *undelivered)}
+    published = [_published(uuid_of(request_id), each) for each in recorded]
+    events = {event.event_id: event for event in (*published, *undelivered)}
+    calculated = [each.at for each in recorded if each.type == RequestCalculated.type]
     return Trace(
+        **stored,
         uuid=uuid_of(request_id),
-        tenant=request.conveyancer_id,
-        stored_at=request.created_at,
-        calculation_id=request.calculation_id,
-        calculated_at=history.calculated_at,
-        erased_at=erased_at,
+        calculated_at=calculated[0] if calculated else None,
         emails=emails,
         events=sorted(events.values(), key=lambda event: event.sequence),
         actions=await operator_actions.read(connection, request_id),
         conclusion="The request was erased."
-        if erased_at
-        else _conclude(request.calculation_id, emails[-1] if emails else None, events.values()),
+        if stored["erased_at"]
+        else _conclude(stored["calculation_id"], emails[-1] if emails else None, events.values()),
     )
 
 
-async def _read_history(connection: Connection, request_id: UUID) -> EventHistory:
-    found = await event_history.read(connection, [request_id])
-    found = found or await event_history.read_erased(connection, request_id)
-    if not found:
-        raise RequestNotFound
-    return found[0]
+_FIND = """
+    SELECT conveyancer_id AS tenant, created_at AS stored_at, calculation_id, NULL::timestamptz AS erased_at
+      FROM calculation_request
+     WHERE id = $1
+    UNION ALL
+    SELECT conveyancer_id, created_at, calculation_id, erased_at
+      FROM erased_request
+     WHERE id = $1
+"""
 
 
-def _published(recorded: RecordedEvent) -> Event:
-    event = recorded.event
-    key = event_id(event.uuid, event.type, event.sequence)
-    return Event(key, event.type, event.sequence, "published", recorded.at)
+def _published(uuid: str, recorded: RecordedEvent) -> Event:
+    key = event_id(uuid, recorded.type, recorded.sequence)
+    return Event(key, recorded.type, recorded.sequence, "published", recorded.at)
 
 
 def _conclude(calculation_id: str | None, email: LedgerEmail | None, events: Iterable[Event]) -> str:

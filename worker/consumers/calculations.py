@@ -5,12 +5,11 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import changing, reading
-from service.calculation_requests.changing import Announcement
-from service.calculation_requests.model import EventSource, RequestErased, RequestNotFound
+from service.calculation_requests import reading
+from service.calculation_requests.changing import LockedRequest, change_all
+from service.calculation_requests.model import RequestErased, RequestNotFound
 from service.identifiers import parse_uuid
-from service.outbox import events
-from service.outbox.events import CalculationCreated, CloudEvent
+from service.outbox.events import CalculationCreated, CloudEvent, RequestCalculated
 from service.outbox.lanes import RelayWaker
 from service.postgres import connections
 from service.postgres.pool import Connection, Pool
@@ -78,56 +77,35 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
     several results for a request, the first counts.
     """
     ids = {result.request_id for result in results}
-    free = await changing.lock(connection, ids, waits=False)
-    absent = ids - free.keys()
-    if absent:
-        absent -= await reading.find_existing(connection, absent)
-    # Erased requests are read last, so a request erased meanwhile counts as locked or erased, not as unknown.
-    gone = await reading.find_erased(connection, absent) if absent else set()
-    failures: list[Failure] = []
-    new: dict[UUID, Result] = {}
-    for result in results:
-        request = free.get(result.request_id)
-        failure: Failure = None
-        if result.request_id in gone:
-            failure = RequestErased(f"{result.path}request_uuid: the request was erased")
-        elif result.request_id in absent:
-            failure = RequestNotFound(f"{result.path}request_uuid: there is no such request")
-        elif request is None:
-            failure = RowLocked()
-        else:
-            recorded = request.calculation_id or new.setdefault(request.id, result).calculation_id
-            if recorded != result.calculation_id:
-                failure = CalculationAlreadyRecorded(
-                    f"{result.path}calculation_id: the request has another calculation"
-                )
-        failures.append(failure)  # None even for a redelivery: the first delivery wrote the event.
-    if new:
-        await _set_calculations(connection, [(free[each.request_id], each) for each in new.values()])
+    async with change_all(connection, ids, waits=False) as free:
+        absent = ids - free.keys()
+        if absent:
+            absent -= await reading.find_existing(connection, absent)
+        # Erased requests are read last, so one that is erased meanwhile counts as locked or erased, not as
+        # unknown.
+        gone = await reading.find_erased(connection, absent) if absent else set()
+        failures: list[Failure] = []
+        for result in results:
+            failure: Failure = None
+            if result.request_id in gone:
+                failure = RequestErased(f"{result.path}request_uuid: the request was erased")
+            elif result.request_id in absent:
+                failure = RequestNotFound(f"{result.path}request_uuid: there is no such request")
+            elif result.request_id not in free:
+                failure = RowLocked()
+            else:
+                failure = _record(free[result.request_id], result)
+            failures.append(failure)
     return failures
 
 
-async def _set_calculations(connection: Connection, results: Sequence[tuple[EventSource, Result]]) -> None:
-    """Set the calculations of locked requests, and announce them. Announcing updates each row's sequence."""
-    await reading.begin_change(connection)
-    calculated_at = await connection.fetchval(
-        f"""
-        UPDATE calculation_request
-           SET calculation_id = new.calculation_id,
-               calculation_sequence = sequence + 1,
-               calculated_at = {reading.CHANGED_AT},
-               updated_at = {reading.CHANGED_AT}
-          FROM unnest($1::uuid[], $2::text[]) AS new (id, calculation_id)
-         WHERE calculation_request.id = new.id
-        RETURNING calculated_at
-        """,  # noqa: S608 - constants only
-        [request.id for request, _ in results],
-        [result.calculation_id for _, result in results],
-    )
-    announcements = []
-    for request, result in results:
-        event = events.RequestCalculated(
-            **request.event_payload(sequence=request.sequence + 1), calculation_id=result.calculation_id
+def _record(request: LockedRequest, result: Result) -> Failure:
+    """Set the calculation of a request, and announce it. A redelivery changes nothing."""
+    if request.calculation_id is None:
+        request.calculation_id = result.calculation_id
+        request.announce(
+            RequestCalculated, traceparent=result.traceparent, calculation_id=result.calculation_id
         )
-        announcements.append(Announcement(request.id, event, calculated_at, result.traceparent))
-    await changing.announce(connection, announcements)
+    if request.calculation_id == result.calculation_id:
+        return None
+    return CalculationAlreadyRecorded(f"{result.path}calculation_id: the request has another calculation")

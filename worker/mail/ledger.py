@@ -7,9 +7,8 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import changing
-from service.calculation_requests.changing import EmailEnd
-from service.calculation_requests.email_changes import first_email_key
+from service.calculation_requests.changing import change_all
+from service.calculation_requests.email_changes import EmailEnd, announce_ends, first_email_key
 from service.calculation_requests.model import REQUEST_COLUMNS, CalculationRequest
 from service.identifiers import time_of
 from service.outbox.events import Reason
@@ -172,11 +171,11 @@ async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failu
     Returns RowLocked for each e-mail whose row, or whose request's row, another transaction has locked, and
     None for the others. An e-mail that had already ended is left alone.
     """
-    requests = await changing.lock(connection, {end.request_id for end in ends}, waits=False)
-    free = [end.email_key for end in ends if end.request_id in requests]
-    rows = await connection.fetch(f"{_FIND_PENDING} ORDER BY email_key FOR UPDATE SKIP LOCKED", free)
-    pending = {row["email_key"] for row in rows}
-    await changing.announce_ends(connection, [end for end in ends if end.email_key in pending], requests)
+    async with change_all(connection, {end.request_id for end in ends}, waits=False) as requests:
+        free = [end.email_key for end in ends if end.request_id in requests]
+        rows = await connection.fetch(f"{_FIND_PENDING} ORDER BY email_key FOR UPDATE SKIP LOCKED", free)
+        pending = {row["email_key"] for row in rows}
+        await announce_ends(connection, [end for end in ends if end.email_key in pending], requests)
     others = [end.email_key for end in ends if end.email_key not in pending]
     locked = {row["email_key"] for row in await connection.fetch(_FIND_PENDING, others)} if others else set()
     return [RowLocked() if end.email_key in locked else None for end in ends]

@@ -3,7 +3,7 @@
 import re
 from datetime import UTC, datetime
 
-from service.calculation_requests.changing import EmailEnd
+from service.calculation_requests.email_changes import EmailEnd
 from worker.mail.ledger import Email, Postponement
 from worker.mail.replies import RECIPIENT_REFUSED, Reply
 from worker.settings import EmailSettings

@@ -12,7 +12,7 @@ import structlog
 from email_validator import EmailNotValidError
 from structlog.contextvars import bound_contextvars
 
-from service.calculation_requests.changing import EmailEnd
+from service.calculation_requests.email_changes import EmailEnd
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.outbox.lanes import RelayWaker
 from service.postgres.outages import PostgresUnavailable

@@ -9,7 +9,11 @@ from msgspec.structs import replace
 from service.api.bodies import CreateBody
 from service.api.listing import CalculationRequestPage
 from service.calculation_requests.event_history import CalculationRequestEvents
-from service.calculation_requests.model import CalculationRequestView, RetrievedCalculationRequest
+from service.calculation_requests.model import (
+    FOR_CUSTOMER,
+    CalculationRequestView,
+    RetrievedCalculationRequest,
+)
 from service.outbox import asyncapi
 from service.outbox.events import RequestEmailFailed, in_envelope
 
@@ -43,17 +47,15 @@ LISTED = {
 }
 RETRIEVED = {
     "ok": _RETRIEVED,
-    "by_secret": replace(
-        _RETRIEVED, notes=None, external_id=None, meta_data=None, calculation_fee_exempt_reason=None
-    ),
+    "by_secret": replace(_RETRIEVED, **{name: None for name in FULL_REQUEST if name not in FOR_CUSTOMER}),
     "internal_reader": replace(_RETRIEVED, secret=None, request_url=None),
 }
+_HISTORY = [event for event in asyncapi.SENT_EXAMPLES if not isinstance(event, RequestEmailFailed)]
 EVENTS = {
     "ok": CalculationRequestEvents(
         [
-            in_envelope(event, time=asyncapi.EXAMPLE_TIME, traceparent=None)
-            for event in asyncapi.SENT_EXAMPLES
-            if not isinstance(event, RequestEmailFailed)
+            in_envelope(replace(event, sequence=sequence), time=asyncapi.EXAMPLE_TIME, traceparent=None)
+            for sequence, event in enumerate(_HISTORY, 1)
         ]
     )
 }

@@ -15,7 +15,7 @@ from service.api.decoding import parse_query
 from service.api.envelope import FieldError
 from service.api.errors import InvalidSubmission
 from service.api.listing import ListQuery
-from service.calculation_requests import reading
+from service.calculation_requests import changing, reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.reading import Listing, Place, PlaceByAge, PlaceByChange
 from service.identifiers import new_request_id, parse_uuid, uuid_of
@@ -172,8 +172,7 @@ async def test_changes_are_ordered_beyond_the_seconds_of_31_bits(database, other
         changes = Listing(None, 20, PlaceByChange(datetime.min.replace(tzinfo=UTC), UUID(int=0)))
         return (await reading.read_page(database, changes, conveyancer_id=CONVEYANCER)).horizon
 
-    async with other_connection.transaction():
-        await reading.begin_change(other_connection)
+    async with other_connection.transaction(), changing.change_all(other_connection, []):
         during = await horizon()
 
     assert during == datetime(2039, 12, 31, 23, 59, 30, tzinfo=UTC)

@@ -9,17 +9,15 @@ import httpx
 import pytest
 
 from service.api.errors import translate
+from service.calculation_requests.model import FOR_CUSTOMER
 from service.calculation_requests.request_secrets import WrongSecret
 from tests.harness.endpoints import ENDPOINTS
 from tests.harness.examples import A_REQUEST
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client
 
-THE_CUSTOMERS = {
-    *A_REQUEST,
-    *("uuid", "created_at", "updated_at", "customer_phone", "request_type", "property_value"),
-    *("calculation_id", "calculation_fee_exempt", "secret", "request_url"),
-}
+THE_CUSTOMERS = {*FOR_CUSTOMER, "uuid", "secret", "request_url"}
+THE_FIRMS = {"notes", "external_id", "meta_data", "calculation_fee_exempt_reason"}
 _ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
 
 
@@ -54,6 +52,7 @@ async def test_secret_opens_the_fields_of_its_request_that_are_for_the_customer(
 
     assert response.status_code == 200
     assert None not in created.values()
+    assert not THE_CUSTOMERS & THE_FIRMS
     assert response.json()["data"] == {
         field: value if field in THE_CUSTOMERS else None for field, value in created.items()
     }

@@ -19,6 +19,7 @@ TABLES = (
     "calculation_request",
     "outbox",
     "outbox_held",
+    "recorded_event",
     "email",
     "conveyancer",
     "api_key",
@@ -45,6 +46,8 @@ REFUSED = {
     "UPDATE calculation_request SET secret_salt = '', secret_key_id = ''": ("api", "worker", "scaling"),
     "UPDATE calculation_request SET calculation_id = 'C-1'": ("api", "operator", "scaling"),
     "DELETE FROM calculation_request": ("api", "scaling"),
+    "UPDATE recorded_event SET at = now()": EVERYBODY,
+    "DELETE FROM recorded_event": EVERYBODY,
     "SELECT payload FROM outbox": ("api", "scaling"),
     "DELETE FROM outbox": ("api", "operator", "scaling"),
     "INSERT INTO email (email_key, request_id) VALUES ('', gen_random_uuid())": ("api", "scaling"),
@@ -58,8 +61,9 @@ REFUSED = {
     "INSERT INTO operator_action (action, operator) VALUES ('', '')": ("api", "worker", "scaling"),
     "SELECT FROM api_key": ("worker", "scaling"),
     "SELECT FROM calculation_request": ("scaling",),
-    "SELECT server_reply FROM email": ("api", "scaling"),
-    "SELECT traceparent FROM email": ("api", "scaling"),
+    "SELECT FROM email": ("api",),
+    "SELECT server_reply FROM email": ("scaling",),
+    "SELECT traceparent FROM email": ("scaling",),
 }
 
 

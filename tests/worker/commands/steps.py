@@ -7,6 +7,8 @@ from uuid import UUID
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 
+from service.calculation_requests import email_changes
+from service.calculation_requests.changing import change_all
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.in_process import running
@@ -44,6 +46,20 @@ async def bury(channel: AbstractChannel, queue: topology.Queue, body: bytes, **p
 async def intend(database: Connection, request: CalculationRequest, number: int = 1) -> None:
     """Enter an e-mail of a request in the ledger."""
     await ledger.add(database, [EmailToSend(key_of(request, number), request.id)])
+
+
+async def cancel_emails(connection: Connection, request: CalculationRequest) -> None:
+    """Cancel the e-mails of a request in the caller's transaction."""
+    async with change_all(connection, [request.id]) as requests:
+        await email_changes.cancel(connection, requests)
+
+
+async def add_email_again(
+    connection: Connection, request: CalculationRequest, keys: Sequence[str]
+) -> dict[UUID, str]:
+    """Add an e-mail to a request if the last of its e-mails is one of *keys*."""
+    async with change_all(connection, [request.id]) as requests:
+        return await email_changes.add_again(connection, keys, requests)
 
 
 async def attempt_emails(database: Connection, postman: Postman) -> None:

@@ -16,7 +16,6 @@ from structlog.testing import capture_logs
 from yarl import URL
 
 from deploy.local.machine.ports import free_port
-from service.calculation_requests import email_changes
 from service.calculation_requests.request_secrets import SecretKeyRing, remember_keys
 from service.command_line import diagnosis
 from service.command_line.diagnosis import Check, Finding
@@ -33,7 +32,7 @@ from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.standby import replicated
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker.commands.steps import intend
+from tests.worker.commands.steps import cancel_emails, intend
 from tests.worker.conftest import settings_with, store
 from worker import process
 from worker.commands.doctor import examine_worker
@@ -307,7 +306,7 @@ async def test_events_and_emails_are_counted_by_state(environment, database, ret
     await intend(database, retrying)
     reply = "450 4.2.1 <someone@example.com> later"
     await database.execute("UPDATE email SET server_reply = $1, attempts = 1", reply)
-    await email_changes.cancel(database, [(await store(database)).id])
+    await cancel_emails(database, await store(database))
 
     events, emails = await found(environment, "events"), await found(environment, "e-mails")
 

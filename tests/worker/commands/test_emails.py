@@ -4,11 +4,20 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.calculation_requests import email_changes, erasing
+from service.calculation_requests import erasing
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
 from tests.worker import deliveries
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import assert_sound, attempt_emails, intend, key_of, states, store_many
+from tests.worker.commands.steps import (
+    add_email_again,
+    assert_sound,
+    attempt_emails,
+    cancel_emails,
+    intend,
+    key_of,
+    states,
+    store_many,
+)
 from tests.worker.conftest import created_event, store
 
 pytestmark = pytest.mark.usefixtures("on_servers")
@@ -47,7 +56,7 @@ async def test_sent_or_cancelled_email_is_sent_again_only_for_a_request_that_is_
     await attempt_emails(database, postman)
     cancelled = await store(database)
     async with database.transaction():
-        await email_changes.cancel(database, [cancelled.id])
+        await cancel_emails(database, cancelled)
 
     unnamed = await changed("resend", "--from", "2026-01-01")
     failed_only = await changed("resend", "--uuid", stored_request.uuid)
@@ -143,8 +152,8 @@ async def test_cancelled_email_keeps_the_last_reply(database, postman, mail_serv
 
 async def test_list_begins_with_the_newest_and_says_why_emails_failed(database, stored_request):
     async with database.transaction():
-        await email_changes.cancel(database, [stored_request.id])
-    await email_changes.add_again(database, {key_of(stored_request): stored_request.id})
+        await cancel_emails(database, stored_request)
+    await add_email_again(database, stored_request, [key_of(stored_request)])
 
     answer = await command("emails", "list")
     chosen = [
@@ -165,7 +174,7 @@ async def test_email_of_an_erased_request_is_not_sent_again(database, refused):
         await erasing.erase(database, [refused.id])
 
     by_code = await changed("resend", "--code", "550")
-    by_one_who_had_found_it = await email_changes.add_again(database, {key_of(refused): refused.id})
+    by_one_who_had_found_it = await add_email_again(database, refused, [key_of(refused)])
 
     assert (by_code, by_one_who_had_found_it) == (0, {})
     assert await states(database) == {key_of(refused): "failed"}

@@ -109,7 +109,7 @@ async def test_only_events_of_the_given_time_are_replayed_however_old_their_requ
             at,
         )
     await deliveries.calculate(database, uuid_of(ids[0]), "C-1")
-    await database.execute("UPDATE calculation_request SET calculated_at = $1", noon)
+    await database.execute("UPDATE recorded_event SET at = $1", noon)
     await take(database)
 
     await replayed("--to", "2026-03-01T15:00:00+01:00", since="2026-03-01T12:00:00Z")
@@ -124,7 +124,7 @@ async def test_order_within_each_request_is_kept_even_if_clocks_differed(databas
     requests = [await store(database) for _ in range(10)]
     for request in requests:
         await calculate(database, request)
-    await database.execute("UPDATE calculation_request SET calculated_at = created_at - interval '1 s'")
+    await database.execute("UPDATE recorded_event SET at = at - interval '1 h'")
     await take(database)
 
     await replayed()

@@ -8,8 +8,6 @@ import click
 import httpx
 import pytest
 
-from service.api.bodies import CreateBody
-from service.calculation_requests import email_changes
 from service.calculation_requests.model import CalculationRequest, RequestErased
 from service.commands.requests import Erasure
 from service.outbox import lanes
@@ -18,11 +16,20 @@ from service.postgres.pool import Connection
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import running
+from tests.harness.stored import ANY_TEXTS
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
 from tests.worker.commands.conftest import command, rendered
-from tests.worker.commands.steps import assert_sound, attempt_emails, calculate, intend, key_of, states
+from tests.worker.commands.steps import (
+    add_email_again,
+    assert_sound,
+    attempt_emails,
+    calculate,
+    intend,
+    key_of,
+    states,
+)
 from tests.worker.conftest import KEYS, created_event, hold_events, open_postman, settings_with, store
 
 pytestmark = pytest.mark.usefixtures("on_servers")
@@ -31,7 +38,7 @@ CORRECTING = ("--customer-email", "eve@example.com")
 MARK = "Xq7personal"
 # Every text that a caller may send.
 MARKED: dict[str, Any] = {
-    **dict.fromkeys({*CreateBody.__struct_fields__} - {"property_value", "request_type"}, MARK),
+    **dict.fromkeys(ANY_TEXTS, MARK),
     "customer_email": f"{MARK}@customer.example.com",
     "sender_email": f"{MARK}@firm.example.com",
     "meta_data": json.dumps({"of": MARK}),
@@ -132,12 +139,12 @@ async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
     database, other_connection, refused
 ):
     async with other_connection.transaction():
-        resent = await email_changes.add_again(other_connection, {key_of(refused): refused.id})
+        resent = await add_email_again(other_connection, refused, [key_of(refused)])
         changing = asyncio.create_task(command("request", "correct", refused.uuid, *CORRECTING))
         await eventually(lambda: has_waiting_statement(database))
     await changing
     keys = [key_of(refused, number) for number in (1, 2, 3)]
-    resent_late = await email_changes.add_again(database, dict.fromkeys(keys[:2], refused.id))
+    resent_late = await add_email_again(database, refused, keys[:2])
 
     assert (resent, resent_late) == ({refused.id: keys[1]}, {})
     assert await states(database) == dict(zip(keys, ("failed", "failed", "pending"), strict=True))

@@ -49,11 +49,14 @@ async def test_event_carries_the_calculation_and_the_next_sequence_number(databa
     await calculate(database, stored_request.uuid, "calc-1")
 
     (event,) = await database.fetch(CALCULATED)
-    row = await database.fetchrow("SELECT sequence, updated_at, calculated_at FROM calculation_request")
+    row = await database.fetchrow(
+        "SELECT request.sequence, updated_at, at"
+        "  FROM calculation_request AS request JOIN recorded_event ON request_id = id"
+    )
     assert (event["request_id"], event["sequence"], row["sequence"]) == (stored_request.id, 2, 2)
-    calculated = RequestCalculated(**stored_request.event_payload(sequence=2), calculation_id="calc-1")
-    assert event["payload"] == events.encode(calculated, time=row["calculated_at"], traceparent=None)
-    assert row["updated_at"] == row["calculated_at"]
+    calculated = stored_request.event(RequestCalculated, sequence=2, calculation_id="calc-1")
+    assert event["payload"] == events.encode(calculated, time=row["at"], traceparent=None)
+    assert row["updated_at"] == row["at"]
 
 
 @pytest.mark.parametrize(

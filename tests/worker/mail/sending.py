@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from service.calculation_requests.changing import EmailEnd
+from service.calculation_requests.email_changes import EmailEnd
 from tests.harness.examples import SECRET_KEYS
 from tests.worker.mail.composing import A_STORED_REQUEST, SENDER, compose
 from worker.mail import outcomes

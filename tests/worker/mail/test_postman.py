@@ -68,7 +68,7 @@ async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_
 
     email = await database.fetchrow("SELECT server_reply, attempts, claimed_by FROM email")
     assert email == (reply.removeprefix("250 "), 1, None)
-    ended = event(**intended.event_payload(sequence=2))
+    ended = intended.event(event, sequence=2)
     ((event_type, sequence, payload),) = await announced(database)
     assert (event_type, sequence) == (ended.type, 2)
     assert msgspec.json.decode(payload)["data"] == msgspec.to_builtins(ended)

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from service.calculation_requests.changing import EmailEnd
+from service.calculation_requests.email_changes import EmailEnd
 from tests.harness.certificates import FAULTS, faulty_context
 from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
 from tests.harness.tcp_proxy import TcpProxy

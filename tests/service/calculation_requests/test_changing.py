@@ -1,0 +1,174 @@
+"""Changes of requests: made in one way, announced, and recorded."""
+
+import asyncio
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+
+from deploy.local.machine.folders import CHECKOUT
+from service.api.resources import Resources
+from service.calculation_requests import event_history
+from service.calculation_requests.changing import change, change_all
+from service.outbox import asyncapi, events, lanes
+from service.outbox.events import RequestCreated, RequestEvent
+from service.outbox.lanes import RelayWaker
+from service.server.background import in_background
+from tests.deploy.pages import API, WORKER, section
+from tests.harness import databases, stored
+
+LATER = [event for event in events.SENT if event is not RequestCreated]
+
+
+@pytest.fixture
+async def request_(database):
+    """A stored request."""
+    request = stored.new_request(external_id="crm-17")
+    await stored.insert(database, request)
+    return request
+
+
+def own_examples(event: type[RequestEvent]) -> dict[str, Any]:
+    """Return examples of the fields that only events of this type have."""
+    return {
+        name: example
+        for name, example in asyncapi.examples_in(event).items()
+        if name not in RequestEvent.__struct_fields__
+    }
+
+
+def test_requests_are_changed_in_one_way():
+    """Otherwise `updated_since` could miss the change, or its event could have another's sequence."""
+    changes = re.compile(r"UPDATE\s+calculation_request\b|INTO\s+recorded_event\b")
+
+    changing_files = [
+        file.relative_to(CHECKOUT).as_posix()
+        for package in ("service", "worker")
+        for file in (CHECKOUT / package).rglob("*.py")
+        if changes.search(file.read_text())
+    ]
+
+    assert changing_files == ["service/calculation_requests/changing.py"]
+
+
+async def test_changed_column_moves_updated_at_and_an_event_alone_does_not(database, request_):
+    long_ago = datetime(2000, 1, 1, tzinfo=UTC)
+    await database.execute("UPDATE calculation_request SET updated_at = $1", long_ago)
+    updated = "SELECT updated_at FROM calculation_request"
+
+    async with database.transaction(), change(database, request_.id) as changed:
+        changed.announce(LATER[0])
+    assert await database.fetchval(updated) == long_ago
+    async with database.transaction(), change(database, request_.id) as changed:
+        changed.customer_email = "eve@customer.example.com"
+
+    row = await database.fetchrow("SELECT updated_at, customer_email, sequence FROM calculation_request")
+    assert row["updated_at"] > long_ago
+    assert (row["customer_email"], row["sequence"]) == ("eve@customer.example.com", 2)
+
+
+async def test_later_change_is_not_before_an_earlier_one(database, request_):
+    later = datetime(2100, 1, 1, tzinfo=UTC)
+    await database.execute("UPDATE calculation_request SET updated_at = $1", later)
+
+    async with database.transaction(), change(database, request_.id) as changed:
+        changed.calculation_id = "C-1"
+
+    assert await database.fetchval("SELECT updated_at FROM calculation_request") == later
+
+
+async def test_requests_of_one_change_may_have_different_columns_set(database):
+    requests = [stored.new_request() for _ in range(3)]
+    for request in requests:
+        await stored.insert(database, request)
+    first, second, third = (request.id for request in requests)
+
+    async with database.transaction(), change_all(database, [first, second, third]) as found:
+        found[first].calculation_id = "C-1"
+        found[second].secret_salt = b"salt"
+        found[third].announce(LATER[0])
+
+    rows = await database.fetch(
+        "SELECT calculation_id, secret_salt, sequence FROM calculation_request ORDER BY id"
+    )
+    assert [row["calculation_id"] for row in rows] == ["C-1", None, None]
+    assert [row["secret_salt"] == b"salt" for row in rows] == [False, True, False]
+    assert [row["sequence"] for row in rows] == [1, 1, 2]
+
+
+async def test_column_that_events_repeat_is_fixed(database, request_):
+    with pytest.raises(KeyError, match="external_id"):
+        async with database.transaction(), change(database, request_.id) as changed:
+            changed.external_id = "another"
+
+
+async def test_two_changes_of_a_request_in_one_transaction_cannot_announce_the_same_sequence(
+    database, request_
+):
+    async def announce_twice() -> None:
+        async with (
+            database.transaction(),
+            change(database, request_.id) as outer,
+            change(database, request_.id) as inner,
+        ):
+            outer.announce(LATER[0])
+            inner.announce(LATER[0])
+
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await announce_twice()
+
+
+@pytest.mark.parametrize("event", LATER, ids=lambda event: event.type)
+async def test_every_event_is_rebuilt_as_it_was_sent(database, request_, event):
+    async with database.transaction(), change(database, request_.id) as changed:
+        changed.announce(event, **own_examples(event))
+    sent = await database.fetch("SELECT type, sequence, payload FROM outbox ORDER BY id")
+
+    (history,) = await event_history.read(database, [request_.id])
+
+    assert [(row["type"], row["sequence"]) for row in sent] == [(RequestCreated.type, 1), (event.type, 2)]
+    assert [msgspec.json.encode(each) for each in history.view().events] == [row["payload"] for row in sent]
+
+
+@pytest.mark.parametrize("event", events.SENT, ids=lambda event: event.type)
+def test_event_is_documented(event):
+    """Each of its fields has an example, and the pages name it."""
+    own = set(event.__struct_fields__) - set(RequestEvent.__struct_fields__)
+    row = re.search(rf"^\| `{event.type}` \|.*$", section(WORKER, "Events"), re.MULTILINE)
+
+    assert {*asyncapi.examples_in(event), "sequence"} == set(event.__struct_fields__)
+    assert row, "worker/README.md, Events"
+    assert own <= set(re.findall(r"`(\w+)`", row[0]))
+    assert event is RequestCreated or f"`{event.type}`" in section(API, "Where a request stands")
+
+
+def test_fields_of_all_events_are_documented():
+    (named,) = re.findall(
+        r"`data` always holds (.*?), and nothing personal", section(WORKER, "Events"), re.DOTALL
+    )
+
+    assert re.findall(r"`(\w+)`", named) == list(RequestEvent.__struct_fields__)
+
+
+async def test_endpoint_could_change_a_request_and_wake_the_relays(
+    database, pool, service_settings, request_
+):
+    """Once the API's role may write what the endpoint changes."""
+    api = databases.user_of("api")
+    await database.execute(f"GRANT UPDATE (sequence) ON calculation_request TO {api}")
+    await database.execute(f"GRANT INSERT ON recorded_event TO {api}")
+    woken = asyncio.Event()
+    await database.add_listener(lanes.CHANNEL, lambda *_: woken.set())
+    relay = RelayWaker(pool, seconds=5.0)
+    unused: Any = None
+    resources = Resources(service_settings, unused, pool, relay, unused, unused)
+
+    async with in_background("relay_waker", relay.run):
+        async with resources.transaction() as connection, change(connection, request_.id) as changed:
+            changed.announce(LATER[0])
+        await asyncio.wait_for(woken.wait(), 30)
+
+    assert await stored.count_rows(database) == (1, 2)

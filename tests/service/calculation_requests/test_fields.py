@@ -1,0 +1,50 @@
+"""A field of the request is declared in each place that needs it, and documented."""
+
+import re
+
+from service import app
+from service.api.bodies import CreateBody
+from service.calculation_requests.model import (
+    FOR_CUSTOMER,
+    CalculationRequest,
+    RetrievedCalculationRequest,
+)
+from tests.deploy.pages import API, section
+
+INTERNAL = {"id", "conveyancer_id", "sequence", "secret_salt", "secret_key_id"}
+MADE = {"uuid", "secret", "request_url"}  # for the view, of the internal columns
+SET_BY_THE_SERVICE = {"created_at", "updated_at", "calculation_id"}
+COLUMNS = set(CalculationRequest.__struct_fields__)
+SHOWN = set(RetrievedCalculationRequest.__struct_fields__)
+
+
+def test_every_field_is_sent_stored_and_shown():
+    assert COLUMNS - INTERNAL == SHOWN - MADE == {*CreateBody.__struct_fields__} | SET_BY_THE_SERVICE
+
+
+def test_customer_sees_nothing_internal():
+    assert set(FOR_CUSTOMER) <= COLUMNS - INTERNAL
+
+
+def test_page_names_every_field_that_is_sent():
+    (table,) = re.findall(r"^\| field .*?\n\n", section(API, "A request"), re.MULTILINE | re.DOTALL)
+    named = re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in table.strip().splitlines()))
+
+    assert set(named) ^ set(CreateBody.__struct_fields__) == set()
+
+
+def test_pages_name_every_field_that_is_the_firms_alone():
+    retrieve = app.describe()["paths"]["/v1/request/{uuid}"]["get"]["description"]
+    own = {*CreateBody.__struct_fields__} - {*FOR_CUSTOMER}
+
+    for text in (section(API, "Tokens"), retrieve):
+        assert own - set(re.findall(r"`(\w+)`", text)) == set()
+
+
+async def test_table_has_the_columns_of_the_struct(database):
+    rows = await database.fetch(
+        "SELECT column_name FROM information_schema.columns WHERE table_name = 'calculation_request'"
+    )
+
+    of_repeats = {"idempotency_key", "idempotency_sha256"}
+    assert {row["column_name"] for row in rows} ^ COLUMNS == of_repeats
