@@ -47,7 +47,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
     database_url: PostgresUrl
     database_pool_size: Annotated[int, msgspec.Meta(ge=1, le=100)] = 10
     database_timeout_seconds: Seconds = 1.0
-    pooler_database_url: PostgresUrl | None = None  # for `doctor`, if DATABASE_URL bypasses a pooler
     database_statement_cache_size: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 100
     host: NonBlank = "127.0.0.1"
     shutdown_seconds: Seconds = 20.0

@@ -71,11 +71,6 @@ async def read(connection: Connection, request_ids: Sequence[UUID]) -> list[Even
     return _histories(await connection.fetch(_READ, request_ids))
 
 
-async def read_page(connection: Connection, *, after: UUID, limit: int) -> list[EventHistory]:
-    """Return the next histories in the order of request ids, which is the order of creation."""
-    return _histories(await connection.fetch(_READ_PAGE, after, limit))
-
-
 async def read_recorded(
     connection: Connection, request_id: UUID, *, created_at: datetime
 ) -> list[RecordedEvent]:
@@ -125,12 +120,3 @@ _READ = f"""{_SELECT}
      WHERE request.id = ANY($1)
      ORDER BY request.id, event.sequence
 """
-# A subquery, because with a join, a plan that is made for any page size may read all requests and events.
-_READ_PAGE = f"""{_SELECT}
-     WHERE request.id = ANY(ARRAY(SELECT id
-                                    FROM calculation_request
-                                   WHERE id > $1
-                                   ORDER BY id
-                                   LIMIT $2))
-     ORDER BY request.id, event.sequence
-"""  # noqa: S608 - constants only

@@ -10,9 +10,7 @@ import getpass
 import json
 import logging
 import os
-import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -81,16 +79,12 @@ def answering(function: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[
         except KeyboardInterrupt:
             kept = "Interrupted. Work done so far is kept, and the command can be run again."
             raise click.ClickException(kept) from None
-        show(answer, as_json=as_json)
+        # json.dumps escapes control and bidirectional characters, which could manipulate the terminal.
+        data = msgspec.to_builtins(answer.data)
+        click.echo(json.dumps(data, indent=2) if as_json else answer.text)
         return answer.status
 
     return callback
-
-
-def show(answer: Answer, *, as_json: bool) -> None:
-    """Print an answer to stdout."""
-    # json.dumps escapes control and bidirectional characters, which could manipulate the terminal.
-    click.echo(json.dumps(msgspec.to_builtins(answer.data), indent=2) if as_json else answer.text)
 
 
 def on_record(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,14 +106,6 @@ def _login() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # In a container the user often has no name.
         return f"uid {os.getuid()}"
-
-
-@contextmanager
-def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show progress on a terminal, unless --json is given. Yields a function to report finished steps."""
-    hidden = click.get_current_context().params.get("as_json", False) or not sys.stderr.isatty()
-    with click.progressbar(length=total, label=label, show_pos=True, file=sys.stderr, hidden=hidden) as bar:
-        yield bar.update
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -1,5 +1,7 @@
-"""The connection to Postgres that a command uses."""
+"""The connection to Postgres that a command uses, and why a server is unavailable."""
 
+import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,26 +15,40 @@ from service.postgres.schema import SchemaOutdated
 from service.settings import DatabaseSettings, InvalidSetting, load
 
 _CONNECT_SECONDS = 10.0
+_CLOSE_SECONDS = 2.0
 _STATEMENT_SECONDS = 60.0
+
+# The exceptions whose messages are written for operators, and the words for some others.
+_EXPLAINED = (click.ClickException, InvalidSetting, PostgresUnavailable, SchemaOutdated)
+_WORDS: dict[type[BaseException], str] = {
+    ssl.SSLCertVerificationError: "its certificate is not accepted: {0.verify_message}",
+    asyncpg.InvalidAuthorizationSpecificationError: "it rejects the login",
+    ConnectionRefusedError: "connection refused",
+    socket.gaierror: "unknown host",
+    TimeoutError: "no answer in time",
+}
 
 
 @asynccontextmanager
 async def postgres(
-    *, checks_schema: bool = True, statement_seconds: float | None = _STATEMENT_SECONDS
+    url: str | None = None,
+    *,
+    checks_schema: bool = True,
+    statement_seconds: float | None = _STATEMENT_SECONDS,
 ) -> AsyncIterator[Connection]:
-    """Open a direct connection to Postgres. A standby is enough for commands that only read.
+    """Open a direct connection to Postgres, at DATABASE_URL unless there is a *url*.
 
-    Raises InvalidSetting, PostgresUnavailable and SchemaOutdated, or ClickException if access or a lock is
-    denied.
+    A standby is enough for commands that only read. Raises InvalidSetting, PostgresUnavailable and
+    SchemaOutdated, or ClickException if access or a lock is denied.
     """
     try:
-        connection = await _connect(load(DatabaseSettings).database_url, statement_seconds)
+        connection = await _connect(url or load(DatabaseSettings).database_url, statement_seconds)
         try:
             if checks_schema and await schema.read_version(connection) < schema.VERSION:
                 raise SchemaOutdated
             yield connection
         finally:
-            await connection.close(timeout=_CONNECT_SECONDS)
+            await connection.close(timeout=_CLOSE_SECONDS)
     except asyncpg.ReadOnlySQLTransactionError:
         raise PostgresUnavailable("Postgres at DATABASE_URL takes no writes: is it a standby?") from None
     except (
@@ -49,10 +65,7 @@ async def postgres(
         held = "Another transaction has locked the same rows. Find it in pg_stat_activity, then try again."
         raise click.ClickException(held) from None
     except outages.OUTAGE_ERRORS as error:
-        reason = f"is unreachable ({type(error).__name__})."
-        if isinstance(error, asyncpg.InvalidAuthorizationSpecificationError):
-            reason = "rejects the login."
-        raise PostgresUnavailable(f"Postgres at DATABASE_URL {reason}") from error
+        raise PostgresUnavailable(f"Postgres at DATABASE_URL is unavailable: {reason(error)}") from error
 
 
 async def _connect(url: str, statement_seconds: float | None) -> Connection:
@@ -68,3 +81,18 @@ async def _connect(url: str, statement_seconds: float | None) -> Connection:
         if outages.is_outage(error):  # A rejected certificate may be renewed.
             raise
         raise InvalidSetting("DATABASE_URL: not the address of a Postgres server") from None
+
+
+def reason(error: BaseException) -> str:
+    """Return why a server is unavailable. Messages of libraries are left out: they may contain passwords."""
+    if isinstance(error, _EXPLAINED):
+        return str(error) or error.__doc__ or ""
+    cause: BaseException | None = error
+    while cause is not None:
+        for kind, words in _WORDS.items():
+            if isinstance(cause, kind):
+                return words.format(cause)
+        if isinstance(cause, Exception):  # A CancelledError explains nothing.
+            error = cause
+        cause = cause.__cause__ or cause.__context__
+    return type(error).__name__

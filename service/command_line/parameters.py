@@ -43,5 +43,3 @@ def time(text: str) -> datetime:
 
 EVENT_TYPE = click.Choice(EVENT_TYPES)
 COUNT = click.IntRange(1, 10_000)
-SMTP_REFUSAL = click.IntRange(400, 599)
-POSITIVE = click.IntRange(1, 100_000_000)

@@ -7,38 +7,34 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from functools import partial
 
-import asyncpg
 import click
-import httpx
 import jwt
 
 from service.authentication.access_tokens import AccessTokens, Caller, InternalReader, InvalidCredentials
 from service.authentication.signing_keys import SigningKeys
 from service.calculation_requests.conveyancers import UnknownConveyancer, charges_calculation_fee
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.command_line import diagnosis
+from service.command_line import connecting, diagnosis
 from service.command_line.answering import Answer, answering
-from service.command_line.diagnosis import Check, Finding, Reasons
+from service.command_line.diagnosis import Check, Finding
 from service.settings import ServiceSettings, examine
 
 _DO = "what does AUTH_JWKS_URL answer?"
-_REASONS: Reasons = {httpx.HTTPStatusError: "HTTP status {0.response.status_code}"}
+_ASK_SERVERS = "are AUTH_JWKS_URL and DATABASE_URL right?"
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Check again every five seconds.")
 @click.option("--token", "judges_token", is_flag=True, help="Judge the access token on stdin instead.")
 @answering
-async def doctor(*, watch: bool, judges_token: bool) -> Answer:
+async def doctor(*, judges_token: bool) -> Answer:
     """Say what is wrong with the API, and what to do first. The exit status is 1 if anything is wrong.
 
     With --token, say whether the API accepts an access token: as which client, with which scopes, or why not.
-    `python -m worker doctor` checks the queues, the events and the e-mails.
+    `python -m worker doctor` checks RabbitMQ and the mail server, too.
     """
-    examine = partial(examine_service, os.environ)
     if judges_token:  # An argument would be in the list of processes.
-        examine = partial(examine_token, os.environ, sys.stdin.read().strip())
-    return await diagnosis.answer(examine, watch=watch)
+        return diagnosis.answer(await examine_token(os.environ, sys.stdin.read().strip()))
+    return diagnosis.answer(await examine_service(os.environ))
 
 
 async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
@@ -47,11 +43,11 @@ async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
     parsers = {"REQUEST_SECRET_KEYS": partial(SecretKeyRing.parse, settings.request_secret_keys)}
     checks = (
         diagnosis.postgres_check(settings.database_url, settings.request_secret_keys),
-        *diagnosis.pooler_checks(settings.pooler_database_url),
         diagnosis.app_check(settings.app_url),
-        Check("signing keys", ["AUTH_JWKS_URL"], partial(_signing_keys, settings), _DO, _REASONS),
+        Check("signing keys", ["AUTH_JWKS_URL"], partial(_signing_keys, settings), _DO),
     )
-    return await diagnosis.diagnose(problems, parsers, checks)
+    encryption = diagnosis.encryption({"DATABASE_URL": settings.database_url})
+    return [*await diagnosis.diagnose(problems, parsers, checks), encryption]
 
 
 async def _signing_keys(settings: ServiceSettings) -> AsyncIterator[Finding]:
@@ -64,13 +60,14 @@ async def examine_token(environment: Mapping[str, str], token: str) -> list[Find
     settings, problems = examine(ServiceSettings, environment)
     matter = [name for name in problems if name.startswith("AUTH_") or name == "DATABASE_URL"]
     problems = {name: problems[name] for name in matter}
-    check = Check("token", matter, partial(_judge, settings, token), _DO, _REASONS)
+    check = Check("token", matter, partial(_judge, settings, token), _ASK_SERVERS)
     return await diagnosis.diagnose(problems, {}, [check])
 
 
 async def _judge(settings: ServiceSettings, token: str) -> AsyncIterator[Finding]:
     signing_keys = SigningKeys(settings.auth_jwks_url)
     await signing_keys.refresh()
+    caller = None
     try:
         caller = AccessTokens(settings, signing_keys).verify(token)
     except InvalidCredentials as refused:
@@ -102,16 +99,11 @@ def _scopes_of(caller: Caller) -> Finding:
 async def _firm_of(caller: Caller, settings: ServiceSettings) -> Finding:
     """Look the firm up, because the API refuses most calls of firms that are not registered."""
     try:
-        connection = await asyncpg.connect(settings.database_url, statement_cache_size=0)
-        try:
+        async with connecting.postgres(settings.database_url) as connection:
             await charges_calculation_fee(connection, caller.conveyancer_id)
-        finally:
-            connection.terminate()
     except UnknownConveyancer:
         says = f"{caller.conveyancer_id!a} is not registered, or is disabled"
         return Finding("wrong", "conveyancer", says, "look at `python -m service conveyancer list`")
-    except Exception as error:  # noqa: BLE001 - what is known of the token is shown nevertheless
-        return Finding("wrong", "conveyancer", diagnosis.reason(error, {}), diagnosis.ASK_POSTGRES)
     return Finding("ok", "conveyancer", "registered")
 
 

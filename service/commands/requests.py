@@ -67,14 +67,6 @@ _FIND = """
 """
 
 
-class Changed(msgspec.Struct, frozen=True):
-    """The result of a change: whether anything changed, and the key of the e-mail that the customer gets."""
-
-    uuid: str
-    changed: bool
-    email: str | None = None
-
-
 @request.command()
 @click.argument("uuid", type=parameters.uuid)
 @click.option("--customer-email", metavar="ADDRESS", required=True)
@@ -119,21 +111,14 @@ async def _answer(
             request.secret_salt, request.secret_key_id = secrets.token_bytes(16), keys.current_id
             email = await email_changes.replace(connection, request, sends=sends_email)
             await operator_actions.record(connection, action, [(request_id, email)], by)
-    changed = Changed(request.uuid, changed=is_new, email=email)
+    changed = {"uuid": request.uuid, "changed": is_new, "email": email}
     if not is_new:
-        return Answer(changed, f"{changed.uuid} has this address already: nothing was changed")
+        return Answer(changed, f"{request.uuid} has this address already: nothing was changed")
     follows = f"e-mail {email} is due" if email else "no e-mail is sent"
-    return Answer(changed, f"{changed.uuid} has a new secret; {follows}")
+    return Answer(changed, f"{request.uuid} has a new secret; {follows}")
 
 
 _ADDRESS = "SELECT customer_email FROM calculation_request WHERE id = $1"
-
-
-class Erasure(msgspec.Struct, frozen=True):
-    """What a command erased."""
-
-    uuid: str
-    was_erased_before: bool
 
 
 @request.command()
@@ -152,4 +137,5 @@ async def erase(uuid: UUID, by: Operator) -> Answer:
                 raise RequestNotFound
         await lanes.notify(connection)
     done = "erased" if is_new else "had been erased"
-    return Answer(Erasure(uuid_of(uuid), was_erased_before=not is_new), f"{uuid_of(uuid)} {done}")
+    erasure = {"uuid": uuid_of(uuid), "was_erased_before": not is_new}
+    return Answer(erasure, f"{erasure['uuid']} {done}")

@@ -37,7 +37,7 @@ async def apply() -> Answer:
                 raise
             if str(error) != reason:
                 reason = str(error)
-                click.echo(f"{reason} Waiting for it.", err=True)
+                click.echo(f"{reason}; waiting for it", err=True)
         await asyncio.sleep(_PAUSE_SECONDS)
 
 

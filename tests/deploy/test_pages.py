@@ -28,7 +28,6 @@ _OPTIONAL = {
     "AUTH_TOKEN_URL": "none",
     "OTEL_EXPORTER_OTLP_ENDPOINT": "none",
     "LISTEN_DATABASE_URL": "DATABASE_URL",
-    "POOLER_DATABASE_URL": "none",
     "RETENTION_DAYS": "none",
     "SMTP_HELO_NAME": "none",
 }

@@ -8,15 +8,14 @@ import click
 import msgspec
 from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
 from aiormq.exceptions import ChannelNotFoundEntity, DeliveryError
-from yarl import URL
 
 from service.command_line import connecting, operator_actions, parameters
-from service.command_line.answering import Answer, answering, on_record, printable, progress, table
+from service.command_line.answering import Answer, answering, on_record, printable, table
 from service.command_line.operator_actions import Operator
 from service.identifiers import parse_uuid
 from service.postgres import outages
 from service.postgres.pool import Connection
-from service.settings import InvalidSetting, load
+from service.settings import load
 from worker.consumers import incoming
 from worker.consumers.dead_lettering import copy_of
 from worker.consumers.incoming import safe_id
@@ -29,7 +28,7 @@ from worker.settings import AmqpUrl
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
 ANSWER_SECONDS = 10.0  # for each reply from the broker
 ARRIVAL_SECONDS = 2.0  # for the arrival of the next message
-_PAGE = 200  # messages; the most in memory at a time
+_MOST = 10_000  # messages that a command reads, and may have in memory at a time
 
 # Headers that record how a message was dead-lettered. A redriven message does not have them.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
@@ -44,7 +43,6 @@ class BrokerSettings(msgspec.Struct, frozen=True, rename="upper"):
 class DeadLetter(msgspec.Struct, frozen=True):
     """A dead letter. Headers and body may contain personal data, and are included only if asked for."""
 
-    position: int  # The message at position 1 is redriven first.
     message_id: str | None
     type: str | None
     reason: str | None
@@ -53,7 +51,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     body: str | None = None
 
 
-class DeadLetters(msgspec.Struct, frozen=True):
+class QueueListing(msgspec.Struct, frozen=True):
     """The number of dead letters in a queue, and some of them."""
 
     queue: str
@@ -70,53 +68,35 @@ class Redriven(msgspec.Struct, frozen=True):
     undecodable: int  # how many of those read have undecodable properties
 
 
-_message_ids = click.option(
-    "--message-id",
-    "message_ids",
-    multiple=True,
-    metavar="ID",
-    help="Only the first with this id. Repeatable.",
-)
+_ID_HELP = "Only messages with this id, or with '' only those without an id."
 
 
 @click.command("list")
 @click.argument("names", nargs=-1, type=click.Choice(list(QUEUES)), metavar="[QUEUE]...")
 @click.option("--limit", type=parameters.COUNT, default=20, show_default=True, help="The most per queue.")
-@_message_ids
-@click.option("--position", type=parameters.COUNT, help="Only the message at this place in the list.")
+@click.option("--message-id", metavar="ID", help=_ID_HELP)
 @answering
-async def list_letters(
-    *, names: Sequence[str], limit: int, message_ids: Sequence[str], position: int | None
-) -> Answer:
+async def list_letters(*, names: Sequence[str], limit: int, message_id: str | None) -> Answer:
     """Count the dead letters of each queue and show the first ones. Nothing is removed.
 
-    If there are more than 200, reading them may change their order.
-
-    Messages named by --message-id or --position are shown with headers and body (personal data!).
+    Messages named by --message-id are shown with headers and body (personal data!).
     """
-    is_any_named = bool(message_ids) or position is not None
+    in_full = message_id is not None
     listings = []
-    for name in names or QUEUES:
-        queue = QUEUES[name]
-        wanted = set(message_ids)
-        letters: list[DeadLetter] = []
+    for queue in (QUEUES[name] for name in names or QUEUES):
         async with _opened(queue) as (connection, count):
-            number = count if is_any_named else min(limit, count)
-            async for place, message in _read(connection, queue, number):
-                is_named = place == position or message.message_id in wanted
-                if is_named or not is_any_named:
-                    letters.append(_describe(message, place, in_full=is_named))
-                wanted.discard(message.message_id or "")
-                if is_any_named and not wanted and place >= (position or 0):
-                    break
-        listings.append(DeadLetters(queue.dead_letters, count, letters))
+            letters = [
+                _describe(message, in_full=in_full)
+                async for message in _read(connection, queue, count if in_full else min(limit, count))
+                if message_id in {None, message.message_id or ""}
+            ]
+        listings.append(QueueListing(queue.dead_letters, count, letters))
     return Answer(listings, "\n\n".join(map(_as_text, listings)))
 
 
-def _describe(message: AbstractIncomingMessage, position: int, *, in_full: bool) -> DeadLetter:
+def _describe(message: AbstractIncomingMessage, *, in_full: bool) -> DeadLetter:
     headers = {name: str(value) for name, value in message.headers.items()}
     return DeadLetter(
-        position,
         message.message_id,
         message.type,
         headers.get("x-reason", headers.get("x-first-death-reason")),  # set by a consumer, or by RabbitMQ
@@ -126,8 +106,8 @@ def _describe(message: AbstractIncomingMessage, position: int, *, in_full: bool)
     )
 
 
-def _as_text(listing: DeadLetters) -> str:
-    headings = ("no.", "message id", "type", "reason", "what is wrong")
+def _as_text(listing: QueueListing) -> str:
+    headings = ("message id", "type", "reason", "what is wrong")
     rows = [msgspec.structs.astuple(letter)[: len(headings)] for letter in listing.letters]
     parts = [f"{listing.queue}: {listing.count} messages"]
     if rows:
@@ -141,7 +121,7 @@ def _as_text(listing: DeadLetters) -> str:
 
 @click.command
 @click.argument("name", type=click.Choice(list(QUEUES)), metavar="QUEUE")
-@_message_ids
+@click.option("--message-id", "message_ids", multiple=True, metavar="ID", help=f"{_ID_HELP} Repeatable.")
 @answering
 @on_record
 async def redrive(*, name: str, message_ids: Sequence[str], by: Operator) -> Answer:
@@ -153,22 +133,20 @@ async def redrive(*, name: str, message_ids: Sequence[str], by: Operator) -> Ans
     message that names no request is moved without a record.
     """
     queue = QUEUES[name]
-    wanted = set(message_ids)
     moved = undecodable = 0
-    async with connecting.postgres() as postgres, _opened(queue) as (connection, count):
-        channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
-        with progress("redriving", count) as advance:
-            async for _, message in _read(connection, queue, count):
-                if UNDECODABLE in message.headers:
-                    undecodable += 1
-                elif not message_ids or message.message_id in wanted:
-                    await _record(postgres, message, by)
-                    await _move_back(channel, queue, message)
-                    moved += 1
-                wanted.discard(message.message_id or "")
-                advance(1)
-                if message_ids and not wanted:
-                    break
+    async with (
+        connecting.postgres() as postgres,
+        _opened(queue) as (connection, count),
+        _opened(queue) as (publishing, _),  # Here confirms need not wait behind thousands of dead letters.
+    ):
+        channel = await publishing.channel(publisher_confirms=True, on_return_raises=True)
+        async for message in _read(connection, queue, count):
+            if UNDECODABLE in message.headers:
+                undecodable += 1
+            elif not message_ids or (message.message_id or "") in message_ids:
+                await _record(postgres, message, by)
+                await _move_back(channel, queue, message)
+                moved += 1
     redriven = Redriven(name, moved, count - moved, undecodable)
     text = f"{moved} messages moved to {name}, {redriven.left} left, {undecodable} of them undecodable"
     return Answer(redriven, text)
@@ -213,10 +191,7 @@ async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractConnection, int]]
     Nothing is declared. Closing the connection returns unacknowledged messages to the queue in their order,
     even on RabbitMQ 3.10, the oldest supported release. A reject would change the order.
     """
-    try:
-        url = URL(load(BrokerSettings).amqp_url)
-    except ValueError:
-        raise InvalidSetting("AMQP_URL: not the address of a RabbitMQ server") from None
+    url = load(BrokerSettings).amqp_url
     try:
         async with open_connection(url, name="operator", seconds=ANSWER_SECONDS) as connection:
             async with asyncio.timeout(ANSWER_SECONDS), connection.channel() as channel:
@@ -235,26 +210,21 @@ def _count(dead: AbstractQueue) -> int:
 
 async def _read(
     connection: AbstractConnection, queue: Queue, number: int
-) -> AsyncIterator[tuple[int, AbstractIncomingMessage]]:
-    """Yield the first *number* dead letters, with their positions. Raises ClickException if fewer arrive.
+) -> AsyncIterator[AbstractIncomingMessage]:
+    """Yield the first *number* dead letters, at most _MOST. Raises ClickException if fewer arrive.
 
-    A message that the caller does not acknowledge counts towards the prefetch of its consumer until the
-    connection is closed. So after each _PAGE of them, the next arrive at another consumer. RabbitMQ returns
-    messages behind those that it has returned before, so only a single page keeps its order.
+    One consumer gets the whole queue, because RabbitMQ returns what the caller does not acknowledge behind
+    what it has returned before. With `basic.get`, each message would have a consumer of its own.
     """
+    number = min(number, _MOST)
     arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-    kept = pages = 0
-    for position in range(1, number + 1):
-        if kept == _PAGE * pages:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                channel = await connection.channel()
-                await channel.set_qos(prefetch_count=_PAGE)
-                await (await channel.get_queue(queue.dead_letters, ensure=False)).consume(arrived.put)
-            pages += 1
+    async with asyncio.timeout(ANSWER_SECONDS):
+        channel = await connection.channel()
+        await channel.set_qos(prefetch_count=max(1, number))  # 0 would mean no limit
+        await (await channel.get_queue(queue.dead_letters, ensure=False)).consume(arrived.put)
+    for left in range(number, 0, -1):
         try:
-            message = await asyncio.wait_for(arrived.get(), ARRIVAL_SECONDS)
+            yield await asyncio.wait_for(arrived.get(), ARRIVAL_SECONDS)
         except TimeoutError:  # A message held by another consumer never arrives.
-            missing = f"{number - position + 1} of {number} messages did not arrive"
+            missing = f"{left} of {number} messages did not arrive"
             raise click.ClickException(f"{queue.dead_letters}: {missing}. Run it again.") from None
-        yield position, message
-        kept += not message.processed

@@ -1,35 +1,18 @@
-"""`doctor`: reports what is wrong with the worker, its servers, requests, events and e-mails."""
+"""`doctor`: reports what is wrong with the worker, its servers and its requests."""
 
-import asyncio
 import os
-import ssl
-import time
 from collections.abc import AsyncIterator, Mapping
-from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import click
-from aio_pika import Message
 from aio_pika.abc import AbstractConnection
-from aiormq.exceptions import (
-    AuthenticationError,
-    ChannelNotFoundEntity,
-    InvalidFrameError,
-    ProbableAuthenticationError,
-)
-from aiosmtplib import (
-    SMTPAuthenticationError,
-    SMTPRecipientRefused,
-    SMTPResponseException,
-    SMTPSenderRefused,
-)
-from yarl import URL
+from aiormq.exceptions import ChannelNotFoundEntity
+from aiosmtplib import SMTPRecipientRefused, SMTPResponseException
 
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import diagnosis
 from service.command_line.answering import Answer, answering, printable
-from service.command_line.diagnosis import Check, Finding, Reasons
-from service.identifiers import first_id_at
+from service.command_line.diagnosis import Check, Finding
 from service.postgres.pool import Connection
 from service.settings import examine
 from worker import reconciliation
@@ -37,44 +20,26 @@ from worker.mail.message import Sender
 from worker.mail.replies import Reply
 from worker.mail.smtp import Mailer
 from worker.rabbitmq import topology
-from worker.rabbitmq.connection import is_blocked, open_connection
-from worker.rabbitmq.topology import Queue
+from worker.rabbitmq.connection import open_connection
 from worker.settings import EmailSettings
 
-_MISSING = "missing"
 _DECLARE = "start a worker, which declares it if its user may configure; otherwise declare it yourself"
-_ALARM_SECONDS = 0.2  # after a publish, because RabbitMQ blocks only connections that have published
-_DAYS_TO_RENEW = 14
-_SECONDS_OF_A_DAY = 86_400
-
-_OF_RABBITMQ: Reasons = {
-    AuthenticationError: "user or password refused",
-    ProbableAuthenticationError: "user or password refused",
-    InvalidFrameError: "it closes the connection: does the virtual host exist, and may this user access it?",
-}
-_VERIFY_RABBITMQ = "begin AMQP_URL with amqps://, without no_verify_ssl"
-_VERIFY_SMTP = "begin SMTP_URL with smtp+starttls:// or smtps://"
-_CHECK_SMTP_SETTINGS = "are SMTP_URL and MAIL_FROM right?"
-_OF_SMTP: Reasons = {
-    SMTPAuthenticationError: "user or password refused ({0.code})",
-    SMTPSenderRefused: "MAIL_FROM refused ({0.code})",
-    SMTPResponseException: "it answers {0.code}",
-}
+_ASK_RABBITMQ = "are AMQP_URL and its virtual host right, and is RabbitMQ well?"
+_ASK_MAIL_SERVER = "are SMTP_URL and MAIL_FROM right?"
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Repeat every five seconds.")
 @answering
-async def doctor(*, watch: bool) -> Answer:
-    """Report what is wrong with the worker, its servers, events and e-mails, and what to do first.
+async def doctor() -> Answer:
+    """Report what is wrong with the worker, its servers and its requests, and what to do first.
 
     The exit status is 1 if anything is wrong.
     """
-    return await diagnosis.answer(partial(examine_worker, os.environ), watch=watch)
+    return diagnosis.answer(await examine_worker(os.environ))
 
 
 async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
-    """Check the worker's settings and servers, and its requests, events and e-mails."""
+    """Check the worker's settings and servers, and the requests of the last day."""
     settings, problems = examine(EmailSettings, environment)
     parsers = {
         "REQUEST_SECRET_KEYS": lambda: SecretKeyRing.parse(settings.request_secret_keys),
@@ -82,57 +47,18 @@ async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
     }
     broker, mail = partial(_rabbitmq, settings), partial(_mail_server, settings)
     checks = (
-        diagnosis.postgres_check(
-            settings.database_url,
-            settings.request_secret_keys,
-            _events,
-            _emails,
-            _requests,
-            listen_url=settings.listen_database_url,
-        ),
-        *diagnosis.pooler_checks(settings.pooler_database_url),
+        diagnosis.postgres_check(settings.database_url, settings.request_secret_keys, _requests),
         diagnosis.app_check(settings.app_url),
-        Check("rabbitmq", ["AMQP_URL"], broker, "is AMQP_URL right, and RabbitMQ well?", _OF_RABBITMQ),
-        Check("mail server", ["SMTP_URL", "MAIL_FROM"], mail, _CHECK_SMTP_SETTINGS, _OF_SMTP),
+        Check("rabbitmq", ["AMQP_URL"], broker, _ASK_RABBITMQ),
+        Check("mail server", ["SMTP_URL", "MAIL_FROM"], mail, _ASK_MAIL_SERVER),
     )
-    return await diagnosis.diagnose(problems, parsers, checks)
-
-
-async def _events(connection: Connection) -> AsyncIterator[Finding]:
-    """Count the unpublished events by state."""
-    rows = await connection.fetch(
-        """
-        SELECT state, count(*) AS events, extract(epoch FROM now() - min(created_at)) AS age
-          FROM undelivered_event
-         GROUP BY state
-         ORDER BY state
-        """
-    )
-    counts = ", ".join(f"{row['events']} {row['state']}, the oldest for {row['age']:.0f} s" for row in rows)
-    is_refused = any(row["state"] == "retrying" for row in rows)
-    do = "`python -m worker outbox list` shows why RabbitMQ refuses them" if is_refused else None
-    yield Finding("warning" if do else "ok", "events", f"unpublished: {counts or 'none'}", do)
-
-
-async def _emails(connection: Connection) -> AsyncIterator[Finding]:
-    """Count the pending e-mails, and all e-mails of the last day's requests, by state and reply or reason."""
-    rows = await connection.fetch(
-        """
-        SELECT state, count(*) AS emails,
-               coalesce(substring(server_reply FROM '^[45][0-9]{2}(?: [45](?:[.][0-9]{1,3}){2})?'),
-                        nullif(smtp_code, 0)::text, reason) AS why
-          FROM email
-         WHERE request_id >= $1
-            OR state = 'pending'
-         GROUP BY state, why
-         ORDER BY state, why
-        """,
-        first_id_at(datetime.now(UTC) - timedelta(days=1)),
-    )
-    parts = (" ".join(filter(None, (str(row["emails"]), row["state"], row["why"]))) for row in rows)
-    is_refused = any(row["why"] not in {None, "cancelled"} for row in rows)
-    do = "`python -m worker emails list` shows the mail server's replies" if is_refused else None
-    yield Finding("warning" if do else "ok", "e-mails", f"of the last day: {', '.join(parts) or 'none'}", do)
+    urls = {
+        "DATABASE_URL": settings.database_url,
+        "LISTEN_DATABASE_URL": settings.listen_database_url,
+        "AMQP_URL": settings.amqp_url,
+        "SMTP_URL": settings.smtp_url,
+    }
+    return [*await diagnosis.diagnose(problems, parsers, checks), diagnosis.encryption(urls)]
 
 
 async def _requests(connection: Connection) -> AsyncIterator[Finding]:
@@ -147,51 +73,30 @@ async def _requests(connection: Connection) -> AsyncIterator[Finding]:
 
 
 async def _rabbitmq(settings: EmailSettings) -> AsyncIterator[Finding]:
-    """Check the queues and the alarm. Declare the topology, as a worker does every minute."""
-    url = URL(settings.amqp_url)
-    async with open_connection(url, name="doctor", seconds=diagnosis.CHECK_SECONDS) as connection:
-        is_verified = url.scheme == "amqps" and url.query.get("no_verify_ssl", "0") == "0"
-        ok = is_verified or diagnosis.is_on_this_machine(settings.amqp_url)
-        yield diagnosis.encryption("rabbitmq", "accepts the login", _VERIFY_RABBITMQ, ok=ok)
-        found = [await _queue(connection, queue, is_read=True) for queue in topology.QUEUES]
-        found += [await _queue(connection, queue, is_read=False) for queue in topology.QUEUES]
-        for finding in found:
-            yield finding
-        if not any(finding.says == _MISSING for finding in found):  # `ensure` would create it.
-            creates = await topology.may_create(connection)
-            for name, difference in (await topology.ensure(connection, creates=creates)).items():
-                do = f"empty and delete it, then {_DECLARE}"
-                yield Finding("wrong", name, printable(difference), do)
-        yield await _alarm(connection)
+    """Log in, and count the messages of each queue. Nothing is declared."""
+    seconds = diagnosis.CHECK_SECONDS
+    async with open_connection(settings.amqp_url, name="doctor", seconds=seconds) as connection:
+        yield Finding("ok", "rabbitmq", "accepts the login")
+        for queue in topology.QUEUES:
+            yield await _queue(connection, queue.name, is_read=True)
+            yield await _queue(connection, queue.dead_letters, is_read=False)
 
 
-async def _queue(connection: AbstractConnection, queue: Queue, *, is_read: bool) -> Finding:
-    """Count the messages of a queue if *is_read*, otherwise the messages of its dead-letter queue."""
-    name = queue.name if is_read else queue.dead_letters
+async def _queue(connection: AbstractConnection, name: str, *, is_read: bool) -> Finding:
+    """Count the messages of a queue and, if it *is_read* by a worker, its consumers."""
+    check = f"queue {name}"
     try:
         counted = (await (await connection.channel()).get_queue(name)).declaration_result
     except ChannelNotFoundEntity:
-        return Finding("wrong", f"queue {name}", _MISSING, _DECLARE)
+        return Finding("wrong", check, "missing", _DECLARE)
     messages, consumers = counted.message_count or 0, counted.consumer_count
-    says = f"{messages} messages, {consumers} consumers" if is_read else f"{messages} messages"
-    if is_read and not consumers:
-        return Finding(
-            "wrong" if messages else "warning", f"queue {name}", says, "start a worker that reads it"
-        )
-    if messages and not is_read:
-        return Finding("warning", f"queue {name}", says, "`python -m worker dead-letters list` shows why")
-    return Finding("ok", f"queue {name}", says)
-
-
-async def _alarm(connection: AbstractConnection) -> Finding:
-    """Publish a message that no queue gets, and check whether RabbitMQ then blocks the connection."""
-    channel = await connection.channel(publisher_confirms=False)
-    await channel.default_exchange.publish(Message(b""), "doctor", mandatory=False)
-    await asyncio.sleep(_ALARM_SECONDS)
-    if await is_blocked(await channel.get_underlay_channel()):
-        says, do = "it is over its limit of memory or disk", "see BrokerBlocked in the runbook"
-        return Finding("wrong", "rabbitmq's alarm", says, do)
-    return Finding("ok", "rabbitmq's alarm", "none")
+    if not is_read:
+        do = "`python -m worker dead-letters list` shows why" if messages else None
+        return Finding("warning" if messages else "ok", check, f"{messages} messages", do)
+    says = f"{messages} messages, {consumers} consumers"
+    if consumers:
+        return Finding("ok", check, says)
+    return Finding("wrong" if messages else "warning", check, says, "start a worker that reads it")
 
 
 async def _mail_server(settings: EmailSettings) -> AsyncIterator[Finding]:
@@ -200,23 +105,17 @@ async def _mail_server(settings: EmailSettings) -> AsyncIterator[Finding]:
     RCPT may be refused for what is wrong with us, and may then be the first command that is refused.
     """
     sender = Sender.parse(settings.mail_from).address
-    connection = await Mailer(settings).connect()
     try:
-        await connection.mail(sender)
-        certificate = connection.get_transport_info("peercert")
-        await connection.rcpt(sender)
-    except SMTPRecipientRefused as error:
-        refusal = Reply("RCPT", error.code, error.message)
-        if refusal.fault == "sender":
-            says = f"it refuses e-mails of ours: {printable(refusal.words)}"
-            yield Finding("wrong", "mail server", says, _CHECK_SMTP_SETTINGS)
+        connection = await Mailer(settings).connect()
+        try:
+            await connection.mail(sender)
+            await connection.rcpt(sender)
+        finally:
+            connection.close()
+    except SMTPResponseException as error:
+        reply = Reply("RCPT", error.code, error.message)
+        if not isinstance(error, SMTPRecipientRefused) or reply.fault == "sender":
+            says = f"it answers {printable(reply.words)} ({type(error).__name__})"
+            yield Finding("wrong", "mail server", says, _ASK_MAIL_SERVER)
             return
-    finally:
-        connection.close()
-    if certificate is None:
-        ok = diagnosis.is_on_this_machine(settings.smtp_url)
-        yield diagnosis.encryption("mail server", "accepts MAIL_FROM", _VERIFY_SMTP, ok=ok)
-        return
-    days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / _SECONDS_OF_A_DAY
-    says = f"accepts MAIL_FROM, encrypted; its certificate expires in {days:.0f} days"
-    yield Finding("ok" if days >= _DAYS_TO_RENEW else "warning", "mail server", says)
+    yield Finding("ok", "mail server", "accepts MAIL_FROM")

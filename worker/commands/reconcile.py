@@ -1,6 +1,6 @@
 """`reconcile`: reports discrepancies, and repairs requests without an e-mail."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from uuid import UUID
 
 import click
@@ -10,11 +10,9 @@ from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, answering, on_record, table
 from service.command_line.operator_actions import Operator
 from service.identifiers import first_id_at
-from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
 from worker import reconciliation
 from worker.commands import replay
-from worker.commands.replay import Selection
 from worker.reconciliation import Discrepancy
 
 
@@ -56,5 +54,4 @@ async def announce_again(connection: Connection, first_id: UUID, by: Operator) -
         return 0
     subject = f"request.created of {len(request_ids)} requests"
     await operator_actions.record(connection, "reconcile --repair", [(None, subject)], by)
-    created = Selection(since=None, until=datetime.now(UTC), types=frozenset({RequestCreated.type}))
-    return (await replay.replay(connection, request_ids, created)).requests
+    return (await replay.replay(connection, dict.fromkeys(request_ids, (1,)))).requests

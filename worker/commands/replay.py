@@ -1,7 +1,7 @@
 """`outbox replay`: writes events to the outbox again, rebuilt from the rows of their requests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -10,36 +10,18 @@ import msgspec
 
 from service.calculation_requests import event_history
 from service.calculation_requests.changing import change_all
-from service.calculation_requests.event_history import EventHistory, RecordedEvent
 from service.command_line import connecting, operator_actions, parameters
-from service.command_line.answering import Answer, answering, cell, on_record, progress
+from service.command_line.answering import Answer, answering, cell, on_record
 from service.command_line.operator_actions import Operator
 from service.outbox import events, lanes
 from service.outbox.events import EVENT_TYPES
 from service.postgres import connections
 from service.postgres.pool import Connection
 
-_PAGE_REQUESTS = 1000  # read by one statement
 _BATCH_REQUESTS = 100  # locked by one transaction
 EVENTS_PER_SECOND = 200
 
-
-class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events to replay: those written at or after *since* and before *until*, of these types."""
-
-    since: datetime | None
-    until: datetime
-    types: frozenset[str]
-
-    def of(self, history: EventHistory) -> list[RecordedEvent]:
-        """Return the selected events of a request, in order."""
-        return [
-            recorded
-            for recorded in history.recorded_events
-            if recorded.type in self.types
-            and (self.since is None or recorded.at >= self.since)
-            and recorded.at < self.until
-        ]
+Chosen = Mapping[UUID, Sequence[int]]  # the sequence numbers of the events to replay, by request
 
 
 class Tally(msgspec.Struct):
@@ -49,18 +31,6 @@ class Tally(msgspec.Struct):
     events: int = 0
     requests_undelivered: int = 0  # requests that were skipped, because they have unpublished events
 
-    def add(self, selected: Sequence[RecordedEvent]) -> None:
-        """Count the selected events of one request."""
-        self.requests += bool(selected)
-        self.events += len(selected)
-
-    def answer(self, verb: str) -> Answer:
-        """Return these numbers as the answer of a command."""
-        text = f"{self.events} events of {self.requests} requests {verb}"
-        if self.requests_undelivered:
-            text += f"\n{self.requests_undelivered} requests left out: they have unpublished events"
-        return Answer(self, text)
-
 
 @click.command("replay")
 @click.option(
@@ -69,13 +39,6 @@ class Tally(msgspec.Struct):
 @click.option("--to", "until", type=parameters.time, metavar="TIME", help="Before TIME. Default: now.")
 @click.option("--type", "types", multiple=True, type=parameters.EVENT_TYPE, help="This type. Repeatable.")
 @click.option("--uuid", "request_id", type=parameters.uuid, help="Only events of this request: req_…")
-@click.option(
-    "--rate",
-    type=parameters.POSITIVE,
-    default=EVENTS_PER_SECOND,
-    show_default=True,
-    help="Events per second.",
-)
 @click.option("--dry-run", is_flag=True, help="Count the events, write nothing.")
 @answering
 @on_record
@@ -85,91 +48,86 @@ async def replay_events(
     until: datetime | None,
     types: Sequence[str],
     request_id: UUID | None,
-    rate: int,
     dry_run: bool,
     by: Operator,
 ) -> Answer:
     """Publish events again with the same ids and bodies, but without their traces."""
     if since is None and request_id is None:
         raise click.UsageError("say which events to replay: --from, or --uuid")
-    selection = Selection(
-        since=since, until=until or datetime.now(UTC), types=frozenset(types or EVENT_TYPES)
-    )
+    until = until or datetime.now(UTC)
     async with connecting.postgres() as connection:
-        planned, request_ids = Tally(), []
-        async for history in _histories(connection, request_id):
-            if selected := selection.of(history):
-                planned.add(selected)
-                request_ids.append(history.request.id)
+        if request_id is not None:
+            await event_history.read_internally(connection, request_id)  # Raises RequestNotFound.
+        chosen = dict(await connection.fetch(_CHOOSE, types or EVENT_TYPES, since, until, request_id))
+        planned = Tally(len(chosen), sum(map(len, chosen.values())))
         if dry_run:
-            return planned.answer("would be replayed")
-        subject = f"{planned.events} events from {cell(since)} to {cell(selection.until)}"
+            text = f"{planned.events} events of {planned.requests} requests would be replayed"
+            return Answer(planned, text)
+        subject = f"{planned.events} events from {cell(since)} to {cell(until)}"
         await operator_actions.record(connection, "outbox replay", [(request_id, subject)], by)
-        done = await replay(connection, request_ids, selection, events_per_second=rate)
-    return done.answer("replayed")
+        done = await replay(connection, chosen)
+    left_out = f"{done.requests_undelivered} left out, because they have unpublished events"
+    return Answer(done, f"{done.events} events of {done.requests} requests replayed, {left_out}")
 
 
-async def _histories(connection: Connection, request_id: UUID | None) -> AsyncIterator[EventHistory]:
-    """Yield the history of this request, or of all requests. Raises RequestErased or RequestNotFound."""
-    if request_id is not None:
-        yield await event_history.read_internally(connection, request_id)
-        return
-    after = UUID(int=0)
-    while page := await event_history.read_page(connection, after=after, limit=_PAGE_REQUESTS):
-        for history in page:
-            yield history
-        after = page[-1].request.id
+# Events of erased requests are left out, because they cannot be rebuilt.
+_CHOOSE = """
+    SELECT request_id, array_agg(sequence ORDER BY sequence)
+      FROM (SELECT id AS request_id, 1 AS sequence, 'request.created' AS type, created_at AS at
+              FROM calculation_request
+             UNION ALL
+            SELECT request_id, recorded.sequence, type, at
+              FROM recorded_event AS recorded
+              JOIN calculation_request AS request
+                ON request.id = request_id) AS event
+     WHERE type = ANY($1)
+       AND ($2::timestamptz IS NULL OR at >= $2)
+       AND at < $3
+       AND ($4::uuid IS NULL OR request_id = $4)
+     GROUP BY request_id
+     ORDER BY request_id
+"""
 
 
-async def replay(
-    connection: Connection,
-    request_ids: Sequence[UUID],
-    selection: Selection,
-    *,
-    events_per_second: int = EVENTS_PER_SECOND,
-) -> Tally:
-    """Write the selected events again. The rate is limited, because new events queue behind replayed events.
+async def replay(connection: Connection, chosen: Chosen) -> Tally:
+    """Write the chosen events again. The rate is limited, because new events queue behind replayed events.
 
     A request with an unpublished event is skipped: a replay would put earlier events behind that event.
     """
     tally = Tally()
-    size = min(_BATCH_REQUESTS, events_per_second)
-    with progress("replaying", len(request_ids)) as advance:
-        for start in range(0, len(request_ids), size):
-            batch = request_ids[start : start + size]
-            written = await replay_batch(connection, batch, selection, tally)
-            await lanes.notify(connection)
-            advance(len(batch))
-            await asyncio.sleep(written / events_per_second)
+    request_ids = list(chosen)
+    for start in range(0, len(request_ids), _BATCH_REQUESTS):
+        batch = {each: chosen[each] for each in request_ids[start : start + _BATCH_REQUESTS]}
+        written = await replay_batch(connection, batch, tally)
+        await lanes.notify(connection)
+        await asyncio.sleep(written / EVENTS_PER_SECOND)
     return tally
 
 
-async def replay_batch(
-    connection: Connection, request_ids: Sequence[UUID], selection: Selection, tally: Tally
-) -> int:
-    """Write the selected events of some requests again. Count them in *tally*, and return their number.
+async def replay_batch(connection: Connection, chosen: Chosen, tally: Tally) -> int:
+    """Write the chosen events of some requests again. Count them in *tally*, and return their number.
 
     The requests are locked, so that no new event comes between the replayed events of a request. Requests
     that have been erased in the meantime are skipped.
     """
     rows: list[tuple[int, UUID, str, int, bytes]] = []
-    async with connections.bounded_transaction(connection), change_all(connection, request_ids):
+    async with connections.bounded_transaction(connection), change_all(connection, list(chosen)):
         unpublished = await connection.fetch(
-            "SELECT request_id FROM undelivered_event WHERE request_id = ANY($1)", request_ids
+            "SELECT request_id FROM undelivered_event WHERE request_id = ANY($1)", list(chosen)
         )
         undelivered = {row["request_id"] for row in unpublished}
-        tally.requests_undelivered += len(undelivered)
-        for history in await event_history.read(connection, request_ids):
+        replayed = [each for each in chosen if each not in undelivered]
+        for history in await event_history.read(connection, replayed):
+            tally.requests += 1
             request_id = history.request.id
-            if request_id in undelivered:
-                continue
-            selected = selection.of(history)
-            tally.add(selected)
-            for recorded in selected:
-                event = history.rebuild(recorded)
-                payload = events.encode(event, time=recorded.at, traceparent=None)
-                rows.append((lanes.lane_of(request_id), request_id, event.type, event.sequence, payload))
+            for recorded in history.recorded_events:
+                if recorded.sequence in chosen[request_id]:
+                    payload = events.encode(history.rebuild(recorded), time=recorded.at, traceparent=None)
+                    lane = lanes.lane_of(request_id)
+                    rows.append((lane, request_id, recorded.type, recorded.sequence, payload))
         await connection.executemany(
             "INSERT INTO outbox (lane, request_id, type, sequence, payload) VALUES ($1, $2, $3, $4, $5)", rows
         )
+    tally.events += len(rows)
+    tally.requests_undelivered += len(undelivered)
     return len(rows)

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from service.command_line import parameters
-from service.command_line.answering import Answer, answering, cell, printable, progress, table
+from service.command_line.answering import Answer, answering, cell, printable, table
 from service.command_line.answering import run as main
 from tests.harness.command_line import restored_logging
 
@@ -37,8 +37,6 @@ async def show(value: object) -> Answer:
 
 def test_answer_is_text_or_json_which_cannot_manipulate_the_terminal(capsys):
     async def go() -> Answer:
-        with progress("going", 2) as advance:  # silent without a terminal
-            advance(2)
         return Answer({"said": "\x1b\x9b\u202eé"}, "a text")
 
     assert run(go) == 0

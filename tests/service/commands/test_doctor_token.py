@@ -22,7 +22,7 @@ SCOPES = "request:read, request:write"
             {},
             {"DATABASE_URL": "postgresql://127.0.0.1:1/none"},
             1,
-            "conveyancer  connection refused; is DATABASE_URL",
+            "token     Postgres at DATABASE_URL is unavailable: connection refused; are",
         ),
         (
             {"scope": "request:read-all"},
@@ -43,7 +43,12 @@ SCOPES = "request:read, request:write"
         ({}, {"AUTH_TOKEN_TYPES": "at+jwt, JWT", "AUTH_SCOPE_CLAIM": "scp"}, 1, "AUTH_SCOPE_CLAIM='scp'"),
         ({}, {"DATABASE_URL": ""}, 1, "not checked without DATABASE_URL"),
         ({}, {"AUTH_ISSUER": ""}, 1, "not checked without AUTH_ISSUER"),
-        ({}, {"AUTH_JWKS_URL": "file:///nowhere.json"}, 1, "no such file; what does AUTH_JWKS_URL answer?"),
+        (
+            {},
+            {"AUTH_JWKS_URL": "file:///nowhere.json"},
+            1,
+            "FileNotFoundError; are AUTH_JWKS_URL and DATABASE_URL right?",
+        ),
     ],
 )
 async def test_token_is_judged(environment, issuer, claims, variables, status, says):

@@ -83,15 +83,15 @@ async def test_command_waits_for_postgres_and_says_why():
         await postgres.start()
         output, _ = await applying.communicate()
 
-    assert reason == b"Postgres at DATABASE_URL is unreachable (ConnectionRefusedError). Waiting for it.\n"
+    assert reason == b"Postgres at DATABASE_URL is unavailable: connection refused; waiting for it\n"
     assert (applying.returncode, output.decode()) == (0, APPLIED)
 
 
 @pytest.mark.parametrize(
     ("limit", "user", "reason"),
     [
-        ("_OUTAGE_SECONDS", None, "Postgres at DATABASE_URL is unreachable (ConnectionRefusedError)."),
-        ("_REJECTED_SECONDS", "nobody_here", "Postgres at DATABASE_URL rejects the login."),
+        ("_OUTAGE_SECONDS", None, "Postgres at DATABASE_URL is unavailable: connection refused"),
+        ("_REJECTED_SECONDS", "nobody_here", "Postgres at DATABASE_URL is unavailable: it rejects the login"),
     ],
 )
 async def test_command_fails_in_the_end_so_that_its_container_gets_a_new_password(
@@ -104,7 +104,7 @@ async def test_command_fails_in_the_end_so_that_its_container_gets_a_new_passwor
     async with asyncio.timeout(60):
         ended = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=str(url)))
 
-    assert ended == Ended(1, "", f"{reason} Waiting for it.\n{reason}\n")
+    assert ended == Ended(1, "", f"{reason}; waiting for it\n{reason}\n")
 
 
 async def test_versions_are_applied_while_requests_are_stored_even_while_they_wait_for_a_backup(

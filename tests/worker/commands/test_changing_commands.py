@@ -58,10 +58,10 @@ THREE_EVENTS: dict[str, Any] = {"changes": 3, "records": (1, 2), "marker": b"INS
 THREE_EACH: dict[str, Any] = {"changes": 3, "records": (3, 3)}
 FIRM: dict[str, Any] = {"records": (1, 2), "table": "conveyancer"}
 CHANGING = [
-    Changing("outbox replay", "--from 2020-01-01 --rate 1000", "outbox", **THREE_EVENTS),
+    Changing("outbox replay", "--from 2020-01-01", "outbox", **THREE_EVENTS),
     Changing("reconcile --repair", "", "outbox", **THREE_EVENTS, prepare=OLD),
     Changing(
-        *("emails resend", "--code 550", "email WHERE state = 'pending'"),
+        *("emails resend", "--reply 550", "email WHERE state = 'pending'"),
         **THREE_EACH,
         emails=3,
         prepare=FAILED,
@@ -203,12 +203,7 @@ async def test_standby_refuses_a_change_in_a_line(words):
         await command(*words)
 
 
-@pytest.mark.parametrize(
-    "changing",
-    [each for each in CHANGING if each.action in having("dry_run")],
-    indirect=True,
-    ids=lambda each: each.action,
-)
+@pytest.mark.parametrize("changing", CHANGING[:1], indirect=True, ids=["outbox replay"])
 async def test_dry_run_counts_and_changes_nothing(words, changing, database, channel):
     answer = await command(*words, "--dry-run")
 

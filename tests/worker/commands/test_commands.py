@@ -1,8 +1,7 @@
-"""The commands of both programs: their help, their errors, and their progress on a terminal."""
+"""The commands of both programs: their help, their errors, and their interruption."""
 
 import asyncio
 import json
-import os
 import shlex
 import signal
 import socket
@@ -18,8 +17,7 @@ from tests.harness.examples import CONVEYANCER
 from tests.harness.processes import bare_environment, environment_of, python, run_process
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import COMMANDS
-from tests.worker.commands.steps import intend
-from tests.worker.conftest import store
+from tests.worker.commands.steps import intend, store_many
 
 UNKNOWN = "req_0000000000000000000000"
 NO_UTF_8 = "\udcff"
@@ -57,11 +55,9 @@ def test_every_command_has_help_that_needs_no_settings(words):
     [
         ("worker nonsense", "'nonsense'"),
         ("worker outbox replay", "say which events to replay"),
-        ("worker emails resend --dry-run", "say which e-mails"),
+        ("worker emails resend", "say which e-mails"),
         ("worker emails cancel", "say which e-mails"),
-        ("worker emails cancel --to 2026-01-01", "say which e-mails"),
         ("worker emails resend --sent --from 2026-01-01", "--sent needs --uuid"),
-        ("worker emails resend --code 250", "250 is not in the range"),
         ("worker dead-letters list elsewhere", "'elsewhere' is not one of"),
         ("worker trace req_short", "is not the uuid of a request"),
         ("service request find", "Say what to find"),
@@ -99,7 +95,7 @@ def test_wrong_argument_is_explained_before_anything_is_done(command, part):
     [
         (LIST, {"DATABASE_URL": ""}, "missing environment variable `DATABASE_URL`"),
         (DEAD, {"AMQP_URL": ""}, "missing environment variable `AMQP_URL`"),
-        (LIST, {"DATABASE_URL": f"postgresql://{NOBODY}"}, "Postgres at DATABASE_URL is unreachable"),
+        (LIST, {"DATABASE_URL": f"postgresql://{NOBODY}"}, "Postgres at DATABASE_URL is unavailable: "),
         (DEAD, {"AMQP_URL": f"amqp://{NOBODY}"}, "reach"),
         *(
             (command, {f"{name}_URL": f"{scheme}://{address}"}, f"{name}_URL: ")
@@ -169,31 +165,20 @@ async def test_standby_is_enough_for_commands_that_only_read(database_url, datab
     json.loads(ended.output)
 
 
-async def test_replay_shows_its_progress_on_a_terminal_and_keeps_its_work_when_it_is_interrupted(
-    database_url, database
-):
-    for _ in range(5):
-        await store(database)
-    await database.execute("DELETE FROM outbox")
-    terminal, theirs = os.openpty()
-
-    replay = python("worker", "outbox", "replay", "--from", "2020-01-01", "--rate", "1")
+async def test_replay_keeps_its_work_when_it_is_interrupted(database_url, database):
+    await store_many(database, 500)
+    replay = python("worker", "outbox", "replay", "--from", "2020-01-01")
     replaying = subprocess.Popen(  # noqa: ASYNC220 - starting it does not block
         ["/usr/bin/env", "--default-signal=INT", *replay],  # Shells disable it in background jobs.
         cwd=CHECKOUT,
         env=bare_environment(DATABASE_URL=database_url),
-        stderr=theirs,
+        stderr=subprocess.PIPE,
         text=True,
     )
     await eventually(lambda: database.fetchval("SELECT count(*) FROM outbox"))
     replaying.send_signal(signal.SIGINT)
-    status = await asyncio.to_thread(replaying.wait, timeout=20)
-    os.close(theirs)
-    shown = os.read(terminal, 10_000).decode()
-    os.close(terminal)
+    _, errors = await asyncio.to_thread(replaying.communicate, timeout=20)
 
-    assert status == 1
-    assert "replaying" in shown
-    assert "/5" in shown
-    assert shown.splitlines()[-1].startswith("Interrupted.")
-    assert 1 <= await database.fetchval("SELECT count(*) FROM outbox") < 5
+    assert replaying.returncode == 1
+    assert errors.splitlines()[-1].startswith("Interrupted.")
+    assert 100 <= await database.fetchval("SELECT count(*) FROM outbox") < 500
