@@ -220,7 +220,7 @@ async def _read(
     arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
     async with asyncio.timeout(ANSWER_SECONDS):
         channel = await connection.channel()
-        await channel.set_qos(prefetch_count=max(1, number))  # 0 would mean no limit
+        await channel.set_qos(prefetch_count=_MOST)
         await (await channel.get_queue(queue.dead_letters, ensure=False)).consume(arrived.put)
     for left in range(number, 0, -1):
         try:
