@@ -52,7 +52,10 @@ class Session:
             return latest.is_acceptance
         if latest.ends_session or (not latest.is_acceptance and latest.fault == "sender"):
             return False
-        if not (latest.is_acceptance or (await self._run("RSET", self._connection.rset())).is_acceptance):
+        # Unless the content was accepted, the server may still have the recipient of that e-mail, and would
+        # send the next one to it, too.
+        is_clear = latest.to == "content" and latest.is_acceptance
+        if not (is_clear or (await self._run("RSET", self._connection.rset())).is_acceptance):
             return False
         return (await self._run("MAIL", self._connection.mail(self._sender))).is_acceptance
 

@@ -11,9 +11,11 @@ from tests.harness.certificates import FAULTS, faulty_context
 from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker.mail.sending import outcome_of, sending_to
+from tests.worker.mail.composing import SENDER, compose
+from tests.worker.mail.sending import mail_settings, outcome_of, sending_to
 from worker.mail.ledger import Postponement
 from worker.mail.replies import NO_REPLY, Reply
+from worker.mail.smtp import Mailer
 
 UNFINISHED = b"250-and so on"  # a reply whose last line never comes
 
@@ -101,6 +103,19 @@ async def test_lines_that_begin_with_a_dot_arrive_whole_and_end_no_email(mail_se
 
     (mail,) = mail_server.accepted
     assert mail.message.get_content().splitlines() == [".Law", ".", "The end"]
+
+
+async def test_email_whose_content_is_withheld_leaves_no_recipient_to_the_next_one(mail_server):
+    session = await Mailer(mail_settings(mail_server.url)).open_session(SENDER.address)
+    await session.name_recipient("withheld@customer.example.com")
+
+    assert await session.is_ready()
+    await session.name_recipient("ada@customer.example.com")
+    await session.send(compose())
+    await session.end()
+
+    (mail,) = mail_server.accepted
+    assert mail.recipients == ["ada@customer.example.com"]
 
 
 async def test_connection_is_ended_in_order(rude_server):
