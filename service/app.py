@@ -6,8 +6,6 @@ from functools import partial
 from typing import Any
 
 from litestar import HttpMethod, Litestar, Request, Response, get
-from litestar.datastructures import State
-from litestar.di import Provide
 from litestar.status_codes import HTTP_204_NO_CONTENT
 
 from service.api import errors, questionnaire
@@ -56,7 +54,6 @@ def describe(token_url: str | None = None) -> dict[str, Any]:
 def of_endpoints() -> dict[str, Any]:
     """Return what endpoints need of their application."""
     return {
-        "dependencies": {"resources": Provide(provide_resources, sync_to_thread=False)},
         "before_request": answer_options,
         "exception_handlers": {Exception: errors.respond},
         "request_class": ApiRequest,
@@ -64,12 +61,6 @@ def of_endpoints() -> dict[str, Any]:
         "plugins": [BodyDecoding()],
         "return_dto": None,  # Otherwise a handler's body decoder would also encode its answer.
     }
-
-
-def provide_resources(state: State) -> Resources:
-    """Return what `_lifespan` has opened."""
-    resources: Resources = state.resources
-    return resources
 
 
 async def answer_options(request: Request[Any, Any, Any]) -> Response[None] | None:

@@ -9,6 +9,7 @@ from litestar.datastructures import State
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
 from service.api.errors import ApiError
+from service.api.resources import Resources
 from service.server import limits
 
 _CLOSE = (b"connection", b"close")  # because the rest of the body is not read
@@ -17,7 +18,13 @@ User = TypeVar("User")
 
 
 class ApiRequest(Request[User, Any, State], Generic[User]):
-    """An HTTP request to the API. Its `user` is the caller that the guard admitted."""
+    """An HTTP request to the API. Its `user` is the caller that was admitted."""
+
+    @property
+    def resources(self) -> Resources:
+        """What the handlers use."""
+        opened: Resources = self.app.state.resources
+        return opened
 
     async def body(self) -> bytes:
         """Return the body. Raises ApiError if it is not declared as JSON, too large, empty or overdue."""

@@ -1,6 +1,7 @@
 """The guards of the handlers: they shed load, and authenticate the caller.
 
-Litestar runs guards before it reads the body.
+They are `before_request` hooks, which Litestar runs before it reads the body. For its own `guards`, Litestar
+copies the handler in each HTTP request, which takes a tenth of the time in Python.
 """
 
 from collections.abc import Sequence
@@ -8,9 +9,8 @@ from http import HTTPStatus
 from typing import Any, TypeAlias
 
 import msgspec
-from litestar.connection import ASGIConnection
-from litestar.handlers import BaseRouteHandler
-from litestar.types import Guard
+from litestar import Request
+from litestar.types import BeforeRequestHookHandler
 
 from service.api.errors import ApiError
 from service.api.resources import Resources
@@ -20,7 +20,7 @@ from service.calculation_requests.request_secrets import WrongSecret, looks_like
 from service.postgres.pool import firm_served
 from service.server.asgi import header_values
 
-Connection: TypeAlias = ASGIConnection[Any, Any, Any, Any]
+AnyRequest: TypeAlias = Request[Any, Any, Any]
 
 
 class SecretHolder(msgspec.Struct, frozen=True):
@@ -29,27 +29,27 @@ class SecretHolder(msgspec.Struct, frozen=True):
     secret: str
 
 
-def requires(scope: str) -> Guard:
+def requires(scope: str) -> BeforeRequestHookHandler:
     """Return the guard of an endpoint that needs Postgres and an access token with *scope*."""
 
-    async def admit(connection: Connection, _: BaseRouteHandler) -> None:
-        authenticator = _shed_load(connection).authenticator
-        _admit(connection, authenticator.verify_access_token(_token(connection), scope=scope))
+    async def admit(request: AnyRequest) -> None:
+        authenticator = _shed_load(request).authenticator
+        _admit(request, authenticator.verify_access_token(_token(request), scope=scope))
 
     return admit
 
 
-async def requires_reader(connection: Connection, _: BaseRouteHandler) -> None:
+async def requires_reader(request: AnyRequest) -> None:
     """Admit a conveyancer's caller with the scope READ, or an internal reader."""
-    _admit(connection, _shed_load(connection).authenticator.verify_reader(_token(connection)))
+    _admit(request, _shed_load(request).authenticator.verify_reader(_token(request)))
 
 
-def _admit(request: Connection, reader: Caller | InternalReader) -> None:
+def _admit(request: AnyRequest, reader: Caller | InternalReader) -> None:
     request.scope["user"] = reader
     firm_served.set(reader.conveyancer_id if isinstance(reader, Caller) else reader.client_id)
 
 
-async def requires_reader_or_secret(request: Connection, _: BaseRouteHandler) -> None:
+async def requires_reader_or_secret(request: AnyRequest) -> None:
     """Admit a reader, or a caller whose token may be the secret of the request."""
     authenticator = _shed_load(request).authenticator
     token = _token(request)
@@ -61,7 +61,7 @@ async def requires_reader_or_secret(request: Connection, _: BaseRouteHandler) ->
         raise WrongSecret
 
 
-async def requires_api_key_or_token(request: Connection, _: BaseRouteHandler) -> None:
+async def requires_api_key_or_token(request: AnyRequest) -> None:
     """Admit to the questionnaire a caller with an API key or any access token.
 
     Access tokens are verified without Postgres, so their callers are served even while Postgres is down.
@@ -71,7 +71,7 @@ async def requires_api_key_or_token(request: Connection, _: BaseRouteHandler) ->
     await resources.authenticator.verify_api_key_or_token(_token(request))
 
 
-def _shed_load(request: Connection) -> Resources:
+def _shed_load(request: AnyRequest) -> Resources:
     """Return the resources. Raises PostgresUnavailable while Postgres is down or the pool's queue is full.
 
     This comes before authentication, because rejecting a request after reading its token and body costs
@@ -83,7 +83,7 @@ def _shed_load(request: Connection) -> Resources:
     return resources
 
 
-def _token(request: Connection) -> str:
+def _token(request: AnyRequest) -> str:
     return bearer_token(header_values(request.scope, b"authorization"))
 
 

@@ -84,7 +84,7 @@ _ETAG = f'W/"{hashlib.sha256(bytes(_QUESTIONS)).hexdigest()[:32]}"'
 
 @get(
     "/v1/questionnaire/structure",
-    guards=[requires_api_key_or_token],
+    before_request=requires_api_key_or_token,
     tags=["questionnaire"],
     security=[{"api_key": []}, {"access_token": []}],
     documented=Documented(

@@ -66,7 +66,7 @@ class Requests(Controller):
 
     @post(
         status_code=HTTP_200_OK,
-        guards=[requires(WRITE)],
+        before_request=requires(WRITE),
         security=[{"access_token": [WRITE]}],
         documented=Documented(
             answers=examples.CREATED,
@@ -88,11 +88,10 @@ class Requests(Controller):
         self,
         request: ApiRequest[Caller],
         data: JSONBody[CreateBody],
-        resources: NamedDependency[SkipValidation[Resources]],
         idempotency_key: IdempotencyKey = None,
     ) -> Response[Envelope[CalculationRequestView]]:
         """Store a request for a calculation; its e-mail and its calculation follow."""
-        conveyancer_id = request.user.conveyancer_id
+        resources, conveyancer_id = request.resources, request.user.conveyancer_id
         state = request.scope["state"]
         key = parse_key(idempotency_key, request.headers.getall(IDEMPOTENCY_KEY, []))
         until = time.monotonic() + resources.settings.database_timeout_seconds
@@ -116,7 +115,7 @@ class Requests(Controller):
         return Response(succeed(resources.view(stored)), headers={REPLAYED: "true"} if is_repeat else None)
 
     @get(
-        guards=[requires(READ)],
+        before_request=requires(READ),
         dependencies={"parameters": provide_query(ListQuery)},
         security=[{"access_token": [READ]}],
         documented=Documented(
@@ -137,13 +136,13 @@ class Requests(Controller):
         self,
         request: ApiRequest[Caller],
         parameters: NamedDependency[SkipValidation[ListQuery]],
-        resources: NamedDependency[SkipValidation[Resources]],
     ) -> Envelope[CalculationRequestPage]:
         """List the caller's requests, newest first.
 
         With `updated_since`, only requests that have a calculation and were changed since, oldest change
         first. After the last page, ask again with its `next_updated_since`, to miss no change.
         """
+        resources = request.resources
         async with resources.connection() as connection:
             page = await reading.read_page(
                 connection, parameters.listing(), conveyancer_id=request.user.conveyancer_id
@@ -153,7 +152,7 @@ class Requests(Controller):
 
     @get(
         "/{uuid:str}",
-        guards=[requires_reader_or_secret],
+        before_request=requires_reader_or_secret,
         security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}, {"request_secret": []}],
         documented=Documented(
             answers=examples.RETRIEVED,
@@ -165,7 +164,6 @@ class Requests(Controller):
         self,
         request: ApiRequest[Caller | InternalReader | SecretHolder],
         uuid: Uuid,
-        resources: NamedDependency[SkipValidation[Resources]],
     ) -> Envelope[RetrievedCalculationRequest]:
         """Read a request back.
 
@@ -173,7 +171,7 @@ class Requests(Controller):
         `meta_data` and `calculation_fee_exempt_reason` are null, because they are the firm's alone. For an
         internal reader `secret` and `request_url` are null.
         """
-        reader = request.user
+        resources, reader = request.resources, request.user
         if isinstance(reader, SecretHolder):
             return succeed(resources.view(await _find_by_secret(resources, uuid, reader.secret)))
         request_id = _id_in(uuid, reader)
@@ -186,7 +184,7 @@ class Requests(Controller):
 
     @get(
         "/{uuid:str}/events",
-        guards=[requires_reader],
+        before_request=requires_reader,
         security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}],
         documented=Documented(answers=examples.EVENTS),
     )
@@ -194,7 +192,6 @@ class Requests(Controller):
         self,
         request: ApiRequest[Caller | InternalReader],
         uuid: Uuid,
-        resources: NamedDependency[SkipValidation[Resources]],
     ) -> Envelope[CalculationRequestEvents]:
         """List what has happened to a request so far: its events, oldest first.
 
@@ -203,7 +200,7 @@ class Requests(Controller):
         """
         reader = request.user
         request_id = _id_in(uuid, reader)
-        async with resources.connection() as connection:
+        async with request.resources.connection() as connection:
             if isinstance(reader, InternalReader):
                 history = await event_history.read_internally(connection, request_id)
             else:

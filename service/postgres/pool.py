@@ -86,9 +86,12 @@ class Pool:
         loop = asyncio.get_running_loop()
         until = loop.time() + queue_seconds
         while True:
-            with self.place_in_queue():
-                async with asyncio.timeout_at(until):
-                    await self._turns.acquire()
+            if self._turns.locked():
+                with self.place_in_queue():
+                    async with asyncio.timeout_at(until):
+                        await self._turns.acquire()
+            else:
+                await self._turns.acquire()  # at once
             try:
                 connection = self._take_idle() or await self._open()
             except BaseException:
