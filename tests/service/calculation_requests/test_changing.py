@@ -150,7 +150,14 @@ def test_fields_of_all_events_are_documented():
         r"`data` always holds (.*?), and nothing personal", section(WORKER, "Events"), re.DOTALL
     )
 
-    assert re.findall(r"`(\w+)`", named) == list(RequestEvent.__struct_fields__)
+    assert re.findall(r"`(\w+)`", named) == list(RequestEvent.__struct_fields__), "worker/README.md, Events"
+
+
+def test_page_shows_an_event_as_it_is_sent():
+    (shown,) = re.findall("```json\n(.*?)```", section(WORKER, "Events"), re.DOTALL)
+
+    (created,) = (each for each in asyncapi.SENT_EXAMPLES if isinstance(each, RequestCreated))
+    assert msgspec.json.decode(shown)["data"] == msgspec.to_builtins(created), "worker/README.md, Events"
 
 
 async def test_endpoint_could_change_a_request_and_wake_the_relays(

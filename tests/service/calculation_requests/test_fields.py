@@ -7,8 +7,10 @@ from service.api.bodies import CreateBody
 from service.calculation_requests.model import (
     FOR_CUSTOMER,
     CalculationRequest,
+    EventSource,
     RetrievedCalculationRequest,
 )
+from service.outbox.events import RequestEvent
 from tests.deploy.pages import API, section
 
 INTERNAL = {"id", "conveyancer_id", "sequence", "secret_salt", "secret_key_id"}
@@ -20,6 +22,12 @@ SHOWN = set(RetrievedCalculationRequest.__struct_fields__)
 
 def test_every_field_is_sent_stored_and_shown():
     assert COLUMNS - INTERNAL == SHOWN - MADE == {*CreateBody.__struct_fields__} | SET_BY_THE_SERVICE
+
+
+def test_events_carry_the_fields_that_their_source_has_and_no_others():
+    fields = {*CreateBody.__struct_fields__}
+
+    assert fields & {*EventSource.__struct_fields__} == fields & {*RequestEvent.__struct_fields__}
 
 
 def test_customer_sees_nothing_internal():

@@ -87,4 +87,5 @@ def test_schema_of_a_calculation_accepts_what_the_code_accepts(calculation_id):
 
 
 def test_committed_document_matches_the_code():
-    assert msgspec.json.decode(COMMITTED.read_bytes()) == DOCUMENT, "run `make asyncapi`"
+    is_current = msgspec.json.decode(COMMITTED.read_bytes()) == DOCUMENT
+    assert is_current, "run `make asyncapi`"
