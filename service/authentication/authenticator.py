@@ -48,8 +48,8 @@ class Authenticator:
         prefix = self._settings.auth_scope_prefix
         if isinstance(caller, InternalReader):
             message = (
-                f"The scope {prefix}{READ_ALL} makes this client an internal reader, which can neither "
-                f"create nor list requests: request a token with {prefix}{scope} instead."
+                f"The scope {prefix}{READ_ALL} makes this client an internal reader, which can only "
+                f"read requests by uuid: request a token with {prefix}{scope} instead."
             )
             raise InsufficientScope(prefix + scope, message)
         if scope not in caller.scopes:

@@ -11,7 +11,7 @@ BEGIN
     FOR role_name, granted IN
         SELECT rolname, privilege
           FROM (VALUES
-            -- The API stores and reads requests. It changes and deletes nothing.
+            -- The API stores and reads requests.
             ('api', 'SELECT, INSERT ON calculation_request'),
             ('api', 'INSERT, SELECT (request_id) ON outbox'),
             ('api', 'SELECT ON active_conveyancer, api_key, erased_request, recorded_event, secret_key'),

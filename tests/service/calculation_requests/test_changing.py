@@ -99,10 +99,14 @@ async def test_requests_of_one_change_may_have_different_columns_set(database):
     assert [row["sequence"] for row in rows] == [1, 1, 2]
 
 
-async def test_column_that_events_repeat_is_fixed(database, request_):
-    with pytest.raises(KeyError, match="external_id"):
+@pytest.mark.parametrize("column", ["external_id", "a_typo"], ids=["events repeat it", "there is none"])
+async def test_column_that_no_change_can_set_is_refused(database, request_, column):
+    async def set_column() -> None:
         async with database.transaction(), change(database, request_.id) as changed:
-            changed.external_id = "another"
+            setattr(changed, column, "another")
+
+    with pytest.raises((KeyError, AttributeError), match=column):
+        await set_column()
 
 
 async def test_two_changes_of_a_request_in_one_transaction_cannot_announce_the_same_sequence(
