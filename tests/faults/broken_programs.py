@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from aiosmtplib import SMTP
 
 from service import __main__ as service
 from service import json_faults
@@ -20,7 +21,6 @@ from worker.consumers import incoming
 from worker.consumers.incoming import Incoming
 from worker.mail import ledger, postman
 from worker.mail.ledger import Email
-from worker.mail.smtp import Session
 from worker.relay import loop, outbox_tables
 from worker.relay.outbox_tables import OutboxRow
 from worker.relay.publisher import Publisher, PublishResult
@@ -98,12 +98,12 @@ def store_replies() -> None:
 
 def keep_sessions() -> None:
     """Leave every connection to the mail server open."""
-    forgotten: list[Session] = []  # The garbage collector would close them.
+    forgotten: list[SMTP] = []  # The garbage collector would close them.
 
-    async def leave_open(self: Session) -> None:
+    def leave_open(self: SMTP) -> None:
         forgotten.append(self)
 
-    Session.end = leave_open  # type: ignore[method-assign]
+    SMTP.close = leave_open  # type: ignore[method-assign]
 
 
 def forget_keys() -> None:
