@@ -125,7 +125,7 @@ def _as_text(listing: QueueListing) -> str:
 @answering
 @on_record
 async def redrive(*, name: str, message_ids: Sequence[str], by: Operator) -> Answer:
-    """Move dead letters back to the end of their queue. A crash may leave a message in both queues.
+    """Move dead letters back to the end of their queue. A crash may leave messages in both queues.
 
     Messages with undecodable properties stay, because their consumer would refuse them again.
 
