@@ -8,6 +8,7 @@ import pytest
 from yarl import URL
 
 from service.identifiers import uuid_of
+from tests.harness import databases
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client
 from tests.harness.tcp_proxy import TcpProxy
@@ -16,12 +17,11 @@ from tests.harness.waiting import eventually
 
 @pytest.fixture
 async def role(database):
-    """A Postgres user that may read the schema version, and requests."""
+    """A Postgres user with the rights of the API."""
     name = f"reader_{uuid4().hex}"
-    await database.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'made-up'")
-    await database.execute(f"GRANT SELECT ON schema_version, calculation_request TO {name}")
+    api = databases.user_of("api")
+    await database.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'made-up' IN ROLE {api}")
     yield name
-    await database.execute(f"DROP OWNED BY {name}")
     await database.execute(f"DROP ROLE {name}")
 
 
