@@ -1,13 +1,12 @@
-"""Publishes the outbox to RabbitMQ. `run` is the loop. `relay_due` is one pass over all lanes with work."""
+"""Publishes the outbox to RabbitMQ. `run` is the loop. `relay_due` is one pass over some lanes."""
 
 import asyncio
 import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import chain, repeat
 from typing import Any
 from uuid import UUID
 
@@ -32,12 +31,9 @@ from worker.relay.publisher import Publisher, PublishResult
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
-# The most lanes per transaction, so that a second relay finds free lanes. With one lane per transaction, an
-# event could wait behind sixteen transactions.
+# The most lanes per pass, so that a second relay finds free lanes. With one lane per pass, an event could
+# wait for sixteen passes.
 _LANES_AT_ONCE = lanes.LANES // 2
-# After a pass that moved events, the relay waits at most this long before each of the next passes, because a
-# busy API sends a NOTIFY only every 5 ms. A pass that finds nothing costs 0.2 ms.
-_SHORT_RESTS_SECONDS = (0.001, 0.002, 0.004, 0.008)
 # The longest deadline of find_lanes. While a backup holds an old snapshot, vacuum cannot remove published
 # events, and find_lanes steps over all of them. After an hour at 100 events per second, it took 0.5 s instead
 # of 0.2 ms, and a relay could still publish 1,000 events per second. With 128 MB of shared_buffers instead of
@@ -98,7 +94,6 @@ class Relay:
         publisher = await Publisher.on(channel, timeout_seconds=self._settings.broker_timeout_seconds)
         await publisher.probe()
         self._obstacle = ""
-        rests: Iterator[float] = repeat(self._settings.relay_poll_seconds)
         while publisher.is_usable and not stop.is_set():
             self._woken.clear()
             try:
@@ -109,37 +104,25 @@ class Relay:
                 await pauses.log_and_wait(error, stop)
                 continue
             pauses.reset()
-            if moved:
-                rests = chain(_SHORT_RESTS_SECONDS, repeat(self._settings.relay_poll_seconds))
-            else:
-                await wait_at_most(next(rests), self._woken, stop)
+            if not moved:
+                await wait_at_most(self._settings.relay_poll_seconds, self._woken, stop)
         if channel.is_closed:
             raise BrokerUnavailable("the channel was closed")
 
     async def relay_due(self, publisher: Publisher) -> int:
-        """Make one pass over every lane with work. Returns how many events were confirmed or held.
+        """Make one pass: publish the oldest events of some lanes, and held events that are due. Settle them.
 
-        The pass ends early if the channel must not be used again. Raises BrokerUnavailable in an outage of
-        RabbitMQ, but first deletes the confirmed events.
-        """
-        began = time.monotonic()
-        async with connections.acquired(self._pool, seconds=self._find_seconds) as connection:
-            with_work = await outbox_tables.find_lanes(connection)
-        took = time.monotonic() - began
-        self._find_seconds = max(self._settings.work_timeout_seconds, min(2 * took, _LONGEST_FIND_SECONDS))
-        random.shuffle(with_work)  # so that relays that start together do not compete for the same lanes
-        moved = 0
-        for first in range(0, len(with_work), _LANES_AT_ONCE):
-            if publisher.is_usable:
-                moved += await self._relay_lanes(publisher, with_work[first : first + _LANES_AT_ONCE])
-        return moved
-
-    async def _relay_lanes(self, publisher: Publisher, some_lanes: Sequence[int]) -> int:
-        """Lock some lanes. Publish their oldest pending events, and held events that are due. Settle them.
+        Returns how many events were confirmed or held. Raises BrokerUnavailable in an outage of RabbitMQ, but
+        first deletes the confirmed events.
 
         After a crash between confirm and commit, the same events are published again. So delivery is at least
         once, in order within a request.
         """
+        with_work = await self._find_lanes()
+        # Random lanes, so that relays that start together do not compete for the same ones.
+        some_lanes = random.sample(with_work, min(len(with_work), _LANES_AT_ONCE))
+        if not some_lanes:
+            return 0
         async with connections.transaction(
             self._pool,
             seconds=2 * self._settings.broker_timeout_seconds + 2 * self._find_seconds,
@@ -167,6 +150,15 @@ class Relay:
         if result.outage is not None:
             raise BrokerUnavailable from result.outage
         return len(delivered) + len(to_hold)
+
+    async def _find_lanes(self) -> list[int]:
+        """Return the lanes with work, and allow the next pass twice the time that it took to find them."""
+        began = time.monotonic()
+        async with connections.acquired(self._pool, seconds=self._find_seconds) as connection:
+            with_work = await outbox_tables.find_lanes(connection)
+        took = time.monotonic() - began
+        self._find_seconds = max(self._settings.work_timeout_seconds, min(2 * took, _LONGEST_FIND_SECONDS))
+        return with_work
 
     async def _publish_meanwhile(
         self, connection: Connection, publisher: Publisher, window: Sequence[OutboxRow]

@@ -134,7 +134,7 @@ async def test_queue_that_blocks_the_channel_holds_back_its_events_and_no_email(
     assert set(await take_ids(tap)) == events
 
 
-async def test_pass_ends_with_the_window_after_which_its_channel_must_not_be_used(
+async def test_window_that_a_queue_blocks_is_the_last_on_its_channel(
     worker_settings, broker_link, pool, database
 ):
     """Otherwise the numbers of later messages could be wrong, and events could be deleted unpublished."""
