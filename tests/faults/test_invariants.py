@@ -212,6 +212,7 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "exception": ({"log_lines": ['relay-1: {"event": "message_failed"}']}, {"no unhandled exceptions"}),
     "death that nobody caused": ({"deaths": ["relay-1 exited with status 1."]}, {"no unhandled exceptions"}),
     "plan cut short": ({"shortfalls": ["relay killed: injected 19 times, not 20"]}, {"plan fulfilled"}),
+    "outage not named": ({"unnamed": ["disk alarm: doctor"]}, {"outages named"}),
     "other answers": ({"statuses": Counter({200: 1, 500: 1})}, {"HTTP answers"}),
     "in flight": ({"answers": [*ANSWERS, Answer("case-1", 409, None)]}, set()),
     "unavailable": ({"answers": [*ANSWERS, Answer("case-1", 503, None)]}, set()),

@@ -304,6 +304,11 @@ def answers_as_documented(record: Record) -> Iterable[str]:
             yield f"HTTP {status} to a create with a key, {times} times"
 
 
+def outages_named(record: Record) -> Iterable[str]:
+    """While RabbitMQ or Postgres shuts a process out, its readiness probe and `doctor` say so."""
+    yield from record.unnamed
+
+
 def plan_fulfilled(record: Record) -> Iterable[str]:
     """Every fault was injected, and requests were acknowledged, as often as planned."""
     yield from record.shortfalls
@@ -329,4 +334,5 @@ CHECKS: Mapping[str, Check] = {
     "recovery in time": recovery_in_time,
     "no unhandled exceptions": no_unhandled_exceptions,
     "HTTP answers": answers_as_documented,
+    "outages named": outages_named,
 }
