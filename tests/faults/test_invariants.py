@@ -134,6 +134,10 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"arrivals": [ARRIVALS[0], arrival(EMAIL_SENT, 3, 100.2), arrival(CALCULATED, 2, 100.3)]},
         {"no inversions"},
     ),
+    "an earlier event redelivered": (
+        {"arrivals": [ARRIVALS[0], ARRIVALS[2], arrival(CALCULATED, 2, 100.4, redelivered=True)]},
+        set(),
+    ),
     "event of no stored request": ({"arrivals": [*ARRIVALS, LATER]}, {"nothing lost"}),
     "event repeated": ({"arrivals": AGAIN}, {REPEATED}),
     "event redelivered": ({"arrivals": [*ARRIVALS, arrival(CREATED, 1, 101.0, redelivered=True)]}, set()),

@@ -11,7 +11,7 @@ from tests.harness.waiting import until
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BLOCKED
 
-_DOWN_SECONDS = 10.0
+_DOWN_SECONDS = 5.0
 _DYING_SECONDS = 1.0
 _FROZEN_SECONDS = 30.0
 _APART_SECONDS = 60.0
@@ -29,6 +29,15 @@ async def kill_leader(world: World) -> None:
     await leader.kill()
     await asyncio.sleep(_DOWN_SECONDS)
     await leader.start()
+
+
+@_of_cluster("majority killed", "cluster")
+async def kill_majority(world: World) -> None:
+    """SIGKILL to two nodes at once. The third then closes its connections."""
+    victims = world.chance.sample(world.cluster.nodes.nodes, k=2)
+    await asyncio.gather(*(node.kill() for node in victims))
+    await _is_named(world, world.of_role("relay")[0], "not connected to RabbitMQ", "wrong    rabbitmq")
+    await asyncio.gather(*(node.start() for node in victims))
 
 
 @_of_cluster("leader frozen", "cluster")

@@ -62,13 +62,19 @@ def nothing_lost(record: Record) -> Iterable[str]:
 
 
 def no_inversions(record: Record) -> Iterable[str]:
-    """The first deliveries of a request's events are in the order of their sequence."""
+    """The first deliveries of a request's events are in the order of their sequence.
+
+    If a node of RabbitMQ fails, it may deliver an event again after later ones, and then marks it.
+    """
+    marked = {(arrival.key, arrival.sequence) for arrival in record.arrivals if arrival.redelivered}
     seen: set[str] = set()
     latest: Counter[str] = Counter()
     for arrival in record.arrivals:
         if arrival.event_id not in seen:
             seen.add(arrival.event_id)
-            if arrival.sequence != latest[arrival.key] + 1:
+            expected = latest[arrival.key] + 1
+            overtaken = range(expected, arrival.sequence) or [arrival.sequence]
+            if arrival.sequence != expected and any((arrival.key, each) not in marked for each in overtaken):
                 yield f"{arrival.event_id} came after sequence {latest[arrival.key]}"
             latest[arrival.key] = max(latest[arrival.key], arrival.sequence)
 
