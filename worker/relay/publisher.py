@@ -54,7 +54,7 @@ class Publisher:
         """Whether the channel can publish another window."""
         return self._is_intact and not self._channel.is_closed
 
-    async def probe(self) -> None:
+    async def probe(self, exchange: str = topology.NOTIFICATIONS_ALONE) -> None:
         """Publish two empty messages that no queue gets. Raises BrokerUnavailable unless both are confirmed.
 
         RabbitMQ reports an alarm only after a publish. It still confirms the first message, and then reads no
@@ -64,9 +64,7 @@ class Publisher:
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 for _ in range(2):
-                    await self._channel.basic_publish(
-                        b"", exchange=topology.NOTIFICATIONS_ALONE, routing_key=_UNBOUND_KEY
-                    )
+                    await self._channel.basic_publish(b"", exchange=exchange, routing_key=_UNBOUND_KEY)
         except BROKER_ERRORS as error:
             raise BrokerUnavailable(BLOCKED if await self._is_blocked(error) else "") from error
 
