@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from deploy.local.machine import packages
 from deploy.local.machine.ports import accepts, free_port
-from deploy.local.machine.processes import Process, Program, wait_for, wait_until
+from deploy.local.machine.processes import Process, Program, wait_for
+from deploy.local.machine.waiting import wait_until
 
 # Postfix accepts no user and no group for two of these.
 _OWNER, _GROUP, _MAILBOX_OWNER = "daemon", "mail", "nobody"
