@@ -41,8 +41,8 @@ class AuthorizationServer:
         port = free_port()
         self._keys = folder / "keys.json"
         self._make_key()
-        files = [Path(__file__).with_suffix(".cjs"), str(port), authority.certificate(), self._keys]
-        command = [node, *files, _RESOURCE, CONVEYANCER, _SECRET]
+        files = Path(__file__).with_suffix(".cjs"), str(port), authority.certificate(), self._keys
+        command: list[str | Path] = [node, *files, _RESOURCE, CONVEYANCER, _SECRET]
         environment = bare_environment(NODE_PATH=str(_NODE_MODULES))
         self.process = Process("oidc-provider", command, environment=environment, port=port, folder=folder)
         self._client: httpx.AsyncClient
