@@ -51,7 +51,8 @@ class Calls:
         """Call until it is over."""
         async with client_of(self._api, "none yet") as client:
             while not self.is_over:
-                self.longest_seconds = max(self.longest_seconds, await self._call(client))
+                seconds = await self._call(client)
+                self.longest_seconds = max(self.longest_seconds, seconds)
 
     async def _call(self, client: httpx.AsyncClient) -> float:
         began, body, key = time.monotonic(), another_request(), uuid4().hex
