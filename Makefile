@@ -27,6 +27,7 @@ test:     .venv/installed  ## run the tests, with branch coverage (some, without
 	$(IN_VENV) pytest -n auto $(PARALLEL) worksteal $(if $(ARGS),$(ARGS),--cov)
 
 test-long: .venv/browser-installed ## run the tests that take long: all faults, histories, bodies, overload
+	@deploy/node/install
 	$(if $(ARGS),,$(IN_VENV) pytest -m long -k $(ALONE))
 	$(IN_VENV) pytest -m long -n auto $(PARALLEL) worksteal --hypothesis-profile default $(or $(ARGS),-k "not $(ALONE)")
 
