@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import logging
+import math
 import secrets
 import signal
 import sys
@@ -11,7 +12,7 @@ import uvloop
 
 from deploy.local.errors import LocalStackError
 from tests.faults.broken_programs import BREAKAGES
-from tests.faults.catalogue.fault import FAULTS
+from tests.faults.catalogue.fault import CLUSTER_FAULTS, FAULTS
 from tests.faults.plan import LOCAL, Plan
 from tests.faults.run import run
 from tests.faults.verdict.invariants import check_all
@@ -24,6 +25,8 @@ _ROUND_SECONDS = 190.0  # in which every fault is injected once, mixed or alone
 def main() -> int:
     """Run the harness as the command line says."""
     arguments = _parser().parse_args()
+    if arguments.cluster:
+        arguments.seconds, arguments.requests, arguments.times = math.inf, 0, 1
     if arguments.requests is None:
         arguments.requests = round(arguments.seconds * arguments.rate)
     if arguments.times is None:
@@ -70,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--drain", type=float, default=120.0, help="seconds allowed to finish at the end")
     add("--seed", type=int, default=secrets.randbelow(10**9), help="of every random choice (default: random)")
     add("--broken", choices=sorted(BREAKAGES), help="break the programs on purpose")
-    names = sorted(fault.name for fault in FAULTS)
+    servers = "three nodes of RabbitMQ and a pair of Postgres, each of whose faults is injected once"
+    add("--cluster", action="store_true", help=servers)
+    names = sorted(fault.name for fault in (*FAULTS, *CLUSTER_FAULTS))
     only = "only these: " + ", ".join(names)
     add("--faults", nargs="*", default=(), choices=names, metavar="NAME", help=only)
     return parser

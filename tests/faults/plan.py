@@ -19,6 +19,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     seed: int
     broken: str | None
+    cluster: bool  # of three nodes of RabbitMQ, and a pair of Postgres
     faults: Sequence[str]  # the names of those to inject; all if empty
     longest_stall: float  # in seconds, as are the next two
     recovery: float

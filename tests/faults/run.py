@@ -5,20 +5,21 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from deploy.local.machine.folders import Place, Report, working_folder
-from tests.faults.catalogue.fault import FAULTS, Fault
+from tests.faults.catalogue.fault import CLUSTER_FAULTS, FAULTS, Fault
 from tests.faults.plan import LOCAL, Plan
-from tests.faults.schedule import rounds
+from tests.faults.schedule import mixed, rounds
 from tests.faults.verdict.latency import recovered_after
 from tests.faults.verdict.records import Record, Recovery
 from tests.faults.verdict.stocktaking import drained, take_stock
 from tests.faults.world import stage
+from tests.faults.world.clustered import clustered_servers
 from tests.faults.world.world import World
-from tests.harness.servers import private_servers
+from tests.harness.servers import Servers, private_servers
 from tests.harness.waiting import until
 
 _CALM_SECONDS = 4.0  # under load, before the first fault and after the last
@@ -33,16 +34,27 @@ async def run(plan: Plan, report: Report) -> Record:
     record = Record(email_claim_seconds=plan.email_claim_seconds, recovery_bar_seconds=plan.recovery)
     chance = random.Random(plan.seed)  # noqa: S311 - repeatable, no secret
     place = Place(folder=LOCAL, report=report)
-    with working_folder(place, "run") as folder, _logs_kept(folder, plan), private_servers(place) as servers:
-        await stage.prepare(servers)
-        async with stage.started(plan, record, servers, folder, chance) as world:
-            await _live(plan, world, report)
-            report("no more load, no more faults: draining …")
-            if left := await drained(world, seconds=plan.drain):
-                report(f"not drained after {plan.drain:.0f} s: {left}")
-            await asyncio.gather(*(worker.leave() for worker in world.workers))
-            await take_stock(world)
+    with working_folder(place, "run") as folder, _logs_kept(folder, plan):
+        async with _servers(plan, place) as servers:
+            await stage.prepare(servers)
+            async with stage.started(plan, record, servers, folder, chance) as world:
+                await _live(plan, world, report)
+                report("no more load, no more faults: draining …")
+                if left := await drained(world, seconds=plan.drain):
+                    report(f"not drained after {plan.drain:.0f} s: {left}")
+                await asyncio.gather(*(worker.leave() for worker in world.workers))
+                await take_stock(world)
     return record
+
+
+@asynccontextmanager
+async def _servers(plan: Plan, place: Place) -> AsyncIterator[Servers]:
+    if plan.cluster:
+        async with clustered_servers(place.report) as cluster:
+            yield cluster
+        return
+    with private_servers(place) as single:
+        yield single
 
 
 @contextmanager
@@ -74,11 +86,12 @@ async def _live(plan: Plan, world: World, report: Report) -> None:
 
 
 async def _inject_all(plan: Plan, world: World, report: Report) -> None:
-    """Inject round after round until the plan is fulfilled, or its overtime is over."""
-    faults = [fault for fault in FAULTS if not plan.faults or fault.name in plan.faults]
+    """Inject one round in a cluster, else rounds until the plan is fulfilled or its overtime is over."""
+    faults = CLUSTER_FAULTS if plan.cluster else FAULTS
+    faults = [fault for fault in faults if not plan.faults or fault.name in plan.faults]
     record = world.record
     began = time.monotonic()
-    for group in rounds(faults, world.chance):
+    for group in mixed(faults, world.chance) if plan.cluster else rounds(faults, world.chance):
         elapsed = time.monotonic() - began
         shortfalls = list(_shortfalls(plan, faults, record))
         if (elapsed >= plan.seconds and not shortfalls) or elapsed >= plan.seconds * _OVERTIME + 60:

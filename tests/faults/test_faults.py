@@ -3,12 +3,15 @@
 import pytest
 
 from tests.harness.processes import bare_environment, run_process
+from tests.harness.rabbitmq_cluster import skip_without_programs
 
 pytestmark = pytest.mark.long
 
 
 # Recovery is not measured here, where other tests load the machine, but by `make faults`.
 _SHORT = ("--times", "1", "--requests", "0", "--rate", "25", "--longest-stall", "4", "--recovery", "25")
+# The recovery is bounded by the harness itself, which waits a minute for it.
+_CLUSTER = ("tests.faults", "--cluster", "--rate", "8", "--recovery", "60")
 
 
 async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fault_comes_once():
@@ -17,6 +20,23 @@ async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fau
 
     assert ended.status == 0, ended.output + ended.errors
     assert "every invariant held" in ended.output
+
+
+async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_a_node_of_a_cluster_fails():
+    skip_without_programs()
+    ended = await run_process(*_CLUSTER, environment=bare_environment(), seconds=600)
+
+    assert ended.status == 0, ended.output + ended.errors
+    assert "every invariant held" in ended.output
+
+
+async def test_broken_program_is_found_in_a_cluster():
+    skip_without_programs()
+    broken = ("--broken", "settles-unconfirmed", "--drain", "10", "--faults", "leader killed")
+    ended = await run_process(*_CLUSTER, *broken, environment=bare_environment(), seconds=400)
+
+    assert ended.status == 1, ended.output + ended.errors
+    assert "BREACH: nothing lost" in ended.output
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,10 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"arrivals": [ARRIVALS[0], arrival(EMAIL_SENT, 3, 100.2), arrival(CALCULATED, 2, 100.3)]},
         {"no inversions"},
     ),
+    "an earlier event redelivered": (
+        {"arrivals": [ARRIVALS[0], ARRIVALS[2], arrival(CALCULATED, 2, 100.4, redelivered=True)]},
+        set(),
+    ),
     "event of no stored request": ({"arrivals": [*ARRIVALS, LATER]}, {"nothing lost"}),
     "event repeated": ({"arrivals": AGAIN}, {REPEATED}),
     "event redelivered": ({"arrivals": [*ARRIVALS, arrival(CREATED, 1, 101.0, redelivered=True)]}, set()),
@@ -212,6 +216,7 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "exception": ({"log_lines": ['relay-1: {"event": "message_failed"}']}, {"no unhandled exceptions"}),
     "death that nobody caused": ({"deaths": ["relay-1 exited with status 1."]}, {"no unhandled exceptions"}),
     "plan cut short": ({"shortfalls": ["relay killed: injected 19 times, not 20"]}, {"plan fulfilled"}),
+    "outage not named": ({"unnamed": ["disk alarm: doctor"]}, {"outages named"}),
     "other answers": ({"statuses": Counter({200: 1, 500: 1})}, {"HTTP answers"}),
     "in flight": ({"answers": [*ANSWERS, Answer("case-1", 409, None)]}, set()),
     "unavailable": ({"answers": [*ANSWERS, Answer("case-1", 503, None)]}, set()),

@@ -1,78 +1,140 @@
-"""A RabbitMQ cluster of three nodes, in containers."""
+"""A private RabbitMQ cluster of three nodes, which can be killed, frozen and cut off from each other."""
 
-import os
-import shutil
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from secrets import token_hex
+import asyncio
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import pytest
+from yarl import URL
 
-_IMAGE = os.environ.get("TEST_RABBITMQ_CLUSTER_IMAGE", "rabbitmq:4-management")
-_SECONDS = 180
+from deploy.local.errors import LocalStackError
+from deploy.local.machine.folders import LOCAL, Place
+from deploy.local.machine.ports import free_port
+from deploy.local.machine.processes import Program, running, wait_for
+from deploy.local.servers.rabbitmq_node import installed_programs, rabbitmq_node, unpacked_programs
+from deploy.local.servers.server import Server, answers, check_rabbitmq
+from tests.harness.servers import KillableBroker, run_as_operator
+from tests.harness.waiting import until
+
+_START_SECONDS = 150.0
+_STOP_SECONDS = 60.0
+# RabbitMQ's operator for Kubernetes sets this. A node without a majority then closes its connections.
+_SETTINGS = "cluster_partition_handling = pause_minority\n"
+_TO_JOIN = """
+cluster_formation.peer_discovery_backend = classic_config
+cluster_formation.classic_config.nodes.1 = {first}
+"""
+
+
+class Node(KillableBroker):
+    """One node of a cluster."""
+
+    @property
+    def name(self) -> str:
+        """Its name in Erlang."""
+        return self.process.program.environment["RABBITMQ_NODENAME"]
+
+    async def control(self, command: str) -> str:
+        """Run one of RabbitMQ's command-line tools on it, and return what it prints."""
+        return await asyncio.to_thread(run_as_operator, command, self)
+
+    async def restart(self) -> None:
+        """Stop it in order and start it again, as on Kubernetes: only once every queue can spare it."""
+        await self.control("rabbitmq-upgrade await_online_quorum_plus_one --timeout 60")
+        self.process.send_signal(signal.SIGTERM)
+        await until(lambda: self.process.trouble() is not None, seconds=_STOP_SECONDS)
+        await self.start()
+
+    def freeze(self) -> None:
+        """Send SIGSTOP."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Send SIGCONT."""
+        self.process.send_signal(signal.SIGCONT)
+
+    async def raise_disk_alarm(self) -> None:
+        """Raise the limit of free disk space above what there is."""
+        await self.control("rabbitmqctl set_disk_free_limit 999999GB")
+
+    async def clear_disk_alarm(self) -> None:
+        """Restore its usual limit of free disk space."""
+        await self.control("rabbitmqctl set_disk_free_limit 50MB")
+
+    async def cut_off(self, others: Sequence["Node"]) -> None:
+        """Let it lose the *others*, and refuse every connection between them until `rejoin`."""
+        await self._eval("erlang:set_cookie('{0}', apart), erlang:disconnect_node('{0}')", others)
+
+    async def rejoin(self, others: Sequence["Node"]) -> None:
+        """End `cut_off`, and wait until it serves clients again."""
+        await self._eval("erlang:set_cookie('{0}', erlang:get_cookie())", others)
+        await self.wait_for_answer()
+
+    async def _eval(self, call: str, others: Sequence["Node"]) -> None:
+        calls = ", ".join(call.format(other.name) for other in others)
+        await self.control(f'rabbitmqctl eval "{calls}."')
 
 
 class Cluster:
-    """Its nodes are numbered 1, 2 and 3. Clients connect to the first."""
+    """Three nodes."""
 
-    def __init__(self, name: str) -> None:
-        self.nodes = [f"{name}-{number}" for number in (1, 2, 3)]
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = nodes
 
-    def url(self, number: int = 1) -> str:
-        """Return the AMQP_URL of a node that runs."""
-        address = docker("port", self.nodes[number - 1], "5672/tcp").splitlines()[0]
-        return f"amqp://guest:guest@{address}/"
+    def others(self, node: Node) -> list[Node]:
+        """Return the nodes but *node*."""
+        return [each for each in self.nodes if each is not node]
 
-    def kill(self, number: int) -> None:
-        """Send SIGKILL to a node."""
-        docker("kill", self.nodes[number - 1])
+    async def leader(self, queue: str) -> Node:
+        """Return the node that leads a queue."""
+        listed = await self.nodes[0].control("rabbitmqctl -q --no-table-headers list_queues name leader")
+        name = dict(line.split() for line in listed.splitlines())[queue]
+        return next(node for node in self.nodes if node.name == name)
 
-    def restart(self, number: int) -> None:
-        """Start a killed node, and wait until it has joined the others."""
-        docker("start", self.nodes[number - 1])
-        self.wait(number)
 
-    def wait(self, number: int) -> None:
-        """Wait until a node runs. At first the container has no node that could be asked."""
-        self.run(number, "sh", "-c", "until rabbitmqctl -q await_startup 2> /dev/null; do sleep 1; done")
-
-    def run(self, number: int, *command: str) -> str:
-        """Run a command on a node, and return what it prints."""
-        return docker("exec", self.nodes[number - 1], *command)
+def skip_without_programs() -> None:
+    """Skip the test on a machine without RabbitMQ or Erlang's name server, and without Debian's packages."""
+    try:
+        if installed_programs() is None:
+            unpacked_programs(Place(folder=LOCAL))
+    except LocalStackError as reason:
+        pytest.skip(str(reason))
 
 
 @contextmanager
-def three_nodes() -> Iterator[Cluster]:
-    """Start a cluster, or skip the test if no Docker engine has the image."""
-    try:
-        docker("image", "inspect", _IMAGE)
-    except (OSError, subprocess.SubprocessError):
-        pytest.skip("no Docker engine answers, or it has no image of RabbitMQ")
-    name = f"rabbitmq-{token_hex(4)}"
-    cluster = Cluster(name)
-    docker("network", "create", name)
-    try:
-        for node in cluster.nodes:
-            docker(
-                *("run", "--detach", "--name", node, "--hostname", node, "--network", name),
-                *("--publish", "127.0.0.1::5672", "--env", f"RABBITMQ_ERLANG_COOKIE={name}", _IMAGE),
-            )
-        for number in (1, 2, 3):
-            cluster.wait(number)
-            if number > 1:
-                for step in (["stop_app"], ["join_cluster", f"rabbit@{cluster.nodes[0]}"], ["start_app"]):
-                    cluster.run(number, "rabbitmqctl", "-q", *step)
-        yield cluster
-    finally:
-        with suppress(subprocess.SubprocessError):
-            docker("rm", "--force", "--volumes", *cluster.nodes)
-            docker("network", "rm", name)
+def three_nodes(place: Place) -> Iterator[Cluster]:
+    """Start a cluster on free ports of the loopback."""
+    with rabbitmq_node(place, further_settings=_SETTINGS) as first, ExitStack() as stack:
+        servers = [first]
+        for number in (2, 3):
+            program, url = _program_that_joins(first, number)
+            servers.append(Server(url, process=stack.enter_context(running(program))))
+        nodes = [Node(server, check_rabbitmq) for server in servers]
+        for node in nodes:
+            wait_for(node.process, lambda: answers(check_rabbitmq, node.url), seconds=_START_SECONDS)  # noqa: B023
+        yield Cluster(nodes)
 
 
-def docker(*arguments: str) -> str:
-    """Run a command of the engine, and return what it prints. Raises CalledProcessError."""
-    program = shutil.which("docker") or "docker"
-    return subprocess.run(
-        [program, *arguments], check=True, capture_output=True, text=True, timeout=_SECONDS
-    ).stdout.strip()
+def _program_that_joins(first: Server, number: int) -> tuple[Program, str]:
+    """Return a node that shares the name server and the cookie of the *first*, and its URL."""
+    assert first.process is not None
+    program, url, port = first.process.program, URL(first.url), free_port()
+    folder = program.folder / f"node-{number}"
+    folder.mkdir()
+    settings = (program.folder / "rabbitmq.conf").read_text().replace(f":{url.port}\n", f":{port}\n")
+    settings += _TO_JOIN.format(first=program.environment["RABBITMQ_NODENAME"])
+    (folder / "rabbitmq.conf").write_text(settings)
+    environment = {
+        **program.environment,
+        "RABBITMQ_NODENAME": f"node-{number}@localhost",
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+        "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+        "RABBITMQ_LOG_BASE": str(folder / "log"),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": program.environment["RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS"]
+        + " +S 1",
+    }
+    log = folder / "rabbitmq.log"
+    return replace(program, environment=environment, folder=folder, log=log), str(url.with_port(port))

@@ -46,11 +46,15 @@ class KillableServer:
     async def start(self) -> None:
         """Start it again, and wait until it answers."""
         self.process.restart()
+        await self.wait_for_answer()
+
+    async def wait_for_answer(self) -> None:
+        """Wait until it answers. Raises LocalStackError."""
         answered = await until(
             lambda: asyncio.to_thread(answers, self._check, self.url), seconds=_START_SECONDS
         )
         if not answered:
-            raise LocalStackError(self.process.describe("It does not answer after the restart."))
+            raise LocalStackError(self.process.describe("It does not answer again."))
 
 
 class KillableBroker(KillableServer):
@@ -76,6 +80,16 @@ class Servers:
     postgres: KillableServer
     broker: KillableBroker
 
+    @property
+    def postgres_url(self) -> str:
+        """Where clients find Postgres."""
+        return self.postgres.url
+
+    @property
+    def broker_url(self) -> str:
+        """Where clients find RabbitMQ."""
+        return self.broker.url
+
 
 @contextmanager
 def private_servers(place: Place) -> Iterator[Servers]:
@@ -89,13 +103,13 @@ def private_servers(place: Place) -> Iterator[Servers]:
         )
 
 
-def run_as_operator(commands: str, broker: Server | KillableBroker, **environment: str) -> None:
-    """Run shell *commands*, with the command-line tools of *broker*."""
+def run_as_operator(commands: str, broker: Server | KillableBroker, **environment: str) -> str:
+    """Run shell *commands*, with the command-line tools of *broker*. Returns what they print."""
     assert broker.process is not None
     program = broker.process.program
     # Not the rabbitmqctl on Debian's PATH: that one insists on running as another user.
     path = f"{Path(program.command[0]).parent}:{program.environment['PATH']}"
-    run_command(
+    return run_command(
         "rabbitmqctl",
         ["sh", "-euc", commands],
         environment={**program.environment, "PATH": path, **environment},
@@ -104,7 +118,7 @@ def run_as_operator(commands: str, broker: Server | KillableBroker, **environmen
     )
 
 
-def enable_plugin(plugin: str, broker: Server) -> int:
+def enable_plugin(plugin: str, broker: Server | KillableBroker) -> int:
     """Enable a plugin that serves HTTP, for good, and return its port on the loopback."""
     port = free_port()
     # The address is set first: otherwise it would listen on every interface, always on the same port.

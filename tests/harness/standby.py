@@ -26,7 +26,7 @@ class Replicated:
     """A primary, and its standby behind a network of its own, with a database that has the schema."""
 
     def __init__(self, primary: KillableServer, network: TcpProxy, standby_url: str) -> None:
-        self._primary = primary
+        self.primary = primary
         self._network = network
         self.primary_url = primary.url
         self.standby_url = standby_url
@@ -57,7 +57,11 @@ class Replicated:
 
     async def fail_over(self) -> None:
         """Kill the primary, and promote the standby."""
-        await self._primary.kill()
+        await self.primary.kill()
+        await self.promote()
+
+    async def promote(self) -> None:
+        """Promote the standby."""
         async with databases.connected(self.standby_url) as standby:
             await standby.execute("SELECT pg_promote()")  # It has no standby of its own, and waits for none.
 

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 import struct
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
@@ -44,6 +45,7 @@ class TcpProxy:
         self.refused = 0  # closed by `refuse` so far
         self.marker_reached = asyncio.Event()  # of `hold_before`
         self._server_url = URL(url)
+        self._servers = deque([self._server_url])
         self._watch = watch
         self.context = context
         self._speaks_postgres = self._server_url.scheme in ("postgres", "postgresql")
@@ -94,6 +96,10 @@ class TcpProxy:
         if self._listening is not None:
             self._listening.close()
             self._listening = None
+
+    def lead_to(self, *urls: str) -> None:
+        """Forward new connections to these servers, in turn, skipping those that refuse connections."""
+        self._servers = deque(map(URL, urls))
 
     async def refuse(self) -> None:
         """Cut every connection, and close each new one at once and count it, until `admit`."""
@@ -183,8 +189,7 @@ class TcpProxy:
 
     async def _forward(self, connection: "_Connection", from_client: asyncio.StreamReader) -> None:
         """Forward both ways until either end has closed."""
-        port = self._server_url.port or _DEFAULT_PORTS[self._server_url.scheme]
-        from_server, server = await asyncio.open_connection(self._server_url.host, port)
+        from_server, server = await self._connect()
         connection.ends.append(server)
         ways = [
             asyncio.create_task(self._pass(connection, from_client, server, self._watch())),
@@ -196,6 +201,14 @@ class TcpProxy:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        for _ in range(len(self._servers)):
+            url = self._servers[0]
+            self._servers.rotate(-1)
+            with suppress(OSError):
+                return await asyncio.open_connection(url.host, url.port or _DEFAULT_PORTS[url.scheme])
+        raise ConnectionRefusedError
 
     async def _pass(
         self,

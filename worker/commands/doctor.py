@@ -20,10 +20,12 @@ from worker.mail.message import Sender
 from worker.mail.replies import Reply
 from worker.mail.smtp import Mailer
 from worker.rabbitmq import topology
-from worker.rabbitmq.connection import open_connection
+from worker.rabbitmq.connection import BLOCKED, BrokerUnavailable, open_connection
+from worker.relay.publisher import Publisher
 from worker.settings import EmailSettings
 
 _DECLARE = "start a worker, which declares it if its user may configure; otherwise declare it yourself"
+_PUBLISH_SECONDS = 2.0
 _ASK_RABBITMQ = "are AMQP_URL and its virtual host right, and is RabbitMQ well?"
 _ASK_MAIL_SERVER = "are SMTP_URL and MAIL_FROM right?"
 
@@ -73,13 +75,25 @@ async def _requests(connection: Connection) -> AsyncIterator[Finding]:
 
 
 async def _rabbitmq(settings: EmailSettings) -> AsyncIterator[Finding]:
-    """Log in, and count the messages of each queue. Nothing is declared."""
+    """Log in, count the messages of each queue, and look for an alarm. Nothing is declared."""
     seconds = diagnosis.CHECK_SECONDS
     async with open_connection(settings.amqp_url, name="doctor", seconds=seconds) as connection:
         yield Finding("ok", "rabbitmq", "accepts the login")
         for queue in topology.QUEUES:
             yield await _queue(connection, queue.name, is_read=True)
             yield await _queue(connection, queue.dead_letters, is_read=False)
+        if await _blocks_publishers(connection):  # The last check, as RabbitMQ then reads no more from it.
+            yield Finding("wrong", "publishing", BLOCKED, "see BrokerBlocked in the runbook")
+
+
+async def _blocks_publishers(connection: AbstractConnection) -> bool:
+    """Publish through the default exchange, to which operators may write, what no queue gets."""
+    publisher = await Publisher.on(await connection.channel(), timeout_seconds=_PUBLISH_SECONDS)
+    try:
+        await publisher.probe(exchange="")
+    except BrokerUnavailable as error:
+        return str(error) == BLOCKED  # Other users may not publish there.
+    return False
 
 
 async def _queue(connection: AbstractConnection, name: str, *, is_read: bool) -> Finding:

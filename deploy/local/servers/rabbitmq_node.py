@@ -30,13 +30,15 @@ class Programs:
 
 
 @contextmanager
-def rabbitmq_node(place: Place) -> Iterator[Server]:
+def rabbitmq_node(place: Place, *, further_settings: str = "") -> Iterator[Server]:
     """Run RabbitMQ on the loopback interface, with its data in the folder of *place*."""
-    programs = _installed_programs() or unpacked_programs(place)
+    programs = installed_programs() or unpacked_programs(place)
     with working_folder(place, "rabbitmq") as folder:
         port = free_port()
         epmd_port = free_port()
         environment = {**_environment(folder, port=port, epmd_port=epmd_port), **programs.environment}
+        with (folder / "rabbitmq.conf").open("a") as configuration:
+            configuration.write(further_settings)
         name_server = Program(
             name="Erlang name server",
             command=[programs.epmd, "-address", "127.0.0.1", "-port", str(epmd_port)],
@@ -64,7 +66,8 @@ def rabbitmq_node(place: Place) -> Iterator[Server]:
                 yield Server(url, node.trouble, node.last_lines, node, client)
 
 
-def _installed_programs() -> Programs | None:
+def installed_programs() -> Programs | None:
+    """Return the programs on this machine, if both are installed."""
     server = str(_DEBIAN_SERVER) if _DEBIAN_SERVER.exists() else shutil.which("rabbitmq-server")
     epmd = shutil.which("epmd")
     return Programs(server=Path(server), epmd=Path(epmd)) if server and epmd else None

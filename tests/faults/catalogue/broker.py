@@ -50,7 +50,7 @@ async def return_messages(world: World) -> None:
     refused meanwhile. The product's queue is bound twice, to its exchange and to the harness's switch; the
     switch takes the events from all other queues at once.
     """
-    async with _no_new_connections(world), queues.open_channel(world.servers.broker.url) as channel:
+    async with _no_new_connections(world), queues.open_channel(world.servers.broker_url) as channel:
         notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
         switch = await channel.get_exchange(teams.SWITCH, ensure=False)
         await notifications.unbind(topology.REQUESTS, CREATED)
@@ -66,7 +66,7 @@ async def return_messages(world: World) -> None:
 async def delete_queue(world: World) -> None:
     """The empty queue of notifications is deleted; its consumers declare it before the next publish."""
     relays = [link for link in world.broker_links if link.name.startswith("relay")]
-    async with queues.open_channel(world.servers.broker.url) as channel:
+    async with queues.open_channel(world.servers.broker_url) as channel:
         for link in relays:
             await link.stop_listening()
             await link.cut()
@@ -84,7 +84,7 @@ async def delete_queue(world: World) -> None:
 @fault("messages refused", "broker", "broker links", repeats=True)
 async def refuse_messages(world: World) -> None:
     """Another team's full queue refuses every event, while all other queues accept it."""
-    async with queues.open_channel(world.servers.broker.url) as channel:
+    async with queues.open_channel(world.servers.broker_url) as channel:
         full = await channel.declare_queue(
             _FULL, durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
         )
@@ -156,7 +156,7 @@ async def _any_unrecorded(connection: Connection) -> bool:
 
 async def _is_declared(world: World) -> bool:
     with suppress(ChannelNotFoundEntity):
-        async with queues.open_channel(world.servers.broker.url) as channel:
+        async with queues.open_channel(world.servers.broker_url) as channel:
             await queues.count(channel, topology.NOTIFICATIONS.name)
             return True
     return False

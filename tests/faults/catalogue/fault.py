@@ -27,17 +27,20 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 FAULTS: list[Fault] = []
+CLUSTER_FAULTS: list[Fault] = []  # of a cluster of RabbitMQ and a pair of Postgres
 
 
-def fault(name: str, *touches: str, repeats: bool) -> Callable[[Injection], Injection]:
-    """Add the decorated function to FAULTS. It returns when the fault has ended, however it ends.
+def fault(
+    name: str, *touches: str, repeats: bool, among: list[Fault] = FAULTS
+) -> Callable[[Injection], Injection]:
+    """Add the decorated function to a list. It returns when the fault has ended, however it ends.
 
     *repeats*: the fault may keep a confirmed event from being settled, so the event may come again. Every
     choice is made with `world.chance`, so that a seed repeats it.
     """
 
     def register(inject: Injection) -> Injection:
-        FAULTS.append(Fault(name, inject, frozenset(touches), repeats))
+        among.append(Fault(name, inject, frozenset(touches), repeats))
         return inject
 
     return register

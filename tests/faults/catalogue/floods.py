@@ -94,7 +94,7 @@ async def _publish_results(world: World, messages: Sequence[Message]) -> None:
     queue, began = topology.CALCULATION_RESULTS, time.monotonic()
     async with (
         _observed(world, world.of_role("calculations")),
-        queues.open_channel(world.servers.broker.url) as channel,
+        queues.open_channel(world.servers.broker_url) as channel,
     ):
         exchange = await channel.get_exchange(topology.CALCULATIONS, ensure=False)
         publish = partial(exchange.publish, routing_key=queue.routing_key, mandatory=True)

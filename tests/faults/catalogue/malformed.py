@@ -58,7 +58,7 @@ async def poison_queues(world: World) -> None:
         msgspec.json.encode(CalculationCreated(unknown_request, "calculation-of-nothing")),
     ]
     other_calculation = await world.on_postgres(_another_calculation)
-    async with queues.open_channel(world.servers.broker.url) as channel:
+    async with queues.open_channel(world.servers.broker_url) as channel:
         for queue in (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS):
             for body in world.chance.sample(bodies, k=3):
                 await _publish_poison(world, channel, queue, body)

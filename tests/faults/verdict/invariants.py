@@ -62,13 +62,19 @@ def nothing_lost(record: Record) -> Iterable[str]:
 
 
 def no_inversions(record: Record) -> Iterable[str]:
-    """The first deliveries of a request's events are in the order of their sequence."""
+    """The first deliveries of a request's events are in the order of their sequence.
+
+    If a node of RabbitMQ fails, it may deliver an event again after later ones, and then marks it.
+    """
+    marked = {(arrival.key, arrival.sequence) for arrival in record.arrivals if arrival.redelivered}
     seen: set[str] = set()
     latest: Counter[str] = Counter()
     for arrival in record.arrivals:
         if arrival.event_id not in seen:
             seen.add(arrival.event_id)
-            if arrival.sequence != latest[arrival.key] + 1:
+            expected = latest[arrival.key] + 1
+            overtaken = range(expected, arrival.sequence) or [arrival.sequence]
+            if arrival.sequence != expected and any((arrival.key, each) not in marked for each in overtaken):
                 yield f"{arrival.event_id} came after sequence {latest[arrival.key]}"
             latest[arrival.key] = max(latest[arrival.key], arrival.sequence)
 
@@ -304,6 +310,11 @@ def answers_as_documented(record: Record) -> Iterable[str]:
             yield f"HTTP {status} to a create with a key, {times} times"
 
 
+def outages_named(record: Record) -> Iterable[str]:
+    """While RabbitMQ or Postgres shuts a process out, its readiness probe and `doctor` say so."""
+    yield from record.unnamed
+
+
 def plan_fulfilled(record: Record) -> Iterable[str]:
     """Every fault was injected, and requests were acknowledged, as often as planned."""
     yield from record.shortfalls
@@ -329,4 +340,5 @@ CHECKS: Mapping[str, Check] = {
     "recovery in time": recovery_in_time,
     "no unhandled exceptions": no_unhandled_exceptions,
     "HTTP answers": answers_as_documented,
+    "outages named": outages_named,
 }

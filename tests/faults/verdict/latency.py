@@ -1,6 +1,8 @@
 """The latency from commit to auditor, and when it is normal again after a fault."""
 
 import time
+from collections import defaultdict
+from collections.abc import Mapping
 from itertools import takewhile
 from statistics import quantiles
 
@@ -46,3 +48,16 @@ def summary(record: Record) -> dict[str, float]:
         return {}
     cuts = quantiles(seconds, n=1000)
     return {"p50": cuts[499], "p99": cuts[989], "p99.9": cuts[998], "max": max(seconds)}
+
+
+def email_waits(record: Record) -> Mapping[str, float]:
+    """Return by fault the longest time from a create during it to the first acceptance of its e-mail."""
+    mailed = {acceptance.recipient: acceptance.at for acceptance in reversed(record.acceptances)}
+    waits: defaultdict[str, float] = defaultdict(float)
+    for request in record.stored:
+        commit, at = record.acknowledged.get(request.key), mailed.get(request.recipient)
+        if commit is not None and at is not None:
+            for span in record.spans:
+                if span.began <= commit.at <= span.ended:
+                    waits[span.fault] = max(waits[span.fault], at - commit.at)
+    return waits

@@ -124,6 +124,7 @@ class Record(msgspec.Struct, kw_only=True):
     log_lines: Sequence[str] = ()  # that show an unhandled exception
     deaths: list[str] = msgspec.field(default_factory=list)  # of processes that no fault had killed
     shortfalls: list[str] = msgspec.field(default_factory=list)  # of the plan, for lack of time
+    unnamed: list[str] = msgspec.field(default_factory=list)  # outages that /readyz or doctor did not name
     seconds: float = 0.0
     email_claim_seconds: float = 30.0
     recovery_bar_seconds: float = 5.0

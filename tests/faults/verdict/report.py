@@ -15,21 +15,24 @@ def table(record: Record) -> str:
     """Return the figures of a run as a table: a line for each fault, and the totals."""
     repeated = Counter(span.fault if span else "none" for _, _, span in repeats(record))
     times = Counter(span.fault for span in record.spans)
+    waits = latency.email_waits(record)
     alone: dict[str, list[float]] = defaultdict(list)
     mixed: list[float] = []
     for recovery in record.recoveries:
         (mixed if len(recovery.faults) > 1 else alone[recovery.faults[0]]).append(recovery.seconds)
-    lines = [_line("fault", "times", "recovery median", "worst", "events repeated")]
+    lines = [_line("fault", "times", "recovery median", "worst", "events repeated", "longest e-mail")]
     lines += [
-        _line(fault, str(times[fault]), *_recovery(alone[fault]), str(repeated[fault]))
+        _line(
+            fault, str(times[fault]), *_recovery(alone[fault]), str(repeated[fault]), f"{waits[fault]:.1f} s"
+        )
         for fault in sorted(times)
     ]
-    lines.append(_line("(mixed: up to three at once)", "", *_recovery(mixed), ""))
+    lines.append(_line("(mixed: up to three at once)", "", *_recovery(mixed), "", ""))
     return "\n".join([*lines, "", _totals(record, repeated.total())])
 
 
-def _line(fault: str, times: str, recovery: str, worst: str, repeated: str) -> str:
-    return f"{fault:34}{times:>7}{recovery:>17}{worst:>9}{repeated:>17}"
+def _line(fault: str, times: str, recovery: str, worst: str, repeated: str, email: str) -> str:
+    return f"{fault:34}{times:>7}{recovery:>17}{worst:>9}{repeated:>17}{email:>16}"
 
 
 def _recovery(seconds: Sequence[float]) -> tuple[str, str]:

@@ -41,7 +41,7 @@ async def drained(world: World, *, seconds: float) -> dict[str, int]:
 
     finished = await until(is_finished, seconds=seconds, pause_seconds=0.25)
     left = {} if finished else await unfinished()
-    async with queues.open_channel(world.servers.broker.url) as channel:
+    async with queues.open_channel(world.servers.broker_url) as channel:
         await until(lambda: _nothing_waits(channel, world.record), seconds=seconds, pause_seconds=0.25)
     return left
 
@@ -71,7 +71,7 @@ async def take_stock(world: World) -> None:
     """Record the rows, the dead letters and the suspicious lines of the logs."""
     record = world.record
     await world.on_postgres(partial(_read_tables, world))
-    async with queues.open_channel(world.servers.broker.url) as channel:
+    async with queues.open_channel(world.servers.broker_url) as channel:
         record.dead_letters = [
             message for queue in _QUEUES for message in await _dead_letters(channel, queue)
         ]

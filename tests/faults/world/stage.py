@@ -31,10 +31,10 @@ _APP_URL = "https://app.example.com"
 
 async def prepare(servers: Servers) -> None:
     """Apply the schema, and declare the topology with the harness's own queues."""
-    connection = await connect(servers.postgres.url)
+    connection = await connect(servers.postgres_url)
     await databases.prepare(connection)
     await connection.close()
-    async with queues.open_channel(servers.broker.url) as channel:
+    async with queues.open_channel(servers.broker_url) as channel:
         await teams.declare(channel)
 
 
@@ -54,8 +54,8 @@ async def started(
                 record,
                 folder,
                 broken=plan.broken,
-                postgres=await stack.enter_async_context(TcpProxy(servers.postgres.url, name=name)),
-                broker=await stack.enter_async_context(TcpProxy(servers.broker.url, name=name)),
+                postgres=await stack.enter_async_context(TcpProxy(servers.postgres_url, name=name)),
+                broker=await stack.enter_async_context(TcpProxy(servers.broker_url, name=name)),
             )
             for name in workers.NAMES
         ]
@@ -63,8 +63,8 @@ async def started(
         for worker in running:
             worker.start()
         background: list[Callable[[], Awaitable[None]]] = [
-            partial(teams.audit, servers.broker.url, record),
-            partial(teams.calculate, servers.broker.url),
+            partial(teams.audit, servers.broker_url, record),
+            partial(teams.calculate, servers.broker_url),
             *(worker.watch for worker in running),
         ]
         for work in background:
@@ -111,7 +111,7 @@ def _settings(plan: Plan, issuer: Issuer) -> dict[str, str]:
 
 def _settings_of_load(servers: Servers) -> Settings:
     return Settings(
-        database_url=writable(servers.postgres.url),
+        database_url=writable(servers.postgres_url),
         database_pool_size=16,
         database_timeout_seconds=2.0,
     )

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
+
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.ports import free_port
 from tests.faults.verdict.records import Interval, Kill, Record
 from tests.harness import databases
-from tests.harness.processes import Process, bare_environment, python
+from tests.harness.processes import Process, bare_environment, python, run_process
 from tests.harness.tcp_proxy import TcpProxy
 
 RELAYS = ("relay-1", "relay-2", "relay-3")
@@ -80,6 +82,13 @@ class Worker(Process):
         else:
             if status != 0:
                 self._record.deaths.append(f"after SIGTERM: {self.running.trouble()}")
+
+    async def explanations(self) -> tuple[str, str]:
+        """Return what its readiness probe answers, and what `doctor` prints with its settings."""
+        async with httpx.AsyncClient(base_url=self.base_url, timeout=10.0) as client:
+            ready = (await client.get("/readyz")).text
+        program = "service" if self.role == "api" else "worker"
+        return ready, (await run_process(program, "doctor", environment=self._program.environment)).output
 
     async def watch(self) -> None:
         """Record each death that no fault caused, and start the process again, until cancelled."""

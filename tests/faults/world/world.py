@@ -13,6 +13,7 @@ from service.postgres import outages
 from service.postgres.pool import Connection
 from tests.faults.verdict.records import Record
 from tests.faults.world.callers import Callers
+from tests.faults.world.clustered import ClusteredServers
 from tests.faults.world.mail import MailServer
 from tests.faults.world.workers import Worker
 from tests.harness.issuer import Issuer
@@ -38,6 +39,12 @@ class World:
     record: Record
     chance: random.Random
     longest_stall_seconds: float
+
+    @property
+    def cluster(self) -> ClusteredServers:
+        """The servers, of a run with --cluster."""
+        assert isinstance(self.servers, ClusteredServers)
+        return self.servers
 
     def of_role(self, role: str) -> list[Worker]:
         """Return the processes with this role."""
@@ -82,7 +89,7 @@ class World:
         return await self._once_on_postgres(work)
 
     async def _once_on_postgres(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
-        connection = await connect(self.servers.postgres.url)
+        connection = await connect(self.servers.postgres_url)
         try:
             return await work(connection)
         finally:

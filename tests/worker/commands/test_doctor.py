@@ -23,6 +23,7 @@ from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.mail_server import ScriptedMailServer
 from tests.harness.processes import environment_of
 from tests.harness.queues import holds
+from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.standby import replicated
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
@@ -177,6 +178,15 @@ async def test_no_check_waits_long_for_a_server_that_is_or_becomes_silent(
         (check, "wrong") for check in ("postgres", "signing keys", "rabbitmq", "mail server", "application")
     }
     assert ("rabbitmq", "ok") in {(each.check, each.state) for each in findings}, "what is known is shown"
+
+
+async def test_alarm_of_rabbitmq_is_found(environment):
+    async with ScriptedBroker() as broker:
+        broker.raise_alarm()
+
+        says = await found(environment | {"AMQP_URL": broker.url}, "publishing")
+
+    assert says == "wrong: RabbitMQ blocks publishers; see BrokerBlocked in the runbook"
 
 
 async def test_login_that_hangs_in_tls_ends_in_time(environment, authority, monkeypatch):

@@ -1,0 +1,117 @@
+"""Faults of a RabbitMQ cluster: of one node, of all in turn, of one and the Postgres primary at once."""
+
+import asyncio
+from functools import partial
+
+from tests.faults.catalogue.fault import CLUSTER_FAULTS, fault
+from tests.faults.world.workers import Worker
+from tests.faults.world.world import World
+from tests.harness.rabbitmq_cluster import Node
+from tests.harness.waiting import until
+from worker.rabbitmq import topology
+from worker.rabbitmq.connection import BLOCKED
+
+_DOWN_SECONDS = 5.0
+_DYING_SECONDS = 1.0
+_FROZEN_SECONDS = 30.0
+_APART_SECONDS = 60.0
+_NAMED_SECONDS = 60.0
+
+_of_cluster = partial(fault, repeats=True, among=CLUSTER_FAULTS)
+
+
+@_of_cluster("leader killed", "cluster")
+async def kill_leader(world: World) -> None:
+    """SIGKILL to the leader of our queue. What the relays sent it in its last second is lost with it."""
+    leader = await _connect_relays_to_leader(world)
+    leader.freeze()
+    await asyncio.sleep(_DYING_SECONDS)
+    await leader.kill()
+    await asyncio.sleep(_DOWN_SECONDS)
+    await leader.start()
+
+
+@_of_cluster("majority killed", "cluster")
+async def kill_majority(world: World) -> None:
+    """SIGKILL to two nodes at once. The third then closes its connections."""
+    victims = world.chance.sample(world.cluster.nodes.nodes, k=2)
+    await asyncio.gather(*(node.kill() for node in victims))
+    await _is_named(world, world.of_role("relay")[0], "not connected to RabbitMQ", "wrong    rabbitmq")
+    await asyncio.gather(*(node.start() for node in victims))
+
+
+@_of_cluster("leader frozen", "cluster")
+async def freeze_leader(world: World) -> None:
+    """SIGSTOP to the leader of our queue. Its connections stay open, and it accepts new ones."""
+    leader = await _connect_relays_to_leader(world)
+    leader.freeze()
+    try:
+        await asyncio.sleep(_FROZEN_SECONDS)
+    finally:
+        leader.thaw()
+
+
+@_of_cluster("leader cut off", "cluster")
+async def cut_leader_off(world: World) -> None:
+    """The leader of our queue, to which the relays are connected, loses the two other nodes."""
+    leader = await _connect_relays_to_leader(world)
+    others = world.cluster.nodes.others(leader)
+    await leader.cut_off(others)
+    try:
+        await asyncio.sleep(_APART_SECONDS)
+    finally:
+        await leader.rejoin(others)
+
+
+@_of_cluster("nodes restarted", "cluster")
+async def restart_nodes(world: World) -> None:
+    """SIGTERM to each node, one after the other, as a rolling update does."""
+    for node in world.cluster.nodes.nodes:
+        await node.restart()
+
+
+@_of_cluster("disk alarm", "cluster")
+async def alarm_one_node(world: World) -> None:
+    """One node has too little disk space: then every node blocks the connections that publish."""
+    node = world.chance.choice(world.cluster.nodes.nodes)
+    await node.raise_disk_alarm()
+    try:
+        await _is_named(world, world.of_role("relay")[0], BLOCKED, BLOCKED)
+    finally:
+        await node.clear_disk_alarm()
+
+
+@_of_cluster("node and primary killed", "cluster")
+async def kill_node_and_primary(world: World) -> None:
+    """SIGKILL to the leader of our queue and to Postgres. Then the standby is promoted: once in a run."""
+    servers = world.cluster
+    leader = await servers.nodes.leader(topology.NOTIFICATIONS.name)
+    await asyncio.gather(leader.kill(), servers.pair.primary.kill())
+    await _is_named(world, world.of_role("api")[0], "Postgres is unreachable", "wrong    postgres")
+    await servers.pair.promote()
+    servers.to_postgres.lead_to(servers.pair.standby_url)
+    await leader.start()
+
+
+async def _connect_relays_to_leader(world: World) -> Node:
+    """Let the relays connect to the leader of our queue, and later to any node. Returns the leader."""
+    leader = await world.cluster.nodes.leader(topology.NOTIFICATIONS.name)
+    relays = world.of_role("relay")
+    for relay in relays:
+        relay.broker.lead_to(leader.url, world.servers.broker_url)
+        await relay.broker.cut()
+    await asyncio.gather(*(relay.may_become_ready() for relay in relays))
+    return leader
+
+
+async def _is_named(world: World, process: Worker, by_probe: str, by_doctor: str) -> None:
+    """Record that the outage of this moment is not named, unless both name it in time."""
+    said = "", ""
+
+    async def are_right() -> bool:
+        nonlocal said
+        said = await process.explanations()
+        return by_probe in said[0] and by_doctor in said[1]
+
+    if not await until(are_right, seconds=_NAMED_SECONDS):
+        world.record.unnamed.append(f"{process.name} says {said[0]}, and doctor: {said[1]}")

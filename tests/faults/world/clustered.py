@@ -1,0 +1,45 @@
+"""Three nodes of RabbitMQ and a pair of Postgres, each behind one address, as a Service of Kubernetes is."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from deploy.local.machine.folders import Place, Report
+from tests.harness import scratch
+from tests.harness.rabbitmq_cluster import Cluster, three_nodes
+from tests.harness.servers import Servers
+from tests.harness.standby import Replicated, replicated
+from tests.harness.tcp_proxy import TcpProxy
+
+
+@dataclass(frozen=True)
+class ClusteredServers(Servers):
+    """All of them. `postgres` and `broker` are one of each."""
+
+    nodes: Cluster
+    pair: Replicated
+    to_postgres: TcpProxy
+    to_broker: TcpProxy
+
+    @property
+    def postgres_url(self) -> str:
+        """Where clients find the primary."""
+        return self.to_postgres.url
+
+    @property
+    def broker_url(self) -> str:
+        """Where clients find the nodes, in turn."""
+        return self.to_broker.url
+
+
+@asynccontextmanager
+async def clustered_servers(report: Report) -> AsyncIterator[ClusteredServers]:
+    """Start all of them on free ports of the loopback."""
+    with scratch.folder() as folder, three_nodes(Place(folder=folder, report=report)) as nodes:
+        async with (
+            replicated() as pair,
+            TcpProxy(pair.primary_url) as to_postgres,
+            TcpProxy(nodes.nodes[0].url) as to_broker,
+        ):
+            to_broker.lead_to(*(node.url for node in nodes.nodes))
+            yield ClusteredServers(pair.primary, nodes.nodes[0], nodes, pair, to_postgres, to_broker)
