@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -49,6 +50,7 @@ class Creates:
         self.answered: list[str] = []  # the external_id of each that was answered with 200
 
     async def create(self, client: httpx.AsyncClient, *, has_key: bool) -> None:
+        """Send a create, and record what came of it."""
         body = another_request()
         headers = {"Idempotency-Key": body["external_id"]} if has_key else {}
         try:
@@ -108,17 +110,20 @@ async def test_process_that_dies_fails_only_creates_that_the_gateway_must_not_re
     creates, failed = Creates(), 2 if gateway.repeats_creates_with_key else 4
     dies, survives = apis
     await gateway.take_out(survives)
-    async with client_of(gateway, issuer.token()) as client, asyncio.TaskGroup() as calls:
-        async with other_connection.transaction():
-            await other_connection.execute("LOCK TABLE calculation_request")
-            for number in range(4):
-                calls.create_task(creates.create(client, has_key=number % 2 == 0))
-                await eventually(lambda number=number: hold(database, creates=number + 1))
-            await gateway.put_in(survives)
-            await dies.kill()
-            await eventually(lambda: creates.statuses[502] == failed, seconds=8)
+    async with (
+        client_of(gateway, issuer.token()) as client,
+        asyncio.TaskGroup() as calls,
+        other_connection.transaction(),
+    ):
+        await other_connection.execute("LOCK TABLE calculation_request")
+        for number in range(4):
+            calls.create_task(creates.create(client, has_key=number % 2 == 0))
+            await eventually(partial(hold, database, creates=number + 1))
+        await gateway.put_in(survives)
+        await dies.kill()
+        await eventually(lambda: creates.statuses[502] == failed, seconds=8)
 
-    assert creates.statuses == {200: 4 - failed, 502: failed}
+    assert creates.statuses == Counter({200: 4 - failed, 502: failed})
     assert await creates.are_stored_once(database)
 
 

@@ -50,7 +50,7 @@ class Nginx(Process):
         self._configuration = folder / "nginx.conf"
         self._out: set[int] = set()
         self._configure()
-        arguments = ["-e", "stderr", "-p", folder, "-c", self._configuration]
+        arguments = ["-e", "stderr", "-p", str(folder), "-c", str(self._configuration)]
         _init(self, "nginx", arguments, port, folder)
 
     def _configure(self) -> None:
@@ -115,7 +115,9 @@ class HAProxy(Process):
 
     async def _is_idle(self, name: str) -> bool:
         """Whether the server's number of current sessions is 0."""
-        row = re.search(rf"^{name.replace('/', ',')},\d*,\d*,(\d+),", await self._ask("show stat"), re.M)
+        row = re.search(
+            rf"^{name.replace('/', ',')},\d*,\d*,(\d+),", await self._ask("show stat"), re.MULTILINE
+        )
         assert row
         return row[1] == "0"
 
