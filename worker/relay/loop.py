@@ -57,6 +57,9 @@ _log = structlog.get_logger()
 class Relay:
     """Publishes the events of the outbox, in order within each request, and deletes the confirmed events.
 
+    After a crash between confirm and commit, the same events are published again. So delivery is at least
+    once.
+
     Any number of relays share the lanes. A relay locks some lanes at a time, until its transaction ends. So
     there is no leader, and nothing to clean up after a crash.
     """
@@ -114,9 +117,6 @@ class Relay:
 
         Returns how many events were confirmed or held. Raises BrokerUnavailable in an outage of RabbitMQ, but
         first deletes the confirmed events.
-
-        After a crash between confirm and commit, the same events are published again. So delivery is at least
-        once, in order within a request.
         """
         with_work = await self._find_lanes()
         # Random lanes, so that relays that start together do not compete for the same ones.
