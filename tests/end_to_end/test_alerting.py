@@ -85,7 +85,7 @@ class World(NamedTuple):
             Outage(
                 *("worker", self.worker.kill, lambda: _start(self.worker)),
                 {f"ProcessAbsent {role}" for role in roles},
-                *("The worker was killed", "warning +queue notifications"),
+                *("The worker was killed", "(warning|wrong) +queue notifications"),
             ),
             Outage(
                 *("API", self.api.kill, lambda: _start(self.api)),
