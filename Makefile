@@ -15,7 +15,7 @@ DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_own_overlay.py 
                 test_compose.py check_operator_schemas.py check_image.py) tests/service/outbox/test_asyncapi.py
 
 .DEFAULT_GOAL = help
-.PHONY: help run test test-long test-matrix fuzz faults bench check deploy-check sbom asyncapi format lock clean
+.PHONY: help run test test-long test-matrix fuzz faults cluster-check bench check deploy-check sbom asyncapi format lock clean
 
 help:     ## list these targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -27,6 +27,7 @@ test:     .venv/installed  ## run the tests, with branch coverage (some, without
 	$(IN_VENV) pytest -n auto $(PARALLEL) worksteal $(if $(ARGS),$(ARGS),--cov)
 
 test-long: .venv/browser-installed ## run the tests that take long: all faults, histories, bodies, overload
+	@deploy/node/install
 	$(if $(ARGS),,$(IN_VENV) pytest -m long -k $(ALONE))
 	$(IN_VENV) pytest -m long -n auto $(PARALLEL) worksteal --hypothesis-profile default $(or $(ARGS),-k "not $(ALONE)")
 
@@ -39,6 +40,9 @@ fuzz:     .venv/installed  ## call the API with everything its OpenAPI document 
 faults:   .venv/installed  ## inject faults into running processes for half an hour (ARGS="--seconds 60")
 	$(IN_VENV) pytest -q -o addopts= tests/faults/test_invariants.py
 	$(IN_VENV) tests.faults $(ARGS)
+
+cluster-check: .venv/installed  ## inject faults under load into the development overlay in a cluster (KUBECONFIG)
+	$(IN_VENV) tests.cluster $(ARGS)
 
 bench:    .venv/installed .local/peers/installed  ## compare the product with other programs (ARGS="--only create relay --rounds 1")
 	$(IN_VENV) tests.benchmarks $(ARGS)

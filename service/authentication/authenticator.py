@@ -78,11 +78,11 @@ class Authenticator:
             )
 
     def _verify(self, token: str) -> Caller | InternalReader:
-        if caller := self._verified.get(token):
+        try:
+            return self._verified[token]
+        except KeyError:
+            caller = self._verified[token] = self._access_tokens.verify(token)
             return caller
-        caller = self._access_tokens.verify(token)
-        self._verified[token] = caller
-        return caller
 
 
 def _cached_until(_token: str, caller: Caller | InternalReader, now: float) -> float:

@@ -17,6 +17,7 @@ from service.calculation_requests import reading
 from service.calculation_requests.model import EventSource
 from service.outbox import events, lanes
 from service.outbox.events import RequestEvent
+from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
 
 
@@ -72,7 +73,8 @@ async def change_all(
     """Lock these requests until the caller's transaction ends, and write what the block changes of them.
 
     Yields the requests that exist. Their locks keep each request's events in order. Rows are locked in the
-    order of their ids, so that transactions with several requests do not deadlock.
+    order of their ids, so that transactions with several requests do not deadlock. The commit waits for a
+    standby, even if the block changes nothing.
 
     Without *waits*, rows that another transaction has locked are left out. So a row that is locked for
     minutes, for instance by hand, does not delay a batch.
@@ -83,6 +85,10 @@ async def change_all(
         reading.CHANGES << 32,
     )
     rows = await connection.fetch(_LOCK if waits else f"{_LOCK} SKIP LOCKED", request_ids)
+    if not rows:
+        # A locked row makes the commit wait for a standby. Without one it must wait, too: the caller may rely
+        # on another transaction's changes that no standby has yet, such as the end of an e-mail.
+        await connection.execute(f"SELECT {REPLICATE}")
     requests = [LockedRequest(**row) for row in rows]
     before = [msgspec.structs.replace(request) for request in requests]
     yield {request.id: request for request in requests}

@@ -100,7 +100,8 @@ def onward(incoming: str | None) -> str:
 
     In a new one the flag `sampled` is off, because no span of its trace was exported.
     """
-    return _traceparent_of() or incoming or f"00-{randbytes(16).hex()}-{randbytes(8).hex()}-00"  # noqa: S311 - ids
+    current = _traceparent_of() if is_on() else None
+    return current or incoming or f"00-{randbytes(16).hex()}-{randbytes(8).hex()}-00"  # noqa: S311 - ids
 
 
 def accept(value: object) -> str | None:

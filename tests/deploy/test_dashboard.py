@@ -1,29 +1,14 @@
 """The dashboard uses only exported metrics, in valid PromQL."""
 
 import re
-from typing import Any
 
-import msgspec
 import pytest
 
-from deploy.local.machine.folders import CHECKOUT
 from tests.deploy.alerts import RECORDINGS, RULES, check_rules
+from tests.deploy.dashboard import QUERIES, ROWS, TOP, filled_in
 from tests.deploy.exported_metrics import exported_metrics, not_exported, our_metrics
 
-FILE = CHECKOUT / "deploy" / "k8s" / "components" / "monitoring" / "dashboard.json"
-TOP: list[dict[str, Any]] = msgspec.json.decode(FILE.read_bytes())["panels"]
-ROWS = [panel for panel in TOP if panel["type"] == "row"]
-PANELS = [panel for each in TOP for panel in (each, *each.get("panels", ())) if panel["type"] != "row"]
-QUERIES: list[str] = [target["expr"] for panel in PANELS for target in panel["targets"]]
 OF_ENGINES = ('job=~"(.*/)?calculation-requests-', 'persistentvolumeclaim=~"')
-
-
-def filled_in(query: str) -> str:
-    """Return a query with its variables filled in, as Grafana does."""
-    values = {"$__rate_interval": "1m", "$job": "(.*/)?calculation-requests", "$namespace": ".*"}
-    for name, value in values.items():
-        query = query.replace(name, value)
-    return query
 
 
 def test_queries_are_well_formed(tmp_path):

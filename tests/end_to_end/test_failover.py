@@ -82,7 +82,7 @@ _ALL_ARE_DONE = """
 async def test_work_is_done_only_once_a_standby_has_it_and_is_there_after_a_failover(
     servers, service_settings
 ):
-    """Even if an earlier attempt has committed it, without the standby."""
+    """Even if an earlier attempt has committed it, without the standby, and another session locks a row."""
     requests = [new_request() for _ in _WORKS]
 
     async def attempt(pool: Pool, seconds: float) -> list[str]:
@@ -105,13 +105,19 @@ async def test_work_is_done_only_once_a_standby_has_it_and_is_there_after_a_fail
         for _ in range(2):
             attempts.append(await attempt(pool, _SECONDS))
             await servers.end_waits()
+        async with databases.connected(servers.primary_url) as other:
+            await other.execute("BEGIN")
+            # `record_end` skips this request, and finds that the e-mail has ended.
+            await other.execute("SELECT FROM calculation_request WHERE id = $1 FOR UPDATE", requests[2].id)
+            attempts.append(await attempt(pool, _SECONDS))
+            await servers.end_waits()
         await servers.admit()
         attempts.append(await attempt(pool, _PATIENCE_SECONDS))
         await servers.fail_over()
         await eventually(lambda: are_done(pool))
 
     unavailable, done = ["PostgresUnavailable()"] * len(_WORKS), ["None"] * len(_WORKS)
-    assert attempts == [unavailable, unavailable, done]
+    assert attempts == [unavailable, unavailable, unavailable, done]
 
 
 @pytest.mark.long

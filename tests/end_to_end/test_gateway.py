@@ -1,96 +1,138 @@
-"""With Debian's nginx in front: no call fails in a restart, and slow or odd callers end at the gateway."""
+"""Behind Debian's nginx and HAProxy, with the page's settings: restarts, deaths, slow and odd callers."""
 
 import asyncio
 import json
-import os
+from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
-from deploy.local.machine import packages
-from deploy.local.machine.ports import accepts, free_port
+from deploy.local.machine.ports import accepts
+from service.postgres.pool import Connection
 from tests.end_to_end.callers import another_request, answer_more, client_of
 from tests.harness.examples import A_REQUEST
-from tests.harness.processes import Process, bare_environment, started
+from tests.harness.gateways import HAProxy, Nginx
+from tests.harness.processes import Process, started
 from tests.harness.raw_connection import connect_to, head_with
 from tests.harness.waiting import eventually
 
 _BODY = json.dumps(A_REQUEST).encode()
 _BUNDLE = b"GET /schema/rapidoc-min.js HTTP/1.1\r\nHost: api\r\n\r\n"
-_SLOW_READERS = 200
+_SLOW_READERS = 60  # of the 64 connections that a client may have
+_CALLERS, _CREATES_PER_SECOND, _ROUNDS = 20, 100, 2
+_WAITING = """
+    SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
 
 pytestmark = pytest.mark.long
 
 
-@pytest.fixture
-async def gateway(apis: list[Process], tmp_path: Path) -> AsyncIterator[Process]:
+@pytest.fixture(params=[Nginx, HAProxy])
+async def gateway(
+    request: pytest.FixtureRequest, apis: list[Process], tmp_path: Path
+) -> AsyncIterator[Nginx | HAProxy]:
     """The gateway in front of both, as processes that run."""
-    port = free_port()
-    temporary = "\n".join(
-        f"{name}_temp_path {tmp_path}/{name};"
-        for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    configuration = tmp_path / "nginx.conf"
-    configuration.write_text(f"""
-        daemon off;
-        pid {tmp_path}/nginx.pid;
-        {"user root;" if os.getuid() == 0 else ""}
-        events {{ worker_connections 2000; }}
-        http {{
-            access_log off;
-            client_header_timeout 2s;
-            {temporary}
-            upstream api {{
-                {" ".join(f"server 127.0.0.1:{api.port} max_fails=0;" for api in apis)}
-                keepalive 32;
-            }}
-            server {{
-                listen 127.0.0.1:{port};
-                location / {{
-                    proxy_pass http://api;
-                    proxy_http_version 1.1;
-                    proxy_set_header Host $host;
-                    proxy_set_header Connection "";
-                }}
-            }}
-        }}
-    """)
-    program = packages.command("nginx", package="nginx")
-    command = [*program, "-e", "stderr", "-p", str(tmp_path), "-c", str(configuration)]
-    nginx = Process("nginx", command, environment=bare_environment(), port=port, folder=tmp_path)
-    async with started(*apis), started(nginx, ready=False):
-        await eventually(lambda: accepts(port))
-        yield nginx
+    gateway: Nginx | HAProxy = request.param(apis, tmp_path)
+    async with started(*apis), started(gateway, ready=False):
+        await eventually(lambda: accepts(gateway.port))
+        yield gateway
 
 
-async def test_restart_of_each_process_under_load_fails_no_call(apis, gateway, issuer):
-    statuses: list[int] = []
+class Creates:
+    """Creates, none of which the caller repeats, and what came of them."""
 
-    async def call() -> None:
-        async with client_of(gateway, issuer.token()) as caller:
-            while not is_over.is_set():
-                answers = [
-                    await caller.post("/v1/request", json=another_request()),
-                    await caller.get("/v1/request"),
-                ]
-                statuses.extend(answer.status_code for answer in answers)
+    def __init__(self) -> None:
+        self.statuses: Counter[int | str] = Counter()
+        self.answered: list[str] = []  # the external_id of each that was answered with 200
 
-    is_over = asyncio.Event()
-    async with asyncio.TaskGroup() as callers:
-        for _ in range(8):
-            callers.create_task(call())
-        for api in apis:
-            await answer_more(statuses, 100)
+    async def create(self, client: httpx.AsyncClient, *, has_key: bool) -> None:
+        """Send a create, and record what came of it."""
+        body = another_request()
+        headers = {"Idempotency-Key": body["external_id"]} if has_key else {}
+        try:
+            response = await client.post("/v1/request", json=body, headers=headers)
+        except httpx.TransportError as error:
+            self.statuses[repr(error)] += 1
+            return
+        self.statuses[response.status_code] += 1
+        if response.is_success:
+            self.answered.append(body["external_id"])
+
+    @asynccontextmanager
+    async def sent(self, gateway: Nginx | HAProxy, token: str) -> AsyncIterator[None]:
+        """Send them until the block is left: in a second 100, or as many as are answered."""
+        is_over = asyncio.Event()
+
+        async def call() -> None:
+            async with client_of(gateway, token) as client:
+                if gateway.closes_connections:
+                    client.headers["Connection"] = "close"
+                while not is_over.is_set():
+                    pause = asyncio.sleep(_CALLERS / _CREATES_PER_SECOND)
+                    await asyncio.gather(self.create(client, has_key=False), pause)
+
+        async with asyncio.TaskGroup() as callers:
+            for _ in range(_CALLERS):
+                callers.create_task(call())
+            yield
+            is_over.set()
+
+    async def are_stored_once(self, database: Connection) -> bool:
+        """Whether each that was answered is stored exactly once."""
+        rows = await database.fetch("SELECT external_id FROM calculation_request")
+        times = Counter(row["external_id"] for row in rows)
+        return all(times[external_id] == 1 for external_id in self.answered)
+
+
+async def test_process_taken_out_before_sigterm_fails_no_create(apis, gateway, issuer, database):
+    creates = Creates()
+    async with creates.sent(gateway, issuer.token()):
+        for api in apis * _ROUNDS:
+            await answer_more(creates.answered, 50)
+            await gateway.take_out(api)
             assert await api.stop() == 0
             api.start()
             await api.becomes_ready()
-        is_over.set()
+            await gateway.put_in(api)
+        await answer_more(creates.answered, 50)
 
-    assert len(statuses) > 200
-    assert set(statuses) == {200}
+    assert creates.statuses.keys() == {200}
+    assert await creates.are_stored_once(database)
 
 
+async def test_process_that_dies_fails_only_creates_that_the_gateway_must_not_repeat(
+    *, apis, gateway, issuer, database, other_connection
+):
+    creates, failed = Creates(), 2 if gateway.repeats_creates_with_key else 4
+    dies, survives = apis
+    await gateway.take_out(survives)
+    async with (
+        client_of(gateway, issuer.token()) as client,
+        asyncio.TaskGroup() as calls,
+        other_connection.transaction(),
+    ):
+        await other_connection.execute("LOCK TABLE calculation_request")
+        for number in range(4):
+            calls.create_task(creates.create(client, has_key=number % 2 == 0))
+            await eventually(partial(hold, database, creates=number + 1))
+        await gateway.put_in(survives)
+        await dies.kill()
+        await eventually(lambda: creates.statuses[502] == failed, seconds=8)
+
+    assert creates.statuses == Counter({200: 4 - failed, 502: failed})
+    assert await creates.are_stored_once(database)
+
+
+async def hold(database: Connection, *, creates: int) -> bool:
+    """Whether so many creates wait for a lock."""
+    return bool(await database.fetchval(_WAITING) == creates)
+
+
+@pytest.mark.parametrize("gateway", [Nginx], indirect=True)  # HAProxy does not read responses ahead
 async def test_slow_callers_cost_the_api_nothing(apis, gateway, issuer):
     before = max(api.rss_megabytes() for api in apis)
     slow = [await connect_to(gateway.base_url) for _ in range(_SLOW_READERS)]
@@ -116,7 +158,7 @@ async def test_odd_requests_are_served_or_refused(gateway, issuer):
     connection.send(create * 20)
     assert {(await connection.answer()).status for _ in range(20)} == {200}
 
-    for header, statuses in (("Host: other", {400}), ("Transfer-Encoding: gzip, chunked", {400, 501})):
+    for header, statuses in (("Host: other", {400}), ("Transfer-Encoding: gzip, chunked", {400, 422, 501})):
         connection = await connect_to(gateway.base_url)
         connection.send(head_with(issuer.token(), header))
         assert (await connection.answer()).status in statuses

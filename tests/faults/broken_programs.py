@@ -4,6 +4,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -14,6 +15,7 @@ from aiosmtplib import SMTP
 from service import __main__ as service
 from service import json_faults
 from service.api import requests
+from service.authentication.signing_keys import SigningKeys
 from service.outbox import events
 from service.postgres.pool import Connection
 from worker import __main__ as worker
@@ -124,6 +126,11 @@ def keep_bodies() -> None:
     incoming.read = read_and_keep
 
 
+def fetch_keys_once() -> None:
+    """Never fetch the issuer's keys again. `end_to_end/test_authorization_server.py` finds it."""
+    SigningKeys._fetch = cache(SigningKeys._fetch)  # type: ignore[method-assign] # noqa: SLF001
+
+
 BREAKAGES: dict[str, Callable[[], Any]] = {
     "settles-unconfirmed": settle_unconfirmed,
     "inverts": invert,
@@ -135,6 +142,7 @@ BREAKAGES: dict[str, Callable[[], Any]] = {
     "keeps-sessions": keep_sessions,
     "keeps-bodies": keep_bodies,
     "forgets-keys": forget_keys,
+    "fetches-keys-once": fetch_keys_once,
 }
 _PROGRAMS = {"service": service.main, "worker": worker.main}
 

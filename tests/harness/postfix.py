@@ -13,6 +13,7 @@ from typing import NamedTuple
 from deploy.local.machine import packages
 from deploy.local.machine.ports import accepts, free_port
 from deploy.local.machine.processes import Process, Program, wait_for
+from deploy.local.machine.waiting import wait_until
 
 # Postfix accepts no user and no group for two of these.
 _OWNER, _GROUP, _MAILBOX_OWNER = "daemon", "mail", "nobody"
@@ -111,14 +112,16 @@ class Postfix:
         self._process.send_signal(signal.SIGHUP)
 
     def kill(self) -> None:
-        """Send SIGKILL to all of its processes."""
+        """Send SIGKILL to all of its processes, and wait until none listens: the next master would end."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.stop()
+        assert wait_until(lambda: not accepts(self.port), seconds=30, pause_seconds=0.01)
 
     def restart(self) -> None:
-        """Start it again after `kill`."""
+        """Start it again after `kill`, and wait until it listens."""
         self._process.restart()
+        self.wait_until_it_listens()
 
     def wait_until_it_listens(self) -> None:
         """Raise LocalStackError if that takes too long."""

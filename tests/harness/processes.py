@@ -146,11 +146,16 @@ class Process:
         return int(kilobytes) * 1024 / 1e6
 
 
-def api_process(settings: ServiceSettings, folder: Path, **variables: str) -> Process:
-    """Return an API, not yet started, on a free port."""
+def api_process(
+    settings: ServiceSettings, folder: Path, *, broken: str | None = None, **variables: str
+) -> Process:
+    """Return an API, not yet started, on a free port. *broken* names a part that is broken on purpose."""
     port = free_port()
     environment = environment_of(settings, PORT=str(port), **variables)
-    return Process("api", python("service", "serve"), environment=environment, port=port, folder=folder)
+    module = ["tests.faults.broken_programs", broken] if broken else []
+    return Process(
+        "api", python(*module, "service", "serve"), environment=environment, port=port, folder=folder
+    )
 
 
 def worker_process(settings: WorkerSettings, folder: Path, *roles: str, **variables: str) -> Process:

@@ -118,7 +118,7 @@ def run_as_operator(commands: str, broker: Server | KillableBroker, **environmen
     )
 
 
-def enable_plugin(plugin: str, broker: Server) -> int:
+def enable_plugin(plugin: str, broker: Server | KillableBroker) -> int:
     """Enable a plugin that serves HTTP, for good, and return its port on the loopback."""
     port = free_port()
     # The address is set first: otherwise it would listen on every interface, always on the same port.

@@ -1,13 +1,12 @@
-"""Publishes the outbox to RabbitMQ. `run` is the loop. `relay_due` is one pass over all lanes with work."""
+"""Publishes the outbox to RabbitMQ. `run` is the loop. `relay_due` is one pass over some lanes."""
 
 import asyncio
 import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import chain, repeat
 from typing import Any
 from uuid import UUID
 
@@ -32,19 +31,17 @@ from worker.relay.publisher import Publisher, PublishResult
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
-# Lanes per transaction: half of them, so that another relay can work on the other half. With one lane per
-# transaction, an event could wait behind sixteen transactions.
+# The most lanes per pass, so that a second relay finds free lanes. With one lane per pass, an event could
+# wait for sixteen passes.
 _LANES_AT_ONCE = lanes.LANES // 2
-# Once a pass has published events, the next passes follow after these pauses, without waiting for a NOTIFY. A
-# busy process sends a NOTIFY only every 20 ms. A pass without events costs 0.2 ms.
-_QUICK_LOOK_SECONDS = (0.001, 0.002, 0.004, 0.008)
 # The longest deadline of find_lanes. While a backup holds an old snapshot, vacuum cannot remove published
-# events, and a pass steps over all of them. After an hour at 100 events per second, a look took 0.5 s instead
+# events, and find_lanes steps over all of them. After an hour at 100 events per second, it took 0.5 s instead
 # of 0.2 ms, and a relay could still publish 1,000 events per second. With 128 MB of shared_buffers instead of
-# 1 GB, a look took 3 to 10 s, and a relay could publish 100 to 400 events per second.
-_LONGEST_LOOK_SECONDS = 30.0
+# 1 GB, it took 3 to 10 s, and a relay could publish 100 to 400 events per second.
+_LONGEST_FIND_SECONDS = 30.0
 # A transaction is idle while its events are published, for at most twice BROKER_TIMEOUT_SECONDS. If it is
-# idle for this much longer, Postgres ends the session, and another relay publishes the same events again.
+# idle for this much longer, the relay has stopped working. Then Postgres ends the session, and another relay
+# publishes the same events again.
 _SPARE_SECONDS = 2 * CLOSE_SECONDS
 _BATCH_SIZE = 1_000  # events that are read and published together
 _HELD_BATCH_SIZE = 20  # held events, in addition. Each retry adds a copy to every queue that takes the event.
@@ -60,6 +57,9 @@ _log = structlog.get_logger()
 class Relay:
     """Publishes the events of the outbox, in order within each request, and deletes the confirmed events.
 
+    After a crash between confirm and commit, the same events are published again. So delivery is at least
+    once.
+
     Any number of relays share the lanes. A relay locks some lanes at a time, until its transaction ends. So
     there is no leader, and nothing to clean up after a crash.
     """
@@ -69,7 +69,7 @@ class Relay:
         self._pool = pool
         self._woken = woken
         self._obstacle = _NOT_CONNECTED
-        self._look_seconds = settings.work_timeout_seconds  # the deadline of the next find_lanes
+        self._find_seconds = settings.work_timeout_seconds  # the deadline of the next find_lanes
         metrics.broker_blocked.set_function(lambda: self._obstacle == BLOCKED)
 
     async def check(self) -> None:
@@ -91,55 +91,41 @@ class Relay:
     async def _relay_on(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
         """Relay on one channel until *stop*. Wait after a pass that published nothing.
 
-        Returns early if the channel must be replaced although RabbitMQ answers: a queue blocks it, or
+        Returns early if the channel must be replaced although RabbitMQ answers: a queue blocked it, or
         Postgres failed during a publish. Raises BrokerUnavailable in an outage of RabbitMQ.
         """
         publisher = await Publisher.on(channel, timeout_seconds=self._settings.broker_timeout_seconds)
         await publisher.probe()
         self._obstacle = ""
-        rests: Iterator[float] = repeat(self._settings.relay_poll_seconds)
         while publisher.is_usable and not stop.is_set():
             self._woken.clear()
             try:
                 moved = await self.relay_due(publisher)
             except PostgresUnavailable as error:
-                # Either the connection is broken, or there are very many deleted events to step over.
-                self._look_seconds = min(self._look_seconds + 1.0, _LONGEST_LOOK_SECONDS)
+                # Either Postgres is unavailable, or find_lanes has very many deleted events to step over.
+                self._find_seconds = min(self._find_seconds + 1.0, _LONGEST_FIND_SECONDS)
                 await pauses.log_and_wait(error, stop)
                 continue
             pauses.reset()
-            if moved:
-                rests = chain(_QUICK_LOOK_SECONDS, repeat(self._settings.relay_poll_seconds))
-            else:
-                await wait_at_most(next(rests), self._woken, stop)
+            if not moved:
+                await wait_at_most(self._settings.relay_poll_seconds, self._woken, stop)
         if channel.is_closed:
             raise BrokerUnavailable("the channel was closed")
 
     async def relay_due(self, publisher: Publisher) -> int:
-        """Make one pass over every lane with work. Returns how many events were confirmed or held.
+        """Make one pass: publish the oldest events of some lanes, and held events that are due. Settle them.
 
-        Raises BrokerUnavailable in an outage of RabbitMQ, but first deletes the confirmed events.
+        Returns how many events were confirmed or held. Raises BrokerUnavailable in an outage of RabbitMQ, but
+        first deletes the confirmed events.
         """
-        began = time.monotonic()
-        async with connections.acquired(self._pool, seconds=self._look_seconds) as connection:
-            with_work = await outbox_tables.find_lanes(connection)
-        took = time.monotonic() - began
-        self._look_seconds = max(self._settings.work_timeout_seconds, min(2 * took, _LONGEST_LOOK_SECONDS))
-        random.shuffle(with_work)  # so that relays that start together do not compete for the same lanes
-        moved = 0
-        for first in range(0, len(with_work), _LANES_AT_ONCE):
-            moved += await self._relay_lanes(publisher, with_work[first : first + _LANES_AT_ONCE])
-        return moved
-
-    async def _relay_lanes(self, publisher: Publisher, some_lanes: Sequence[int]) -> int:
-        """Publish the oldest events of some lanes, and held events that are due. Settle them.
-
-        After a crash between confirm and commit, the same events are published again. So delivery is at least
-        once, in order within a request.
-        """
+        with_work = await self._find_lanes()
+        # Random lanes, so that relays that start together do not compete for the same ones.
+        some_lanes = random.sample(with_work, min(len(with_work), _LANES_AT_ONCE))
+        if not some_lanes:
+            return 0
         async with connections.transaction(
             self._pool,
-            seconds=2 * self._settings.broker_timeout_seconds + 2 * self._look_seconds,
+            seconds=2 * self._settings.broker_timeout_seconds + 2 * self._find_seconds,
             # If Postgres crashes and loses this commit, the same events are published again, in order.
             waits_for_disk=False,
         ) as connection:
@@ -153,8 +139,9 @@ class Relay:
             to_hold = [row for row in rows if not row.is_held and (row.must_wait or row.id in result.failed)]
             delivered = [row for row in window if row.id in result.confirmed]
             failed = [row for row in window if row.id in result.failed]
-            # If an event has failed, the later events of its request are held in the next pass.
-            await outbox_tables.hold(connection, to_hold)  # Before `delete`, which makes waiting events due.
+            # The later events of a failed event's request are held in the next pass. `hold` comes before
+            # `delete`, which makes the events due that wait for a deleted one.
+            await outbox_tables.hold(connection, to_hold)
             await outbox_tables.delete(connection, delivered)
             await outbox_tables.postpone(connection, failed, result.failed, base_seconds=_RETRY_SECONDS)
         _report(delivered, failed, result)
@@ -164,26 +151,38 @@ class Relay:
             raise BrokerUnavailable from result.outage
         return len(delivered) + len(to_hold)
 
+    async def _find_lanes(self) -> list[int]:
+        """Return the lanes with work, and allow the next pass twice the time that it took to find them."""
+        began = time.monotonic()
+        async with connections.acquired(self._pool, seconds=self._find_seconds) as connection:
+            with_work = await outbox_tables.find_lanes(connection)
+        took = time.monotonic() - began
+        self._find_seconds = max(self._settings.work_timeout_seconds, min(2 * took, _LONGEST_FIND_SECONDS))
+        return with_work
+
     async def _publish_meanwhile(
         self, connection: Connection, publisher: Publisher, window: Sequence[OutboxRow]
     ) -> PublishResult:
-        """Publish a window while the transaction on *connection* keeps the lanes locked."""
+        """Publish a window while the transaction on *connection* keeps the lanes locked.
+
+        If Postgres fails meanwhile, another relay may lock the lanes. So the publish is cancelled.
+        """
         longest = 2 * self._settings.broker_timeout_seconds
         publishing = asyncio.create_task(self._publish(publisher, window))
         try:
             await asyncio.wait([publishing], timeout=connections.SILENCE_SECONDS / 2)
-            if not publishing.done():
+            if not publishing.done():  # Nearly every window is confirmed in milliseconds.
                 await connection.execute(connections.allow_silence(longest + _SPARE_SECONDS))
             return await publishing
         finally:
             publishing.cancel()
 
     async def _publish(self, publisher: Publisher, window: Sequence[OutboxRow]) -> PublishResult:
-        """Publish a window. If RabbitMQ answers, but does not confirm an event in time, the event has failed.
+        """Publish a window. If RabbitMQ works, but does not confirm an event in time, the event has failed.
 
-        RabbitMQ confirms nothing while a bound quorum queue has no majority. It also blocks the channel, for
-        a minute for each message. The queue may be another team's. So that e-mails do not wait for it, the
-        unconfirmed `request.created` are published to our own queue, over another connection.
+        While a bound quorum queue has no majority, RabbitMQ confirms no message for it, and blocks the
+        channel for a minute per message. The queue may be another team's. E-mails must not wait for it. So
+        the unconfirmed `request.created` are published to our own queue as well, over another connection.
         """
         result = await publisher.publish(window)
         if not isinstance(result.outage, TimeoutError):
@@ -191,13 +190,14 @@ class Relay:
         late = [row for row in window if row.id not in result.confirmed and row.id not in result.failed]
         created = [row for row in late if row.type == topology.NOTIFICATIONS.routing_key]
         seconds = self._settings.broker_timeout_seconds
-        own = topology.NOTIFICATIONS_ALONE
         try:
             async with (
                 asyncio.timeout(seconds),
                 open_channel(self._settings, name="relay-notifications") as channel,
             ):
-                bypass = await Publisher.on(channel, timeout_seconds=seconds, exchange=own)
+                bypass = await Publisher.on(
+                    channel, timeout_seconds=seconds, exchange=topology.NOTIFICATIONS_ALONE
+                )
                 await bypass.probe()
                 outage = (await bypass.publish(created)).outage
         except (BrokerUnavailable, TimeoutError):
@@ -209,7 +209,7 @@ class Relay:
 
 
 def _first_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-    """Return the first event of each request. While it is held, only the held event may be returned."""
+    """Return the first event of each request, but none of the events that wait for a held one."""
     first: dict[UUID, OutboxRow] = {}
     for row in rows:
         if not row.must_wait:
@@ -218,7 +218,7 @@ def _first_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
 
 
 def _report(delivered: Sequence[OutboxRow], failed: Sequence[OutboxRow], result: PublishResult) -> None:
-    """Log a window's outcome. Count the delivered events, those of unknown types as "other"."""
+    """Log and count a window's outcome."""
     now = datetime.now(UTC)
     for event_type, number in Counter(row.type for row in delivered).items():
         metrics.events_published.labels(event_type if event_type in EVENT_TYPES else "other").inc(number)

@@ -45,7 +45,7 @@ class Publisher:
     async def on(
         cls, channel: AbstractChannel, *, timeout_seconds: float, exchange: str = topology.REQUESTS
     ) -> "Publisher":
-        """Return a publisher on *channel*, which was opened with on_return_raises."""
+        """Return a publisher on *channel*, which was opened with confirms and on_return_raises."""
         underlay = cast("aiormq.Channel", await channel.get_underlay_channel())
         return cls(underlay, timeout_seconds=timeout_seconds, exchange=exchange)
 
@@ -57,8 +57,9 @@ class Publisher:
     async def probe(self, exchange: str = topology.NOTIFICATIONS_ALONE) -> None:
         """Publish two empty messages that no queue gets. Raises BrokerUnavailable unless both are confirmed.
 
-        RabbitMQ reports an alarm only after a publish. It then confirms the first message, and reads no more
-        from the connection. On the exchange of the events, a queue bound to `#` would get the messages.
+        RabbitMQ reports an alarm only after a publish. It still confirms the first message, and then reads no
+        more from the connection. The messages go to NOTIFICATIONS_ALONE, because on the exchange of the
+        events a team's queue that is bound to `#` would get them.
         """
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -78,7 +79,7 @@ class Publisher:
         if not window:
             return PublishResult()
         if tracing.is_on():
-            window = [_traced(row) for row in window]
+            window = [_traced(row, self._exchange) for row in window]
         self._is_intact = False
         until = asyncio.get_running_loop().time() + self._timeout_seconds
         try:
@@ -124,12 +125,12 @@ class Publisher:
         return Message(publish, properties, row.payload)
 
 
-def _traced(row: OutboxRow) -> OutboxRow:
+def _traced(row: OutboxRow, exchange: str) -> OutboxRow:
     """Return the event with the traceparent of a new publish span, the parent of its consumers' spans.
 
     The span ends at once, because all events of a window are published together.
     """
-    destination = f"{topology.REQUESTS}:{row.type}"
+    destination = f"{exchange}:{row.type}"
     with tracing.span(
         f"publish {destination}",
         "producer",

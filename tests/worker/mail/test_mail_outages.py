@@ -126,7 +126,8 @@ async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settin
             await eventually(lambda: all_are(database, "sent"))
 
         assert len(server.contents) == 60
-        assert 2 < server.connections <= 16
+        # One more for each pause, of which a busy machine needs more. Without pauses there are hundreds.
+        assert 2 < server.connections <= 40
 
 
 class TiredMailServer(ScriptedMailServer):

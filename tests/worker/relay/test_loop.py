@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from service.outbox.lanes import lane_of, try_lock
+from service.outbox.lanes import LANES, lane_of, try_lock
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import open_pool
@@ -24,6 +24,9 @@ from tests.worker.relay.conftest import id_of, into_one_lane
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.relay.loop import Relay
+
+# The end of a publish to the exchange for all teams: exchange, routing key, mandatory.
+_TO_ALL_TEAMS = b"calculation-requests\x0frequest.created\x01\xce"
 
 
 @with_pace(_BATCH_SIZE=2)
@@ -117,8 +120,7 @@ async def test_queue_that_blocks_the_channel_holds_back_its_events_and_no_email(
     relay = Relay(settings, pool, asyncio.Event())
     events = {id_of(request) for request in requests}
 
-    # The end of a publish to the exchange for all teams: exchange, routing key, mandatory.
-    broker_link.hold_before(b"calculation-requests\x0frequest.created\x01\xce")
+    broker_link.hold_before(_TO_ALL_TEAMS)
     async with running(relay.run):
         await eventually(lambda: database.fetchval("SELECT bool_and(attempts > 0) FROM outbox_held"))
         is_ready = await passes(relay.check)
@@ -130,6 +132,26 @@ async def test_queue_that_blocks_the_channel_holds_back_its_events_and_no_email(
     assert [row["last_error"].partition(":")[0] for row in held] == ["not confirmed"] * len(held)
     assert set(await take_ids(await channel.get_queue(topology.NOTIFICATIONS.name))) == events
     assert set(await take_ids(tap)) == events
+
+
+async def test_window_that_a_queue_blocks_is_the_last_on_its_channel(
+    worker_settings, broker_link, pool, database
+):
+    """Otherwise the numbers of later messages could be wrong, and events could be deleted unpublished."""
+    for _ in range(2 * LANES):
+        await store(database)
+    await database.execute("UPDATE outbox SET lane = id % $1", LANES)
+    settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=1.0)
+    relay = Relay(settings, pool, asyncio.Event())
+
+    async with open_publisher(settings) as publisher:
+        broker_link.hold_before(_TO_ALL_TEAMS)
+        held = await relay.relay_due(publisher)
+        broker_link.resume()
+
+    assert not publisher.is_usable
+    assert held == LANES
+    assert await database.fetchval("SELECT count(*) FROM undelivered_event WHERE state = 'pending'") == LANES
 
 
 async def test_outage_of_postgres_keeps_the_connection_to_rabbitmq(

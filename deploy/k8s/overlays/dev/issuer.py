@@ -1,4 +1,4 @@
-"""Make a key that signs access tokens, and publish its public half."""  # noqa: INP001 - a file of a ConfigMap
+"""Write the made-up key that signs access tokens, and its public half."""  # noqa: INP001 - a file of a ConfigMap
 
 import json
 import sys
@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from jwt.algorithms import ECAlgorithm
 
 folder = Path(sys.argv[1])
-key = ec.generate_private_key(ec.SECP256R1())
+# The same in every pod, so that tokens outlast a pod. It is as public as the overlay's passwords.
+key = ec.derive_private_key(int.from_bytes(b"made-up-key-for-development-only"), ec.SECP256R1())
 (folder / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 public = {**ECAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": "local", "use": "sig", "alg": "ES256"}
 (folder / "jwks.json").write_text(json.dumps({"keys": [public]}))

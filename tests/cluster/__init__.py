@@ -1,0 +1,1 @@
+"""Faults in a Kubernetes cluster under load. `make cluster-check` injects them."""

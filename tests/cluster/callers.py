@@ -1,0 +1,69 @@
+"""Callers of the API in a pod. Standalone: `python - URL RATE PREFIX < callers.py`, with ACCESS_TOKEN set.
+
+Each line of the output is one create: its Idempotency-Key, its uuid, and every try that did not get 200. The
+program ends at SIGTERM, after the creates in flight.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+import httpx
+
+_TRIES = 60
+_PAUSE_SECONDS = 0.5
+_CALLERS = 8
+
+
+async def main(url: str, rate: float, prefix: str) -> None:
+    """Send creates until SIGTERM. Each caller keeps its connection, as a gateway does."""
+    is_over = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, is_over.set)
+    headers = {"Authorization": f"Bearer {os.environ['ACCESS_TOKEN']}"}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=10.0) as client:
+        await asyncio.gather(
+            *(_call(client, f"{prefix}-{caller}", _CALLERS / rate, is_over) for caller in range(_CALLERS))
+        )
+
+
+async def _call(client: httpx.AsyncClient, name: str, pause: float, is_over: asyncio.Event) -> None:
+    number = 0
+    while not is_over.is_set():
+        number += 1
+        print(json.dumps(await _create(client, f"{name}-{number}")), flush=True)  # noqa: T201
+        await asyncio.sleep(pause)
+
+
+async def _create(client: httpx.AsyncClient, key: str) -> dict[str, Any]:
+    """Create a request. Repeat the call until it gets 200, as a caller may with an Idempotency-Key."""
+    failures: list[str] = []
+    for _ in range(_TRIES):
+        try:
+            answer = await client.post("/v1/request", json=_body(key), headers={"Idempotency-Key": key})
+        except httpx.HTTPError as error:
+            failures.append(type(error).__name__)
+        else:
+            if answer.status_code == httpx.codes.OK:
+                return {"key": key, "uuid": answer.json()["data"]["uuid"], "failures": failures}
+            failures.append(str(answer.status_code))
+        await asyncio.sleep(_PAUSE_SECONDS)
+    return {"key": key, "uuid": None, "failures": failures}
+
+
+def _body(key: str) -> dict[str, str]:
+    return {
+        "customer_email": f"{key}@example.com",
+        "customer_first_name": "Ada",
+        "customer_last_name": "Lovelace",
+        "sender_email": "grace@example.com",
+        "sender_organization_name": "Hopper and Partners",
+        "sender_first_name": "Grace",
+        "sender_last_name": "Hopper",
+        "case_ref": "12 High Street",
+    }
+
+
+asyncio.run(main(sys.argv[1], float(sys.argv[2]), sys.argv[3]))

@@ -1,0 +1,292 @@
+"""Each server is stopped in turn: its alerts, and no others, come through Prometheus and Alertmanager."""
+
+import asyncio
+import math
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from deploy.local.machine.folders import Place
+from tests.deploy.alerts import GROUPS
+from tests.deploy.dashboard import PANELS, filled_in
+from tests.deploy.pages import INSTALLATION, RUNBOOK
+from tests.deploy.prometheus import Alerting, alerting
+from tests.end_to_end.callers import another_request, client_of
+from tests.harness import databases, scratch
+from tests.harness.command_line import run
+from tests.harness.examples import SECRET_KEYS
+from tests.harness.fixed_answers import answering, http_answer
+from tests.harness.issuer import Issuer, api_settings
+from tests.harness.mail_server import ScriptedMailServer
+from tests.harness.processes import Process, api_process, environment_of, started, worker_process
+from tests.harness.servers import Servers, enable_plugin, private_servers
+from tests.harness.waiting import eventually
+from worker.settings import EmailSettings
+
+pytestmark = pytest.mark.long
+
+# The processes of the installation `renamed` export this metric under another name, so this alert is dead.
+_RENAMED = {"source_labels": ["__name__"], "regex": "emails_pending", "target_label": "__name__"}
+_DEAD = "EmailsNotSent"
+# These name no server. Each follows on any outage, on its end, or on a machine that is too busy.
+_SYMPTOMS = {"ApiBudgetBurning", "ApiBudgetBurningSlowly", "EmailBudgetBurning", "EmailBudgetBurningSlowly"}
+_SYMPTOMS |= {"ApiSlow", "PostgresPoolSaturated"}
+# The first reconciliation is up to five minutes away. RabbitMQ before 4.1 lacks the metric that is watched.
+_SYMPTOMS |= {"ReconciliationNotRun", "EngineNotWatched RabbitMQ"}
+# No exporter of these runs here. Without a reconciliation there is nothing to show.
+_NOTHING_TO_SHOW = re.compile("cnpg_|kubelet_|reconciliation_")
+_SHOWN = {"{{version}} on {{python}}": 2, "{{connection}} connected": 1, "{{namespace}} nodes": 3}
+# What an entry of the runbook has its reader run or read: commands, lines of a log, a panel, other entries.
+_STEPS = re.compile(
+    r"`python -m (worker (?:doctor|outbox list))`|`(kubectl [^`]* get )|`(\w+_paused)`|\*(\w+)\*"
+)
+
+
+class Outage(NamedTuple):
+    """How a server is stopped and started, the alerts that then fire, and what names it as the cause."""
+
+    server: str
+    stop: Callable[[], Awaitable[Any]]
+    start: Callable[[], Awaitable[Any]]
+    alerts: set[str]
+    cause: str
+    doctor: str = ""
+
+
+class World(NamedTuple):
+    """Everything that runs."""
+
+    servers: Servers
+    mail: ScriptedMailServer
+    api: Process
+    worker: Process
+    alerting: Alerting
+    operator: dict[str, str]
+
+    @property
+    def outages(self) -> list[Outage]:
+        """Every outage, in order. The budgets still burn after that of Postgres."""
+        roles = ("relay", "notifications", "calculations")
+        silent = {f"ConsumerNotReading {queue}" for queue in ("notifications", "calculation-results")}
+        postgres, broker = self.servers.postgres, self.servers.broker
+        return [
+            Outage(
+                *("mail server", self._stop_mail, self.mail.start, {_DEAD}),
+                *("wrong +mail server", "wrong +mail server"),
+            ),
+            Outage(
+                *("worker", self.worker.kill, lambda: _start(self.worker)),
+                {f"ProcessAbsent {role}" for role in roles},
+                *("The worker was killed", "(warning|wrong) +queue notifications"),
+            ),
+            Outage(
+                *("API", self.api.kill, lambda: _start(self.api)),
+                *({"ProcessAbsent api"}, "The api was killed"),
+            ),
+            Outage(
+                *("Postgres", postgres.kill, postgres.start, {"PostgresUnavailable", "ApiBudgetBurning"}),
+                *("The Postgres server was killed", "wrong +postgres"),
+            ),
+            Outage(
+                *("RabbitMQ", broker.kill, broker.start),
+                {"RelayNotConnected", "OutboxNotDraining"} | silent,
+                *("ConnectionRefusedError|The RabbitMQ server was killed", "wrong +rabbitmq"),
+            ),
+        ]
+
+    async def _stop_mail(self) -> None:
+        self.mail.stop()
+
+    def firing(self, namespace: str) -> set[str]:
+        """Return the alerts of an installation, and those that name none."""
+        return {name for name, where in self.alerting.firing if where in {namespace, None}}
+
+    async def evidence(self, url: str) -> str:
+        """Return what the steps of a runbook's entry show here, and those of firing alerts that it names."""
+        firing = {name.split()[0].lower() for name in self.firing("here")}
+        entry = _entry(url)
+        entries = [entry, *(_entry(f"#{name}") for name in firing.intersection(re.findall(r"#(\w+)", entry)))]
+        steps = dict.fromkeys(step for each in entries for step in _STEPS.findall(each))
+        return "\n".join([await self._show(*step) for step in steps])
+
+    async def _show(self, command: str, kubectl: str, line: str, panel: str) -> str:
+        if command:
+            return (await run(*command.split(), environment=self.operator)).output
+        if line:
+            return "\n".join(each for each in self.worker.output.splitlines()[-50:] if line in each)
+        if kubectl:  # shows which pods have ended
+            processes = [self.api.running, self.worker.running]
+            processes += [self.servers.postgres.process, self.servers.broker.process]
+            return "\n".join(filter(None, (process.trouble() for process in processes)))
+        return str(
+            [await self.alerting.query(query) for title, _, query in _queries("here") if title == panel]
+        )
+
+
+def _entry(url: str) -> str:
+    """Return what an alert's entry in the runbook says to do."""
+    sections = dict(part.split("\n", 1) for part in RUNBOOK.read_text().split("\n### ")[1:])
+    entries = {name.lower(): section for name, section in sections.items()}
+    return entries[url.partition("#")[2]].partition("- Do:")[2].partition("- Escalate:")[0]
+
+
+async def _start(process: Process) -> None:
+    process.start()
+    await process.becomes_ready()
+
+
+@pytest.fixture
+async def world(issuer: Issuer, tmp_path: Path) -> AsyncIterator[World]:
+    """Run the API and a worker under load, with private servers, and Prometheus and Alertmanager on them."""
+    async with AsyncExitStack() as stack:
+        folder = Place(folder=stack.enter_context(scratch.folder()))
+        servers = await asyncio.to_thread(stack.enter_context, private_servers(folder))
+        rabbitmq = await asyncio.to_thread(enable_plugin, "rabbitmq_prometheus", servers.broker)
+        async with databases.connected(servers.postgres.url) as administrator:
+            await databases.prepare(administrator)
+        mail = await stack.enter_async_context(ScriptedMailServer())
+        app = await stack.enter_async_context(answering(http_answer("404 Not Found", b"")))
+        settings = EmailSettings(
+            database_url=databases.as_role(servers.postgres.url, "worker"),
+            app_url=f"http://127.0.0.1:{app}",
+            request_secret_keys=SECRET_KEYS,
+            amqp_url=servers.broker.url,
+            smtp_url=mail.url,
+            mail_from="Calculations <calculations@service.example.com>",
+        )
+        of_api = api_settings(databases.as_role(servers.postgres.url, "api"), issuer)
+        api = api_process(replace(of_api, database_timeout_seconds=2.0), tmp_path)
+        worker = worker_process(settings, tmp_path)
+        await stack.enter_async_context(started(api, worker))
+        scraped = scrape_configs(api, worker, rabbitmq)
+        alerts = await stack.enter_async_context(alerting(GROUPS, scraped, tmp_path))
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        calls = [tasks.create_task(call_again_and_again(api, issuer.token())) for _ in range(4)]
+        url = databases.as_role(servers.postgres.url, "operator")
+        operator = environment_of(settings, DATABASE_URL=url)
+        yield World(servers, mail, api, worker, alerts, operator)
+        for call in calls:
+            call.cancel()
+
+
+async def call_again_and_again(api: Process, token: str) -> None:
+    async with client_of(api, token) as caller:
+        while True:
+            with suppress(httpx.TransportError):
+                await caller.post("/v1/request", json=another_request())
+            await asyncio.sleep(0.3)
+
+
+def scrape_configs(api: Process, worker: Process, rabbitmq: int) -> list[dict[str, Any]]:
+    """Return the targets: both processes, as two installations, and the node of RabbitMQ, as three pods."""
+    configs: list[dict[str, Any]] = []
+    for namespace, changes in (("here", []), ("renamed", [_RENAMED | {"replacement": "emails_waiting"}])):
+        for process in (api, worker):
+            target = _target(process.port, namespace, "calculation-requests", process.name)
+            name = f"{namespace}-{process.name}"
+            configs.append({"job_name": name, "static_configs": [target], "metric_relabel_configs": changes})
+    nodes = [_target(rabbitmq, "here", "calculation-requests-rabbitmq", f"node-{n}") for n in range(3)]
+    (detailed,) = set(re.findall(r"`(/metrics/detailed\?[^`]+)`", INSTALLATION.read_text()))
+    for path in ("/metrics", detailed):
+        place = {"metrics_path": urlsplit(path).path, "params": parse_qs(urlsplit(path).query)}
+        configs.append({"job_name": place["metrics_path"], "static_configs": nodes, **place})
+    return configs
+
+
+def _target(port: int, namespace: str, monitor: str, pod: str) -> dict[str, Any]:
+    """Return a target with the labels that Prometheus's operator adds."""
+    labels = {"job": f"{namespace}/{monitor}", "namespace": namespace, "pod": pod, "instance": pod}
+    return {"targets": [f"127.0.0.1:{port}"], "labels": labels}
+
+
+def _queries(namespace: str) -> list[tuple[str, str, str]]:
+    """Return the title, legend and query of every line of the dashboard."""
+    return [
+        (panel["title"], target["legendFormat"], filled_in(target["expr"], namespace))
+        for panel in PANELS
+        for target in panel["targets"]
+    ]
+
+
+async def silent_lines(alerts: Alerting, namespace: str) -> set[str]:
+    """Return the lines without a number, or without what their legend names. Some have nothing to show."""
+    silent = set()
+    for title, legend, query in _queries(namespace):
+        series = await alerts.query(query)
+        numbers = [float(each["value"][1]) for each in series]
+        named = all(label in each["metric"] for each in series for label in re.findall(r"{{(\w+)}}", legend))
+        as_expected = legend not in _SHOWN or {_SHOWN[legend]} == {*numbers}
+        if not (named and as_expected and any(map(math.isfinite, numbers))):
+            silent |= set() if _NOTHING_TO_SHOW.search(query) else {f"{title}: {legend}"}
+    return silent
+
+
+async def shows_all(alerts: Alerting) -> bool:
+    return not await silent_lines(alerts, "here")
+
+
+async def look_for_the_cause(world: World, outage: Outage) -> None:
+    """See that the doctor, and the runbook's entry of each alert, lead to the cause."""
+    if outage.doctor:
+        ended = await run("worker", "doctor", environment=world.operator)
+        assert re.match(outage.doctor, ended.output), ended.output
+    fired = {one.name: one for one in world.alerting.fired if one.name in outage.alerts}
+    for one in fired.values():
+        shown = await world.evidence(one.runbook_url)
+        assert re.search(outage.cause, shown), f"{one.name} leads to {shown}"
+
+
+def judged(
+    alerts: Alerting, began: dict[str, float], expected: dict[str, set[str]], namespace: str
+) -> list[str]:
+    """Return the alerts of an installation that have not fired, or at the wrong time. Prints the times."""
+    faults = []
+    for (server, start), end in zip(began.items(), [*list(began.values())[1:], math.inf], strict=True):
+        ours = [one for one in alerts.fired if one.namespace in {namespace, None} and one.at < end]
+        new = {one.name: one.at - start for one in ours if one.at >= start}
+        print(namespace, server, {name: round(after, 1) for name, after in new.items() if start})  # noqa: T201
+        faults += [
+            f"{name} has not fired: {server}" for name in expected[server] - {one.name for one in ours}
+        ]
+        faults += [f"{name} has fired: {server}" for name in new.keys() - expected[server] - _SYMPTOMS]
+    return faults
+
+
+async def cause(world: World, outage: Outage) -> None:
+    """Stop the server, and wait for its alerts, also from the installation `renamed`."""
+    await outage.stop()
+    await eventually(lambda: outage.alerts <= world.firing("here"))
+    await eventually(lambda: outage.alerts - {_DEAD} <= world.firing("renamed"))
+
+
+async def end(world: World, outage: Outage) -> None:
+    """Start the server again, and wait until its alerts are resolved."""
+    await outage.start()
+    await eventually(lambda: not (outage.alerts - _SYMPTOMS) & world.firing("here"))
+
+
+async def test_each_outage_fires_its_alerts_and_no_other_and_the_runbook_leads_to_its_cause(world):
+    unwatched = {f"EngineNotWatched {engine}" for engine in ("Postgres", "poolers", "backups", "disks")}
+    expected = {"nothing": unwatched, **{each.server: each.alerts for each in world.outages}}
+    began = {"nothing": 0.0}
+
+    await eventually(lambda: unwatched <= world.firing("here"))
+    await eventually(lambda: shows_all(world.alerting))
+    assert "Pending: pending" in await silent_lines(world.alerting, "renamed")
+    for outage in world.outages:
+        began[outage.server] = time.monotonic()
+        await cause(world, outage)
+        await look_for_the_cause(world, outage)
+        if outage.server != "RabbitMQ":  # Its plugin would then listen on every interface.
+            await end(world, outage)
+
+    assert judged(world.alerting, began, expected, "here") == []
+    assert judged(world.alerting, began, expected, "renamed") == [f"{_DEAD} has not fired: mail server"]

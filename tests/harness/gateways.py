@@ -1,0 +1,147 @@
+"""Debian's nginx and HAProxy in front of APIs, with the settings on the page of the installation."""
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from deploy.local.errors import LocalStackError
+from deploy.local.machine import packages
+from deploy.local.machine.ports import free_port
+from tests.deploy.pages import INSTALLATION, code_blocks
+from tests.harness.processes import Process, bare_environment
+from tests.harness.waiting import eventually
+
+_NGINX = """
+daemon off;
+pid {folder}/nginx.pid;
+{user}
+events {{ worker_connections 2000; }}
+http {{
+    access_log off;
+    {temporary}
+    {settings}
+}}
+"""
+_HAPROXY = """
+global
+    log stderr format raw local0
+    stats socket {folder}/admin level admin
+defaults
+    log global
+    option httplog
+{settings}
+"""
+
+
+class Nginx(Process):
+    """nginx in front of *apis*, not yet started. A reload closes callers' idle connections."""
+
+    closes_connections = True
+    repeats_creates_with_key = False
+
+    def __init__(self, apis: Sequence[Process], folder: Path) -> None:
+        port = free_port()
+        self._settings = _settings("nginx", apis).replace("listen 443 ssl", f"listen 127.0.0.1:{port}")
+        self._configuration = folder / "nginx.conf"
+        self._out: set[int] = set()
+        self._configure()
+        arguments = ["-e", "stderr", "-p", str(folder), "-c", str(self._configuration)]
+        _init(self, "nginx", arguments, port, folder)
+
+    def _configure(self) -> None:
+        settings = self._settings
+        for port in self._out:
+            settings = settings.replace(f":{port} ", f":{port} down ")
+        folder = self._configuration.parent
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        temporary = "\n".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
+        user = "" if os.getuid() else "user root;"
+        text = _NGINX.format(folder=folder, user=user, temporary=temporary, settings=settings)
+        self._configuration.write_text(text)
+
+    async def take_out(self, api: Process) -> None:
+        """Send *api* no more calls, and wait until it has answered those that it got."""
+        self._out.add(api.port)
+        old = self._reload()
+        await eventually(lambda: self._workers() and not old & self._workers())
+
+    async def put_in(self, api: Process) -> None:
+        """Send calls to *api* again. An old worker may still wait for answers."""
+        self._out.remove(api.port)
+        old = self._reload()
+        await eventually(lambda: self._workers() - old)
+
+    def _reload(self) -> set[str]:
+        """Make new workers with the configuration as it is now, and return the old ones."""
+        old = self._workers()
+        self._configure()
+        self.running.send_signal(signal.SIGHUP)
+        return old
+
+    def _workers(self) -> set[str]:
+        pid = self.running.pid
+        return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+
+class HAProxy(Process):
+    """HAProxy in front of *apis*, not yet started."""
+
+    closes_connections = False
+    repeats_creates_with_key = True
+
+    def __init__(self, apis: Sequence[Process], folder: Path) -> None:
+        port = free_port()
+        settings = _settings("haproxy", apis).replace(":443 ssl crt api.pem", f"127.0.0.1:{port}")
+        configuration = folder / "haproxy.cfg"
+        configuration.write_text(_HAPROXY.format(folder=folder, settings=settings))
+        self._admin = folder / "admin"
+        self._names = {api.port: f"api/api{number}" for number, api in enumerate(apis, start=1)}
+        _init(self, "haproxy", ["-db", "-f", configuration], port, folder)
+
+    async def take_out(self, api: Process) -> None:
+        """Send *api* no more calls, and wait until it has answered those that it got."""
+        name = self._names[api.port]
+        await self._ask(f"set server {name} state drain")
+        await eventually(lambda: self._is_idle(name))
+
+    async def put_in(self, api: Process) -> None:
+        """Send calls to *api* again."""
+        await self._ask(f"set server {self._names[api.port]} state ready")
+
+    async def _is_idle(self, name: str) -> bool:
+        """Whether the server's number of current sessions is 0."""
+        row = re.search(
+            rf"^{name.replace('/', ',')},\d*,\d*,(\d+),", await self._ask("show stat"), re.MULTILINE
+        )
+        assert row
+        return row[1] == "0"
+
+    async def _ask(self, command: str) -> str:
+        reader, writer = await asyncio.open_unix_connection(self._admin)
+        writer.write(f"{command}\n".encode())
+        answer = (await reader.read()).decode()
+        writer.close()
+        return answer
+
+
+def _settings(language: str, apis: Sequence[Process]) -> str:
+    """Return the settings on the page, with the addresses of *apis*."""
+    (settings,) = code_blocks(INSTALLATION, "Gateways", language)
+    for number, api in enumerate(apis, start=1):
+        settings = settings.replace(f"192.0.2.{number}:8000", f"127.0.0.1:{api.port}")
+    return settings
+
+
+def _init(process: Process, program: str, arguments: Sequence[str | Path], port: int, folder: Path) -> None:
+    try:
+        command = packages.command(program, package=program)
+    except LocalStackError as reason:
+        pytest.skip(f"{program} is missing: {reason}")
+    Process.__init__(
+        process, program, [*command, *arguments], environment=bare_environment(), port=port, folder=folder
+    )
