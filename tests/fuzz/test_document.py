@@ -21,7 +21,7 @@ _COMMAND = [
 ]
 # Each run of `make fuzz` has new seeds, which Schemathesis prints.
 _PROCESSES, _OPTIONS = (
-    (4, ["--max-examples", "700"]) if LONG else (1, ["--max-examples", "100", "--seed", "1"])
+    (4, ["--max-examples", "1100"]) if LONG else (1, ["--max-examples", "100", "--seed", "1"])
 )
 _CASES = 20_000 if LONG else 700
 
