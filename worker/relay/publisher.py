@@ -20,6 +20,10 @@ from worker.rabbitmq.window import Message, wait, write
 from worker.relay.outbox_tables import OutboxRow
 
 _UNBOUND_KEY = "relay.probe"
+_REFUSED = "refused by the broker"
+# After the loss of a queue's leader, RabbitMQ 3.10 may refuse all that a channel publishes to the queue,
+# until the lost node is back. A new channel works. A full queue costs a connection every five seconds.
+_REFUSING_SECONDS = 5.0
 
 
 class PublishResult(msgspec.Struct, frozen=True):
@@ -37,6 +41,7 @@ class Publisher:
         self, channel: aiormq.Channel, *, timeout_seconds: float, exchange: str = topology.REQUESTS
     ) -> None:
         self._is_intact = True  # not after an outage or a cancelled publish
+        self._opened = asyncio.get_running_loop().time()
         self._channel = channel
         self._exchange = exchange
         self._timeout_seconds = timeout_seconds
@@ -51,7 +56,7 @@ class Publisher:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the channel can publish another window."""
+        """Whether the channel may publish another window."""
         return self._is_intact and not self._channel.is_closed
 
     async def probe(self, exchange: str = topology.NOTIFICATIONS_ALONE) -> None:
@@ -92,7 +97,8 @@ class Publisher:
             result = _result(window, confirms, reason)
         if await self._is_blocked(result.outage):
             return msgspec.structs.replace(result, outage=BrokerUnavailable(BLOCKED))
-        self._is_intact = result.outage is None
+        is_old = until - self._timeout_seconds > self._opened + _REFUSING_SECONDS
+        self._is_intact = result.outage is None and not (is_old and _REFUSED in result.failed.values())
         return result
 
     async def _is_blocked(self, error: Exception | None) -> bool:
@@ -163,7 +169,7 @@ def _result(
             case PublishError():
                 failed[row.id] = "returned: no queue is bound for it"
             case DeliveryError():
-                failed[row.id] = "refused by the broker"
+                failed[row.id] = _REFUSED
             case AMQPError() as error:
                 outage = error
             case error:  # AMQP cannot carry the event. The service writes no such event.

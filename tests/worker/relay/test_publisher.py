@@ -31,6 +31,21 @@ async def test_refused_and_returned_events_fail_alone_and_the_publisher_can_stil
     assert with_failures.outage is afterwards.outage is None
 
 
+async def test_channel_on_which_events_are_refused_is_replaced_after_some_seconds(
+    publisher, channel, monkeypatch
+):
+    await bind_full_queue(channel, "request.calculated")
+
+    await publisher.publish([outbox_row(1)])
+    usable_at_first = publisher.is_usable
+    monkeypatch.setattr("worker.relay.publisher._REFUSING_SECONDS", 0.0)
+    await publisher.publish([outbox_row(2, type="request.email_sent")])
+    usable_without_refusal = publisher.is_usable
+    await publisher.publish([outbox_row(3)])
+
+    assert (usable_at_first, usable_without_refusal, publisher.is_usable) == (True, True, False)
+
+
 async def test_event_that_cannot_be_encoded_takes_no_delivery_tag(publisher, tap):
     good = [outbox_row(number) for number in (1, 3, 5)]
     bad = [outbox_row(2, type="x" * 300), outbox_row(4, type="\ud800")]
