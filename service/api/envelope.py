@@ -100,7 +100,7 @@ def succeed(data: Data) -> Envelope[Data]:
     return Envelope(_OK, data, None, _meta())
 
 
-class Answer(Response[Data]):
+class JSONResponse(Response[Data]):
     """A response of content and headers alone. Litestar's own takes 16 µs more, of 78 for the simplest call.
 
     It looks for cookies, encoders, background tasks and media types, of which this API has none.

@@ -10,7 +10,7 @@ from litestar import get
 from litestar.params import HeaderParameter
 
 from service.api.api_request import ApiRequest
-from service.api.envelope import Answer, Envelope, succeed
+from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.guards import requires_api_key_or_token
 from service.api.openapi.declarations import Documented
 
@@ -95,16 +95,18 @@ _ETAG = f'W/"{hashlib.sha256(bytes(_QUESTIONS)).hexdigest()[:32]}"'
 async def questionnaire_structure(
     request: ApiRequest[None],
     if_none_match: IfNoneMatch = None,  # noqa: ARG001 - for the document; there may be several
-) -> Answer[Envelope[QuestionnaireStructure]]:
+) -> JSONResponse[Envelope[QuestionnaireStructure]]:
     """Return the questions from which a form is built, or 304 when the caller has them."""
     # Callers may cache the questions, and must revalidate them each time. `Vary` is not needed, because the
     # questions are the same for every caller, and shared caches may not store them.
     headers = {"etag": _ETAG, "cache-control": "private, no-cache"}
     if _is_current(request.headers.getall("if-none-match", [])):
-        unchanged: Answer[Any] = Answer(None, status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+        unchanged: JSONResponse[Any] = JSONResponse(
+            None, status_code=HTTPStatus.NOT_MODIFIED, headers=headers
+        )
         return unchanged
     answer: Envelope[Any] = succeed(_QUESTIONS)
-    return Answer(answer, headers=headers)
+    return JSONResponse(answer, headers=headers)
 
 
 def _is_current(if_none_match: list[str]) -> bool:

@@ -15,7 +15,7 @@ from litestar.status_codes import HTTP_200_OK
 from service.api.api_request import ApiRequest
 from service.api.bodies import CreateBody
 from service.api.decoding import parse, parse_query, provide_query
-from service.api.envelope import Answer, Envelope, succeed
+from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.guards import (
     SecretHolder,
     requires,
@@ -62,7 +62,7 @@ class Requests(Controller):
     """Requests for calculations: create, list, retrieve, and what has happened to one."""
 
     path = "/v1/request"
-    response_class = Answer
+    response_class = JSONResponse
     tags = ("requests",)
 
     @post(
@@ -90,7 +90,7 @@ class Requests(Controller):
         request: ApiRequest[Caller],
         data: JSONBody[CreateBody],
         idempotency_key: IdempotencyKey = None,
-    ) -> Answer[Envelope[CalculationRequestView]]:
+    ) -> JSONResponse[Envelope[CalculationRequestView]]:
         """Store a request for a calculation; its e-mail and its calculation follow."""
         resources, conveyancer_id = request.resources, request.user.conveyancer_id
         state = request.scope["state"]
@@ -113,7 +113,9 @@ class Requests(Controller):
             state["uuid"] = new.uuid  # The request may have been stored nevertheless.
             raise
         state["uuid"] = stored.uuid
-        return Answer(succeed(resources.view(stored)), headers={REPLAYED: "true"} if is_repeat else None)
+        return JSONResponse(
+            succeed(resources.view(stored)), headers={REPLAYED: "true"} if is_repeat else None
+        )
 
     @get(
         before_request=requires(READ),
