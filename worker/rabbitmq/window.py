@@ -66,7 +66,7 @@ async def wait(channel: aiormq.Channel, confirms: Confirms, *, until: float) -> 
     Returns why the channel has closed meanwhile, or None if it has not. Missing confirms are cancelled, and
     the channel must not be used again.
     """
-    closing = channel.closing  # Without it, the wait would go on: aiormq leaves the confirms as they are.
+    closing = channel.closing  # When a channel closes, aiormq leaves its confirms pending.
     confirming = asyncio.create_task(asyncio.wait(confirms))
     try:
         left = until - asyncio.get_running_loop().time()

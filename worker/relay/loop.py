@@ -91,8 +91,9 @@ class Relay:
     async def _relay_on(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
         """Relay on one channel until *stop*. Wait after a pass that published nothing.
 
-        Returns early if the channel must be replaced although RabbitMQ answers: a queue blocked it, or
-        Postgres failed during a publish. Raises BrokerUnavailable in an outage of RabbitMQ.
+        Returns early if the channel must be replaced although RabbitMQ answers: a queue blocked it, RabbitMQ
+        refused events on it, or Postgres failed during a publish. Raises BrokerUnavailable in an outage of
+        RabbitMQ.
         """
         publisher = await Publisher.on(channel, timeout_seconds=self._settings.broker_timeout_seconds)
         await publisher.probe()

@@ -40,7 +40,7 @@ class Publisher:
     def __init__(
         self, channel: aiormq.Channel, *, timeout_seconds: float, exchange: str = topology.REQUESTS
     ) -> None:
-        self._is_intact = True  # not after an outage or a cancelled publish
+        self._is_intact = True  # not after an outage, a cancelled publish, or refusals over some seconds
         self._opened = asyncio.get_running_loop().time()
         self._channel = channel
         self._exchange = exchange
@@ -86,7 +86,8 @@ class Publisher:
         if tracing.is_on():
             window = [_traced(row, self._exchange) for row in window]
         self._is_intact = False
-        until = asyncio.get_running_loop().time() + self._timeout_seconds
+        began = asyncio.get_running_loop().time()
+        until = began + self._timeout_seconds
         try:
             async with asyncio.timeout_at(until):
                 confirms = await write(self._channel, [self._message(row) for row in window])
@@ -97,8 +98,8 @@ class Publisher:
             result = _result(window, confirms, reason)
         if await self._is_blocked(result.outage):
             return msgspec.structs.replace(result, outage=BrokerUnavailable(BLOCKED))
-        is_old = until - self._timeout_seconds > self._opened + _REFUSING_SECONDS
-        self._is_intact = result.outage is None and not (is_old and _REFUSED in result.failed.values())
+        is_refusing = _REFUSED in result.failed.values() and began > self._opened + _REFUSING_SECONDS
+        self._is_intact = result.outage is None and not is_refusing
         return result
 
     async def _is_blocked(self, error: Exception | None) -> bool:
