@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
-from deploy.local.errors import LocalStackError
-from deploy.local.machine import packages
 from deploy.local.machine.folders import CHECKOUT
+from tests.harness.programs import debian_program
 
 _COMPONENTS = CHECKOUT / "deploy" / "k8s" / "components"
 _FILES = [_COMPONENTS / name / "alerts.yaml" for name in ("monitoring", "engine-monitoring")]
@@ -111,10 +109,7 @@ def _matchers(labels: Mapping[str, str]) -> list[str]:
 
 def promtool(*words: str | Path) -> str:
     """Run promtool, which must succeed, and return its output. Skips the test where there is none."""
-    try:
-        command = packages.command("promtool", package="prometheus")
-    except LocalStackError as reason:
-        pytest.skip(f"promtool is missing: {reason}")
+    command = debian_program("promtool", package="prometheus")
     ended = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

@@ -10,15 +10,14 @@ from typing import Any
 
 import httpx
 import msgspec
-import pytest
 
-from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
 from tests.deploy.alerts import written
 from tests.harness.fixed_answers import http_answer
 from tests.harness.http import NO_TLS
 from tests.harness.processes import Process, bare_environment, started
+from tests.harness.programs import debian_program
 from tests.harness.waiting import eventually
 
 # A minute of the rules takes a second. A scrape every half second is half as frequent as the manifests say.
@@ -142,10 +141,7 @@ def _routes(hook: str) -> dict[str, Any]:
 
 
 def _server(package: str, ports: Mapping[str, int], folder: Path, *options: str) -> Process:
-    try:
-        program = packages.command(package, package=package)
-    except LocalStackError as reason:
-        pytest.skip(f"{package} is missing: {reason}")
+    program = debian_program(package)
     if package == "prometheus-alertmanager" and len(program) > 1:
         program = _relocated(Path(program[-1]), folder)
     address = f"--web.listen-address=127.0.0.1:{ports[package]}"

@@ -80,7 +80,7 @@ def test_broker_lets_in_only_those_who_can_read_its_password(broker_start):
 @pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs Debian's apt")
 def test_broker_runs_from_unpacked_packages(place, tmp_path, monkeypatch):
     monkeypatch.setattr(packages, "PACKAGES", tmp_path)
-    monkeypatch.setattr(rabbitmq, "installed_programs", lambda: None)
+    monkeypatch.setattr(rabbitmq, "_installed_programs", lambda: None)
     with rabbitmq.rabbitmq_node(place) as server:
         assert server.process is not None
         check_rabbitmq(server.url)

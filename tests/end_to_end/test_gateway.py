@@ -158,7 +158,8 @@ async def test_odd_requests_are_served_or_refused(gateway, issuer):
     connection.send(create * 20)
     assert {(await connection.answer()).status for _ in range(20)} == {200}
 
-    for header, statuses in (("Host: other", {400}), ("Transfer-Encoding: gzip, chunked", {400, 422, 501})):
+    encoding = "Transfer-Encoding: gzip, chunked"
+    for header, statuses in (("Host: other", (400,)), (encoding, gateway.refusals_of_encodings)):
         connection = await connect_to(gateway.base_url)
         connection.send(head_with(issuer.token(), header))
         assert (await connection.answer()).status in statuses

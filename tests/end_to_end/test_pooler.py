@@ -11,8 +11,6 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 import pytest
 
-from deploy.local.errors import LocalStackError
-from deploy.local.machine import packages
 from deploy.local.machine.ports import accepts, free_port
 from deploy.local.machine.processes import Program, running, wait_for
 from tests.deploy.manifests import K8S
@@ -21,6 +19,7 @@ from tests.end_to_end.events import ALL_ARE_DONE, publish_calculation
 from tests.harness import databases
 from tests.harness.examples import A_REQUEST
 from tests.harness.processes import api_process, started, worker_process
+from tests.harness.programs import debian_program
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
@@ -32,10 +31,7 @@ _AS_ANOTHER_USER = [] if os.geteuid() else ["--user", "nobody"]  # PgBouncer ref
 @contextmanager
 def pooler(database_url: str, folder: Path) -> Iterator[str]:
     """Run a PgBouncer with three connections for each user. Yields the URL of the database through it."""
-    try:
-        pgbouncer = packages.command("pgbouncer", package="pgbouncer")
-    except LocalStackError as reason:
-        pytest.skip(f"PgBouncer is missing: {reason}")
+    pgbouncer = debian_program("pgbouncer")
     port = free_port()
     database = urlsplit(database_url)
     folder.chmod(0o755)

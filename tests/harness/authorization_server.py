@@ -80,8 +80,10 @@ class AuthorizationServer:
         before = await self._published()
         self._make_key()
         self.process.running.send_signal(signal.SIGHUP)
-        while await self._published() == before:
-            pass
+        await eventually(lambda: self._has_replaced(before))
+
+    async def _has_replaced(self, before: bytes) -> bool:
+        return await self._published() != before
 
     async def _published(self) -> bytes:
         return (await self._client.get("/jwks")).content

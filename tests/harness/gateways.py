@@ -4,16 +4,13 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-import pytest
-
-from deploy.local.errors import LocalStackError
-from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
 from tests.deploy.pages import INSTALLATION, code_blocks
 from tests.harness.processes import Process, bare_environment
+from tests.harness.programs import debian_program
 from tests.harness.waiting import eventually
 
 _NGINX = """
@@ -38,11 +35,24 @@ defaults
 """
 
 
-class Nginx(Process):
-    """nginx in front of *apis*, not yet started. A reload closes callers' idle connections."""
+class Gateway(Process):
+    """A gateway on the loopback, not yet started."""
+
+    closes_connections: bool  # of callers that are idle, when a process is taken out
+    repeats_creates_with_key: bool
+    refusals_of_encodings: Collection[int]  # the statuses for an unknown Transfer-Encoding
+
+    def __init__(self, program: str, arguments: Sequence[str], port: int, folder: Path) -> None:
+        command = [*debian_program(program), *arguments]
+        super().__init__(program, command, environment=bare_environment(), port=port, folder=folder)
+
+
+class Nginx(Gateway):
+    """nginx in front of *apis*, not yet started."""
 
     closes_connections = True
     repeats_creates_with_key = False
+    refusals_of_encodings = (501,)
 
     def __init__(self, apis: Sequence[Process], folder: Path) -> None:
         port = free_port()
@@ -51,7 +61,7 @@ class Nginx(Process):
         self._out: set[int] = set()
         self._configure()
         arguments = ["-e", "stderr", "-p", str(folder), "-c", str(self._configuration)]
-        _init(self, "nginx", arguments, port, folder)
+        super().__init__("nginx", arguments, port, folder)
 
     def _configure(self) -> None:
         settings = self._settings
@@ -88,11 +98,12 @@ class Nginx(Process):
         return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
-class HAProxy(Process):
+class HAProxy(Gateway):
     """HAProxy in front of *apis*, not yet started."""
 
     closes_connections = False
     repeats_creates_with_key = True
+    refusals_of_encodings = (422,)
 
     def __init__(self, apis: Sequence[Process], folder: Path) -> None:
         port = free_port()
@@ -101,7 +112,7 @@ class HAProxy(Process):
         configuration.write_text(_HAPROXY.format(folder=folder, settings=settings))
         self._admin = folder / "admin"
         self._names = {api.port: f"api/api{number}" for number, api in enumerate(apis, start=1)}
-        _init(self, "haproxy", ["-db", "-f", configuration], port, folder)
+        super().__init__("haproxy", ["-db", "-f", str(configuration)], port, folder)
 
     async def take_out(self, api: Process) -> None:
         """Send *api* no more calls, and wait until it has answered those that it got."""
@@ -135,13 +146,3 @@ def _settings(language: str, apis: Sequence[Process]) -> str:
     for number, api in enumerate(apis, start=1):
         settings = settings.replace(f"192.0.2.{number}:8000", f"127.0.0.1:{api.port}")
     return settings
-
-
-def _init(process: Process, program: str, arguments: Sequence[str | Path], port: int, folder: Path) -> None:
-    try:
-        command = packages.command(program, package=program)
-    except LocalStackError as reason:
-        pytest.skip(f"{program} is missing: {reason}")
-    Process.__init__(
-        process, program, [*command, *arguments], environment=bare_environment(), port=port, folder=folder
-    )

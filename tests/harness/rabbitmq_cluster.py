@@ -13,7 +13,7 @@ from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import LOCAL, Place
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, running, wait_for
-from deploy.local.servers.rabbitmq_node import installed_programs, rabbitmq_node, unpacked_programs
+from deploy.local.servers.rabbitmq_node import find_programs, rabbitmq_node
 from deploy.local.servers.server import Server, answers, check_rabbitmq
 from tests.harness.servers import KillableBroker, run_as_operator
 from tests.harness.waiting import until
@@ -97,8 +97,7 @@ class Cluster:
 def skip_without_programs() -> None:
     """Skip the test on a machine without RabbitMQ or Erlang's name server, and without Debian's packages."""
     try:
-        if installed_programs() is None:
-            unpacked_programs(Place(folder=LOCAL))
+        find_programs(Place(folder=LOCAL))
     except LocalStackError as reason:
         pytest.skip(str(reason))
 

@@ -32,7 +32,7 @@ class Programs:
 @contextmanager
 def rabbitmq_node(place: Place, *, further_settings: str = "") -> Iterator[Server]:
     """Run RabbitMQ on the loopback interface, with its data in the folder of *place*."""
-    programs = installed_programs() or unpacked_programs(place)
+    programs = find_programs(place)
     with working_folder(place, "rabbitmq") as folder:
         port = free_port()
         epmd_port = free_port()
@@ -66,8 +66,12 @@ def rabbitmq_node(place: Place, *, further_settings: str = "") -> Iterator[Serve
                 yield Server(url, node.trouble, node.last_lines, node, client)
 
 
-def installed_programs() -> Programs | None:
-    """Return the programs on this machine, if both are installed."""
+def find_programs(place: Place) -> Programs:
+    """Return the installed programs, else those of Debian's packages. Raises LocalStackError."""
+    return _installed_programs() or unpacked_programs(place)
+
+
+def _installed_programs() -> Programs | None:
     server = str(_DEBIAN_SERVER) if _DEBIAN_SERVER.exists() else shutil.which("rabbitmq-server")
     epmd = shutil.which("epmd")
     return Programs(server=Path(server), epmd=Path(epmd)) if server and epmd else None
