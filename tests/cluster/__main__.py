@@ -73,4 +73,5 @@ def _faults(cluster: Cluster, image: str | None) -> list[tuple[str, Callable[[],
     return [*faults, ("rotation of passwords", cluster.rotate_passwords)]
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

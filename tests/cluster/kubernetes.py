@@ -15,8 +15,8 @@ from tests.cluster.verdict import Create
 
 PROCESSES = ("api", "relay", "notifications", "calculations")
 _CALLERS = "cluster-check-callers"
-_PAGE = 500  # e-mails
-_PASSWORD = "made-up-second-password"  # made up, as all passwords of the overlay
+_PAGE, _MOST_EMAILS = 500, 1_000_000
+_PASSWORD = "made-up-second-password"
 _CONTAINER = ".spec.template.spec.containers[0]"
 _USER = re.compile("//[^/@]+@")  # of a URL, with the password
 _RABBITMQCTL = ("exec", "statefulset/rabbitmq", "--", "rabbitmqctl", "--quiet")
@@ -56,19 +56,8 @@ class Cluster:
 
     async def start_callers(self, prefix: str, rate: float) -> None:
         """Start callers.py in a pod, because a port-forward ends with the pod that it leads to."""
-        sign = (
-            "exec",
-            "deploy/api",
-            "--",
-            "python",
-            "-m",
-            "service",
-            "token",
-            "demo",
-            "--key",
-            "/issuer/key.pem",
-        )
-        token = (await self.kubectl(*sign)).strip()
+        sign = "exec deploy/api -- python -m service token demo --key /issuer/key.pem"
+        token = (await self.kubectl(*sign.split())).strip()
         image = await self.kubectl("get", "deploy", "api", "-o", f"jsonpath={{{_CONTAINER}.image}}")
         words = ("run", _CALLERS, f"--image={image}", "--restart=Never", "--stdin", "--quiet")
         program = ("--command", "--", "python", "-", "http://api", str(rate), prefix)
@@ -87,18 +76,18 @@ class Cluster:
     async def restart(self) -> None:
         """Replace the pods of all processes."""
         await self.kubectl("rollout", "restart", *_deployments())
-        await self.is_rolled_out()
+        await self.wait_for_rollout()
 
     async def upgrade(self, image: str) -> None:
         """Replace the image of all processes, also of their init containers."""
         await self.kubectl("set", "image", *_deployments(), f"*={image}")
-        await self.is_rolled_out()
+        await self.wait_for_rollout()
 
     async def kill(self, process: str) -> None:
         """Delete a process's pods by force, and wait for the next ones."""
         pods = ("--selector", f"app.kubernetes.io/component={process}")
         await self.kubectl("delete", "pod", *pods, "--grace-period=0", "--force")
-        await self.is_rolled_out()
+        await self.wait_for_rollout()
 
     async def rotate_passwords(self) -> None:
         """Give the processes second users of Postgres and RabbitMQ, and end the login of RabbitMQ's first."""
@@ -117,7 +106,7 @@ class Cluster:
         await self.restart()
         await self.kubectl(*_RABBITMQCTL, "delete_user", "made-up-user")
 
-    async def is_rolled_out(self) -> None:
+    async def wait_for_rollout(self) -> None:
         """Wait until all processes have their new pods. Raises KubectlFailed."""
         for deployment in _deployments():
             await self.kubectl("rollout", "status", deployment, "--timeout=5m")
@@ -138,21 +127,18 @@ class Cluster:
 
     async def queued(self) -> dict[str, int]:
         """Return the number of messages in each queue."""
-        lines = (
-            await self.kubectl(*_RABBITMQCTL, "list_queues", "--no-table-headers", "name", "messages")
-        ).splitlines()
-        return {name: int(messages) for name, messages in (line.split("\t") for line in lines)}
+        listed = await self.kubectl(*_RABBITMQCTL, "list_queues", "--no-table-headers", "name", "messages")
+        return {name: int(messages) for name, messages in map(str.split, listed.splitlines())}
 
     async def recipients(self, prefix: str) -> list[str]:
         """Return the recipients of a run's e-mails, once for each e-mail."""
         proxy = f"/api/v1/namespaces/{self._namespace}/services/mailpit:web/proxy/api/v1/messages"
         found: list[str] = []
-        start = 0
-        while page := json.loads(await self.kubectl("get", "--raw", f"{proxy}?start={start}&limit={_PAGE}"))[
-            "messages"
-        ]:
-            found += [message["To"][0]["Address"] for message in page]
-            start += _PAGE
+        for start in range(0, _MOST_EMAILS, _PAGE):
+            page = json.loads(await self.kubectl("get", "--raw", f"{proxy}?start={start}&limit={_PAGE}"))
+            found += [message["To"][0]["Address"] for message in page["messages"]]
+            if len(page["messages"]) < _PAGE:
+                break
         return [address for address in found if address.startswith(f"{prefix}-")]
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+_EMAILS_IN_FLIGHT = 16  # of a process with the default EMAIL_CONCURRENCY
+
 
 class Create(msgspec.Struct, frozen=True):
     """A create, as callers.py prints it. Without a uuid, no try got 200."""
@@ -50,6 +52,3 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         repeats = len(self.recipients) - len({*self.recipients})
         tries = ", ".join(f"{count} {name}" for name, count in failures.items()) or "none"
         return f"{len(self.creates)} creates, {repeats} e-mails repeated; tries that failed: {tries}"
-
-
-_EMAILS_IN_FLIGHT = 16  # of a process with the default EMAIL_CONCURRENCY
