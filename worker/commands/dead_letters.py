@@ -6,29 +6,23 @@ from contextlib import asynccontextmanager
 
 import click
 import msgspec
-from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage, AbstractQueue
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from aiormq.exceptions import ChannelNotFoundEntity, DeliveryError
 
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, answering, on_record, printable, table
 from service.command_line.operator_actions import Operator
-from service.identifiers import parse_uuid
-from service.postgres import outages
-from service.postgres.pool import Connection
 from service.settings import load
-from worker.consumers import incoming
 from worker.consumers.dead_lettering import copy_of
-from worker.consumers.incoming import safe_id
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, open_connection
-from worker.rabbitmq.message_properties import UNDECODABLE
 from worker.rabbitmq.topology import Queue
 from worker.settings import AmqpUrl
 
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
 ANSWER_SECONDS = 10.0  # for each reply from the broker
 ARRIVAL_SECONDS = 2.0  # for the arrival of the next message
-_MOST = 10_000  # messages that a command reads, and may have in memory at a time
+_PREFETCH = 10  # messages of a redrive that are in memory
 
 # Headers that record how a message was dead-lettered. A redriven message does not have them.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
@@ -59,37 +53,18 @@ class QueueListing(msgspec.Struct, frozen=True):
     letters: list[DeadLetter]
 
 
-class Redriven(msgspec.Struct, frozen=True):
-    """How many messages were moved back, and how many are left."""
-
-    queue: str
-    moved: int
-    left: int
-    undecodable: int  # how many of those read have undecodable properties
-
-
-_ID_HELP = "Only messages with this id, or with '' only those without an id."
-
-
 @click.command("list")
 @click.argument("names", nargs=-1, type=click.Choice(list(QUEUES)), metavar="[QUEUE]...")
 @click.option("--limit", type=parameters.COUNT, default=20, show_default=True, help="The most per queue.")
-@click.option("--message-id", metavar="ID", help=_ID_HELP)
+@click.option("--full", is_flag=True, help="Show headers and body, too (personal data!).")
 @answering
-async def list_letters(*, names: Sequence[str], limit: int, message_id: str | None) -> Answer:
-    """Count the dead letters of each queue and show the first ones. Nothing is removed.
-
-    Messages named by --message-id are shown with headers and body (personal data!).
-    """
-    in_full = message_id is not None
+async def list_letters(*, names: Sequence[str], limit: int, full: bool) -> Answer:
+    """Count the dead letters of each queue and show the first ones. Nothing is removed."""
     listings = []
     for queue in (QUEUES[name] for name in names or QUEUES):
-        async with _opened(queue) as (connection, count):
-            letters = [
-                _describe(message, in_full=in_full)
-                async for message in _read(connection, queue, count if in_full else min(limit, count))
-                if message_id in {None, message.message_id or ""}
-            ]
+        async with _opened(queue) as (channel, count):
+            read = _read(channel, queue, min(limit, count), prefetch=limit)
+            letters = [_describe(message, in_full=full) async for message in read]
         listings.append(QueueListing(queue.dead_letters, count, letters))
     return Answer(listings, "\n\n".join(map(_as_text, listings)))
 
@@ -121,35 +96,21 @@ def _as_text(listing: QueueListing) -> str:
 
 @click.command
 @click.argument("name", type=click.Choice(list(QUEUES)), metavar="QUEUE")
-@click.option("--message-id", "message_ids", multiple=True, metavar="ID", help=f"{_ID_HELP} Repeatable.")
 @answering
 @on_record
-async def redrive(*, name: str, message_ids: Sequence[str], by: Operator) -> Answer:
-    """Move dead letters back to the end of their queue. A crash may leave messages in both queues.
+async def redrive(*, name: str, by: Operator) -> Answer:
+    """Move all dead letters back to the end of their queue. A crash may leave a message in both queues.
 
-    Messages with undecodable properties stay, because their consumer would refuse them again.
-
-    A move is recorded before it is made. So an interrupted command may record a move that was not made. A
-    message that names no request is moved without a record.
+    A message that its consumer refuses again becomes a dead letter again.
     """
     queue = QUEUES[name]
-    moved = undecodable = 0
-    async with (
-        connecting.postgres() as postgres,
-        _opened(queue) as (connection, count),
-        _opened(queue) as (publishing, _),  # Here confirms need not wait behind thousands of dead letters.
-    ):
-        channel = await publishing.channel(publisher_confirms=True, on_return_raises=True)
-        async for message in _read(connection, queue, count):
-            if UNDECODABLE in message.headers:
-                undecodable += 1
-            elif not message_ids or (message.message_id or "") in message_ids:
-                await _record(postgres, message, by)
-                await _move_back(channel, queue, message)
-                moved += 1
-    redriven = Redriven(name, moved, count - moved, undecodable)
-    text = f"{moved} messages moved to {name}, {redriven.left} left, {undecodable} of them undecodable"
-    return Answer(redriven, text)
+    async with _opened(queue) as (channel, count):
+        async with connecting.postgres() as postgres:
+            subject = f"{count} messages to {name}"
+            await operator_actions.record(postgres, "dead-letters redrive", [(None, subject)], by)
+        async for message in _read(channel, queue, count, prefetch=_PREFETCH):
+            await _move_back(channel, queue, message)
+    return Answer({"queue": name, "moved": count}, f"{count} messages moved to {name}")
 
 
 dead_letters = click.Group(
@@ -157,19 +118,6 @@ dead_letters = click.Group(
     help="Show and redrive the messages that consumers refused.",
     commands=[list_letters, redrive],
 )
-
-
-async def _record(connection: Connection, message: AbstractIncomingMessage, by: Operator) -> None:
-    """Record that this message is moved, if it names a request."""
-    uuid = incoming.read(message.body).uuid
-    request_id = parse_uuid(uuid) if uuid else None
-    if request_id is None:
-        return
-    changed = [(request_id, safe_id(message.message_id))]
-    try:
-        await operator_actions.record(connection, "dead-letters redrive", changed, by)
-    except outages.OUTAGE_ERRORS:  # `_opened` would report some of these as broker errors.
-        raise click.ClickException("Postgres did not record the change. The rest was not moved.") from None
 
 
 async def _move_back(channel: AbstractChannel, queue: Queue, message: AbstractIncomingMessage) -> None:
@@ -185,18 +133,18 @@ async def _move_back(channel: AbstractChannel, queue: Queue, message: AbstractIn
 
 
 @asynccontextmanager
-async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractConnection, int]]:
-    """Connect, and count the dead letters of a queue. Raises InvalidSetting or BrokerUnavailable.
+async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractChannel, int]]:
+    """Open a channel, and count the dead letters of a queue. Raises InvalidSetting or BrokerUnavailable.
 
-    Nothing is declared. Closing the connection returns unacknowledged messages to the queue in their order,
-    even on RabbitMQ 3.10, the oldest supported release. A reject would change the order.
+    Nothing is declared. RabbitMQ returns unacknowledged messages to the queue when the connection is closed.
     """
     url = load(BrokerSettings).amqp_url
     try:
         async with open_connection(url, name="operator", seconds=ANSWER_SECONDS) as connection:
-            async with asyncio.timeout(ANSWER_SECONDS), connection.channel() as channel:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
                 dead = await channel.declare_queue(queue.dead_letters, passive=True)
-            yield connection, _count(dead)
+            yield channel, _count(dead)
     except ChannelNotFoundEntity:
         message = f"{queue.dead_letters}: no such queue. A worker declares it when it starts."
         raise click.ClickException(message) from None
@@ -209,18 +157,12 @@ def _count(dead: AbstractQueue) -> int:
 
 
 async def _read(
-    connection: AbstractConnection, queue: Queue, number: int
+    channel: AbstractChannel, queue: Queue, number: int, *, prefetch: int
 ) -> AsyncIterator[AbstractIncomingMessage]:
-    """Yield the first *number* dead letters, at most _MOST. Raises ClickException if fewer arrive.
-
-    One consumer gets the whole queue, because RabbitMQ returns what the caller does not acknowledge behind
-    what it has returned before. With `basic.get`, each message would have a consumer of its own.
-    """
-    number = min(number, _MOST)
+    """Yield the first *number* dead letters. Raises ClickException if fewer arrive."""
     arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
     async with asyncio.timeout(ANSWER_SECONDS):
-        channel = await connection.channel()
-        await channel.set_qos(prefetch_count=_MOST)
+        await channel.set_qos(prefetch_count=prefetch)
         await (await channel.get_queue(queue.dead_letters, ensure=False)).consume(arrived.put)
     for left in range(number, 0, -1):
         try:

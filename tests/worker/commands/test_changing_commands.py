@@ -71,7 +71,12 @@ CHANGING = [
         **THREE_EACH,
         emails=1,  # Those of the others have not begun.
     ),
-    Changing("dead-letters redrive", NOTIFICATIONS.name, NOTIFICATIONS.name, **THREE_EACH, table=""),
+    Changing(
+        *("dead-letters redrive", NOTIFICATIONS.name, NOTIFICATIONS.name),
+        changes=3,
+        records=(1, 2),
+        table="",
+    ),
     Changing(
         *("request correct", "{uuid} --customer-email eve@example.com"),
         "calculation_request WHERE customer_email = 'eve@example.com'",
@@ -198,8 +203,7 @@ async def test_operator_who_vanishes_leaves_no_lock_and_nothing_half_done(
 async def test_standby_refuses_a_change_in_a_line(words):
     os.environ["DATABASE_URL"] += "?default_transaction_read_only=on"
 
-    refused = "takes no writes: is it a standby|did not record the change. The rest was not moved"
-    with pytest.raises((PostgresUnavailable, click.ClickException), match=refused):
+    with pytest.raises(PostgresUnavailable, match="takes no writes: is it a standby"):
         await command(*words)
 
 
