@@ -62,12 +62,6 @@ async def find_recent(connection: Connection) -> list[Discrepancy]:
     return await find_discrepancies(connection, first_id_at(datetime.now(UTC) - _WINDOW))
 
 
-async def read_ids_without_email(connection: Connection, first_id: UUID) -> list[UUID]:
-    """Return the ids, from *first_id* on, of requests with the discrepancy `request_without_email`."""
-    rows = await connection.fetch(f"{_REQUESTS_WITHOUT_EMAIL} ORDER BY id", first_id)
-    return [row["request_id"] for row in rows]
-
-
 async def run(pool: Pool, stop: asyncio.Event) -> None:
     """Look for discrepancies every five minutes until *stop*, which interrupts a search."""
     async with in_background("reconciliation", partial(_keep_looking, pool)):

@@ -146,13 +146,13 @@ async def test_what_came_after_the_moment_is_lost_or_repeated_as_the_page_says(
             await stored(SENT, 4)  # `queued` is forgotten
             await make_old(postgres)
             found = await operate("worker", "reconcile", "--since", "1h")
-            repaired = await operate("worker", "reconcile", "--since", "1h", "--repair", "--by", "Ada")
+            replayed = await operate("worker", "outbox", "replay", "--from", "1h", "--by", "Ada")
             await stored(SENT, 5)
             sound = await operate("worker", "reconcile", "--since", "1h")
 
     assert again["uuid"] != lost["uuid"]
     assert [each["uuid"] in found[1] for each in (queued, uncalculated, unsent)] == [True, False, False]
-    assert (found[0], repaired[0], sound[0]) == (1, 1, 0)
+    assert (found[0], replayed[0], sound[0]) == (1, 0, 0)
     for record, times in ((finished, 1), (uncalculated, 1), (unsent, 2), (queued, 2), (lost, 2)):
         sent = to(record, mail_server)
         assert len(sent) == times
@@ -161,7 +161,7 @@ async def test_what_came_after_the_moment_is_lost_or_repeated_as_the_page_says(
     assert after["data"]["calculation_id"] == "calculation-2"
     assert before[after["id"]]["data"]["calculation_id"] == "calculation"
     types = [event["type"] for event in subscriber.about(queued["uuid"]) if event["data"]["sequence"] == 2]
-    assert types == ["request.email_sent", "request.calculated"]
+    assert types[:2] == ["request.email_sent", "request.calculated"]
 
 
 async def test_what_operators_did_after_the_moment_is_undone_and_can_be_done_again(

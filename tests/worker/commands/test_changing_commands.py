@@ -50,7 +50,6 @@ class Changing(NamedTuple):
         return number
 
 
-OLD = "UPDATE calculation_request SET created_at = created_at - interval '1 h'"
 FAILED = "UPDATE email SET state = 'failed', smtp_code = 550, reason = 'refused', settled_at = created_at"
 DISABLED = "UPDATE conveyancer SET disabled_at = now()"
 ENABLED = f"conveyancer WHERE id = '{CONVEYANCER}' AND disabled_at IS NULL"
@@ -59,7 +58,6 @@ THREE_EACH: dict[str, Any] = {"changes": 3, "records": (3, 3)}
 FIRM: dict[str, Any] = {"records": (1, 2), "table": "conveyancer"}
 CHANGING = [
     Changing("outbox replay", "--from 2020-01-01", "outbox", **THREE_EVENTS),
-    Changing("reconcile --repair", "", "outbox", **THREE_EVENTS, prepare=OLD),
     Changing(
         *("emails resend", "--reply 550", "email WHERE state = 'pending'"),
         **THREE_EACH,
@@ -126,7 +124,7 @@ def having(option: str) -> set[str]:
 
 
 def test_every_command_that_is_on_record_is_here():
-    here = {each.action.removesuffix(" --repair") for each in CHANGING}
+    here = {each.action for each in CHANGING}
 
     assert here | {"api-key create", "api-key revoke"} == having("by"), "test_conveyancers.py has the keys"
 

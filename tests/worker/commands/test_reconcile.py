@@ -1,4 +1,4 @@
-"""`reconcile`: whether requests, events, e-mails and calculations add up, and the repair."""
+"""`reconcile`: whether requests, events, e-mails and calculations add up."""
 
 from datetime import timedelta
 
@@ -26,7 +26,7 @@ async def settled(database, postman):
 async def found(*words: str) -> dict[str, int]:
     """Return how often each discrepancy occurred, of which `reconcile` shows examples."""
     answer = await command("reconcile", *words)
-    occurred = [each for each in answer.data.discrepancies if each.count]
+    occurred = [each for each in answer.data if each.count]
     assert answer.status == (1 if occurred else 0)
     assert all(each.uuids[0] in answer.text for each in occurred)
     return {each.name: each.count for each in occurred}
@@ -58,28 +58,8 @@ async def test_requests_without_an_email_are_found_once_their_events_are_publish
     assert while_pending == {"event_overdue": 15, "email_overdue": 15}
     assert await found() == {"request_without_email": 15, "email_overdue": 15}
     assert await found("--since", later.isoformat()) == {}
-    examples = (await command("reconcile")).data.discrepancies[0].uuids
+    examples = (await command("reconcile")).data[0].uuids
     assert examples == [request.uuid for request in requests[:10]]
-
-
-@pytest.mark.usefixtures("settled")
-async def test_repair_announces_again_every_old_request_without_an_email_and_no_other(database):
-    vanished = [await store(database) for _ in range(15)]
-    await database.execute("DELETE FROM outbox")
-    await make_old(database)
-    await store(database)  # young
-    await database.execute("DELETE FROM outbox")
-
-    answer = await command("reconcile", "--repair", "--by", "Ada", "--note", "the queue was lost")
-
-    assert (answer.status, answer.data.announced_again) == (1, 15)
-    rows = await database.fetch("SELECT request_id, type, sequence FROM outbox ORDER BY request_id")
-    assert rows == [(request.id, "request.created", 1) for request in vanished]
-    [record] = await database.fetch("SELECT request_id, action, subject, operator, note FROM operator_action")
-    assert record == (
-        *(None, "reconcile --repair", "request.created of 15 requests"),
-        *("Ada", "the queue was lost"),
-    )
 
 
 async def test_email_is_overdue_after_five_minutes(database, stored_request):
