@@ -9,7 +9,6 @@ import click
 
 from service import text_rules
 from service.identifiers import parse_uuid
-from service.outbox.events import EVENT_TYPES
 
 
 def line(text: str) -> str:
@@ -41,5 +40,4 @@ def time(text: str) -> datetime:
     return read if read.tzinfo else read.replace(tzinfo=UTC)
 
 
-EVENT_TYPE = click.Choice(EVENT_TYPES)
 COUNT = click.IntRange(1, 10_000)

@@ -14,7 +14,6 @@ from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, answering, cell, on_record
 from service.command_line.operator_actions import Operator
 from service.outbox import events, lanes
-from service.outbox.events import EVENT_TYPES
 from service.postgres import connections
 from service.postgres.pool import Connection
 
@@ -25,7 +24,7 @@ Chosen = Mapping[UUID, Sequence[int]]  # the sequence numbers of the events to r
 
 
 class Tally(msgspec.Struct):
-    """How many events were replayed, or would be replayed in a dry run."""
+    """How many events were replayed."""
 
     requests: int = 0
     events: int = 0
@@ -37,19 +36,11 @@ class Tally(msgspec.Struct):
     "--from", "since", type=parameters.time, metavar="TIME", help="ISO 8601, or 2h for two hours ago."
 )
 @click.option("--to", "until", type=parameters.time, metavar="TIME", help="Before TIME. Default: now.")
-@click.option("--type", "types", multiple=True, type=parameters.EVENT_TYPE, help="This type. Repeatable.")
 @click.option("--uuid", "request_id", type=parameters.uuid, help="Only events of this request: req_…")
-@click.option("--dry-run", is_flag=True, help="Count the events, write nothing.")
 @answering
 @on_record
 async def replay_events(
-    *,
-    since: datetime | None,
-    until: datetime | None,
-    types: Sequence[str],
-    request_id: UUID | None,
-    dry_run: bool,
-    by: Operator,
+    *, since: datetime | None, until: datetime | None, request_id: UUID | None, by: Operator
 ) -> Answer:
     """Publish events again with the same ids and bodies, but without their traces."""
     if since is None and request_id is None:
@@ -58,12 +49,8 @@ async def replay_events(
     async with connecting.postgres() as connection:
         if request_id is not None:
             await event_history.read_internally(connection, request_id)  # Raises RequestNotFound.
-        chosen = dict(await connection.fetch(_CHOOSE, types or EVENT_TYPES, since, until, request_id))
-        planned = Tally(len(chosen), sum(map(len, chosen.values())))
-        if dry_run:
-            text = f"{planned.events} events of {planned.requests} requests would be replayed"
-            return Answer(planned, text)
-        subject = f"{planned.events} events from {cell(since)} to {cell(until)}"
+        chosen = dict(await connection.fetch(_CHOOSE, since, until, request_id))
+        subject = f"{sum(map(len, chosen.values()))} events from {cell(since)} to {cell(until)}"
         await operator_actions.record(connection, "outbox replay", [(request_id, subject)], by)
         done = await replay(connection, chosen)
     left_out = f"{done.requests_undelivered} left out, because they have unpublished events"
@@ -73,17 +60,16 @@ async def replay_events(
 # Events of erased requests are left out, because they cannot be rebuilt.
 _CHOOSE = """
     SELECT request_id, array_agg(sequence ORDER BY sequence)
-      FROM (SELECT id AS request_id, 1 AS sequence, 'request.created' AS type, created_at AS at
+      FROM (SELECT id AS request_id, 1 AS sequence, created_at AS at
               FROM calculation_request
              UNION ALL
-            SELECT request_id, recorded.sequence, type, at
+            SELECT request_id, recorded.sequence, at
               FROM recorded_event AS recorded
               JOIN calculation_request AS request
                 ON request.id = request_id) AS event
-     WHERE type = ANY($1)
-       AND ($2::timestamptz IS NULL OR at >= $2)
-       AND at < $3
-       AND ($4::uuid IS NULL OR request_id = $4)
+     WHERE ($1::timestamptz IS NULL OR at >= $1)
+       AND at < $2
+       AND ($3::uuid IS NULL OR request_id = $3)
      GROUP BY request_id
      ORDER BY request_id
 """

@@ -203,11 +203,3 @@ async def test_standby_refuses_a_change_in_a_line(words):
 
     with pytest.raises(PostgresUnavailable, match="takes no writes: is it a standby"):
         await command(*words)
-
-
-@pytest.mark.parametrize("changing", CHANGING[:1], indirect=True, ids=["outbox replay"])
-async def test_dry_run_counts_and_changes_nothing(words, changing, database, channel):
-    answer = await command(*words, "--dry-run")
-
-    assert answer.text.startswith("3 e")
-    assert (await changing.count_done(database, channel), await records(database)) == (0, [])
