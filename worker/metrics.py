@@ -66,7 +66,7 @@ for _gauge in (*FROM_POSTGRES, reconciled_at):
     _gauge.set(UNKNOWN)
 
 # Create the series now, because Prometheus sees no increase in a series that starts at 1.
-for _type in (*EVENT_TYPES, "other"):
+for _type in EVENT_TYPES:
     events_published.labels(_type)
 for _outcome in ("sent", "postponed", "failed", "recipient_refused", "given_back", "internal_error"):
     emails.labels(_outcome)

@@ -112,7 +112,7 @@ async def test_relay_counts_confirmed_events_by_type_and_no_returned_one(databas
     with (
         rises("relay_events_published_total", type="request.created", by=0),
         rises("relay_events_published_total", type="request.email_sent"),
-        rises("relay_events_published_total", type="other"),
+        rises("relay_events_published_total", type="request.mystery"),
         rises("relay_delivery_seconds_count", by=2),
     ):
         await relay.relay_due(publisher)

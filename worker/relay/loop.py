@@ -16,7 +16,6 @@ from aio_pika.abc import AbstractChannel
 
 from service.identifiers import uuid_of
 from service.outbox import lanes
-from service.outbox.events import EVENT_TYPES
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
@@ -140,8 +139,9 @@ class Relay:
             to_hold = [row for row in rows if not row.is_held and (row.must_wait or row.id in result.failed)]
             delivered = [row for row in window if row.id in result.confirmed]
             failed = [row for row in window if row.id in result.failed]
-            # The later events of a failed event's request are held in the next pass. `hold` comes before
-            # `delete`, which makes the events due that wait for a deleted one.
+            # The later events of a failed event's request are held in the next pass, as they must wait then.
+            # `hold` comes before `delete`: deleting a held event makes the next held event of its request
+            # due, which may be one that is held only now.
             await outbox_tables.hold(connection, to_hold)
             await outbox_tables.delete(connection, delivered)
             await outbox_tables.postpone(connection, failed, result.failed, base_seconds=_RETRY_SECONDS)
@@ -172,7 +172,7 @@ class Relay:
         publishing = asyncio.create_task(self._publish(publisher, window))
         try:
             await asyncio.wait([publishing], timeout=connections.SILENCE_SECONDS / 2)
-            if not publishing.done():  # Nearly every window is confirmed in milliseconds.
+            if not publishing.done():  # Rare: nearly every window is confirmed in milliseconds.
                 await connection.execute(connections.allow_silence(longest + _SPARE_SECONDS))
             return await publishing
         finally:
@@ -222,7 +222,7 @@ def _report(delivered: Sequence[OutboxRow], failed: Sequence[OutboxRow], result:
     """Log and count a window's outcome."""
     now = datetime.now(UTC)
     for event_type, number in Counter(row.type for row in delivered).items():
-        metrics.events_published.labels(event_type if event_type in EVENT_TYPES else "other").inc(number)
+        metrics.events_published.labels(event_type).inc(number)
     for row in delivered:
         metrics.delivery_seconds.observe(max(0.0, (now - row.created_at).total_seconds()))
         if row.is_held:

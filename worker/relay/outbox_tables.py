@@ -1,4 +1,10 @@
-"""Reads and settles the events in the tables outbox and outbox_held. loop.py locks their lanes first."""
+"""Reads and settles the events in the tables outbox and outbox_held. loop.py locks their lanes first.
+
+A refused event: `hold` moves it to outbox_held, and `postpone` sets when it is due again. In the next pass,
+`read` finds that the later events of its request must wait, and `hold` moves them, too. When the refused
+event is due, `read` returns it. Once RabbitMQ has confirmed it, `delete` deletes it. A trigger in schema.sql
+then makes the next held event of its request due.
+"""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime

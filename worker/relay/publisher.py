@@ -21,8 +21,9 @@ from worker.relay.outbox_tables import OutboxRow
 
 _UNBOUND_KEY = "relay.probe"
 _REFUSED = "refused by the broker"
-# After the loss of a queue's leader, RabbitMQ 3.10 may refuse all that a channel publishes to the queue,
-# until the lost node is back. A new channel works. A full queue costs a connection every five seconds.
+# A channel on which events are refused is replaced once it is this old. After the loss of a queue's leader,
+# RabbitMQ 3.10 may refuse all that the channel publishes to the queue, until the lost node is back. A new
+# channel works. If the queue is only full, the replacement is in vain.
 _REFUSING_SECONDS = 5.0
 
 
