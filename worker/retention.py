@@ -2,9 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import groupby
 from uuid import UUID
 
 import asyncpg
@@ -21,7 +19,7 @@ from worker.settings import WorkerSettings
 from worker.waiting import wait_at_most
 
 _REST_SECONDS = 3600.0  # between rounds, on average
-_BATCH = 200  # requests that are read at once, and then erased in one transaction per lane
+_BATCH = 200  # requests that are read at once, and then erased one by one
 _PAUSE_SECONDS = 0.2  # between batches, to leave Postgres time for other work
 _SHORT_WAIT = "SET LOCAL lock_timeout = '0.5s'"  # for a row that another session has locked
 
@@ -29,7 +27,7 @@ _log = structlog.get_logger()
 
 
 class Retention:
-    """Erases requests older than *days*, in small batches. Several replicas may do so at once."""
+    """Erases requests older than *days*, one by one. Several replicas may do so at once."""
 
     def __init__(self, settings: WorkerSettings, pool: Pool, relay: RelayWaker, *, days: int) -> None:
         self._seconds = settings.work_timeout_seconds
@@ -44,17 +42,14 @@ class Retention:
             await wait_at_most(random.uniform(0.5, 1.5) * _REST_SECONDS, stop)  # noqa: S311 - spreads replicas
 
     async def erase_old(self, stop: asyncio.Event) -> None:
-        """Erase requests that are old enough, until *stop*.
-
-        If a lane, a request or an e-mail is locked, the lane's requests in the batch wait for a later round.
-        """
+        """Erase requests that are old enough, until *stop*. A locked request waits for a later round."""
         number = 0
         after = UUID(int=0)
         try:
             while not stop.is_set() and (request_ids := await self._read_oldest(after)):
-                for lane, in_lane in groupby(sorted(request_ids, key=lane_of), key=lane_of):
+                for request_id in request_ids:
                     if not stop.is_set():
-                        number += await self._erase(lane, list(in_lane))
+                        number += await self._erase(request_id)
                 after = request_ids[-1]
                 await wait_at_most(_PAUSE_SECONDS, stop)
         except PostgresUnavailable as error:
@@ -80,16 +75,15 @@ class Retention:
             )
         return [row["id"] for row in rows]
 
-    async def _erase(self, lane: int, request_ids: Sequence[UUID]) -> int:
-        """Erase these requests of one lane, or none of them if anything is locked. Returns the number."""
+    async def _erase(self, request_id: UUID) -> int:
+        """Erase a request, unless it, its lane or an e-mail is locked. Returns how many were erased."""
         async with connections.transaction(self._pool, seconds=self._seconds) as connection:
-            if not await try_lock(connection, [lane]):
+            if not await try_lock(connection, [lane_of(request_id)]):
                 return 0
             await connection.execute(_SHORT_WAIT)
             try:
-                erased = await erasing.erase(connection, request_ids)
+                erased = await erasing.erase(connection, [request_id])
             except asyncpg.LockNotAvailableError:
                 return 0  # COMMIT rolls a failed transaction back.
-        if erased:
-            self._relay.wake()  # Erasing may cancel e-mails, which writes events.
+        self._relay.wake()  # Erasing may cancel e-mails, which writes events.
         return len(erased)
