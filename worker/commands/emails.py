@@ -111,8 +111,9 @@ async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice)
             for email in reversed(newest_first)
             if choice.request_id is not None or email.reason != "cancelled"
         ]
-        add_again = functools.partial(email_changes.add_again, connection)
-        return await _change(connection, found[:limit], add_again, action="emails resend", by=by)
+        chosen = found[:limit]
+        add_again = functools.partial(email_changes.add_again, connection, chosen)
+        return await _change(connection, chosen, add_again, action="emails resend", by=by)
 
 
 @click.command
@@ -123,16 +124,13 @@ async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice)
 async def cancel(*, resent: bool, by: Operator, choice: Choice) -> Answer:
     """Cancel pending e-mails, even those not recorded yet. An e-mail that is being sent may still arrive."""
     choice.check_is_narrow()
-
-    async def cancel_all(_: Sequence[str], requests: Mapping[UUID, LockedRequest]) -> Mapping[UUID, str]:
-        return await email_changes.cancel(connection, requests)
-
     async with connecting.postgres() as connection:
         # In this order, none is missed that is recorded meanwhile.
         found = await _find_unrecorded(connection, choice)
         found += [email.key for email in await read(connection, choice, state="pending")]
         if resent:
             found = [key for key in found if key != email_changes.first_email_key(_request_of(key))]
+        cancel_all = functools.partial(email_changes.cancel, connection)
         return await _change(connection, found, cancel_all, action="emails cancel", by=by)
 
 
@@ -146,24 +144,23 @@ emails = click.Group(
 async def _change(
     connection: Connection,
     found: Sequence[str],
-    write: Callable[[Sequence[str], Mapping[UUID, LockedRequest]], Awaitable[Mapping[UUID, str]]],
+    write: Callable[[Mapping[UUID, LockedRequest]], Awaitable[Mapping[UUID, str]]],
     *,
     action: str,
     by: Operator,
 ) -> Answer:
-    """Change the e-mails with these keys in batches. One transaction changes a batch and records the change.
+    """Change the e-mails with these keys by *write*, which skips those that have changed since.
 
-    Returns how many e-mails were changed. *write* skips e-mails that have changed since they were found.
+    A transaction changes the e-mails of _BATCH requests and records it. Returns how many were changed.
     """
     changed = 0
     for start in range(0, len(found), _BATCH):
-        keys = found[start : start + _BATCH]
-        request_ids = {_request_of(key) for key in keys}
+        request_ids = {_request_of(key) for key in found[start : start + _BATCH]}
         async with (
             connections.bounded_transaction(connection),
             change_all(connection, request_ids) as requests,
         ):
-            written = await write(keys, requests)
+            written = await write(requests)
             await operator_actions.record(connection, action, written.items(), by)
         changed += len(written)
     return Answer({"emails": changed}, f"{changed} e-mails changed")

@@ -18,8 +18,6 @@ from service.postgres.pool import Connection
 from worker.commands import emails as emails_command
 from worker.commands.emails import Choice, LedgerEmail
 
-_MOST_EMAILS = 100
-
 
 class TracedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request, which may have been erased, without personal data or secrets."""
@@ -72,7 +70,7 @@ async def _trace(connection: Connection, request_id: UUID) -> Trace:
     stored = await connection.fetchrow(_FIND, request_id)
     if stored is None:
         raise RequestNotFound
-    newest = await emails_command.read(connection, Choice(request_id=request_id), limit=_MOST_EMAILS)
+    newest = await emails_command.read(connection, Choice(request_id=request_id))
     recorded = await event_history.read_recorded(connection, request_id, created_at=stored["stored_at"])
     published = [(each.type, each.sequence, "published", each.at) for each in recorded]
     unpublished = await connection.fetch(_FIND_UNPUBLISHED, request_id)
