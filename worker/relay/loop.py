@@ -135,7 +135,7 @@ class Relay:
             if not rows:
                 return 0
             window = _first_of_each_request(rows)
-            result = await self._publish_meanwhile(connection, publisher, window)
+            result = await self._publish_while_locked(connection, publisher, window)
             to_hold = [row for row in rows if not row.is_held and (row.must_wait or row.id in result.failed)]
             delivered = [row for row in window if row.id in result.confirmed]
             failed = [row for row in window if row.id in result.failed]
@@ -161,7 +161,7 @@ class Relay:
         self._find_seconds = max(self._settings.work_timeout_seconds, min(2 * took, _LONGEST_FIND_SECONDS))
         return with_work
 
-    async def _publish_meanwhile(
+    async def _publish_while_locked(
         self, connection: Connection, publisher: Publisher, window: Sequence[OutboxRow]
     ) -> PublishResult:
         """Publish a window while the transaction on *connection* keeps the lanes locked.
