@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from uuid import UUID
 
 import click
@@ -35,22 +35,18 @@ class Tally(msgspec.Struct):
 @click.option(
     "--from", "since", type=parameters.time, metavar="TIME", help="ISO 8601, or 2h for two hours ago."
 )
-@click.option("--to", "until", type=parameters.time, metavar="TIME", help="Before TIME. Default: now.")
 @click.option("--uuid", "request_id", type=parameters.uuid, help="Only events of this request: req_…")
 @answering
 @on_record
-async def replay_events(
-    *, since: datetime | None, until: datetime | None, request_id: UUID | None, by: Operator
-) -> Answer:
+async def replay_events(*, since: datetime | None, request_id: UUID | None, by: Operator) -> Answer:
     """Publish events again with the same ids and bodies, but without their traces."""
     if since is None and request_id is None:
         raise click.UsageError("say which events to replay: --from, or --uuid")
-    until = until or datetime.now(UTC)
     async with connecting.postgres() as connection:
         if request_id is not None:
             await event_history.read_internally(connection, request_id)  # Raises RequestNotFound.
-        chosen = dict(await connection.fetch(_CHOOSE, since, until, request_id))
-        subject = f"{sum(map(len, chosen.values()))} events from {cell(since)} to {cell(until)}"
+        chosen = dict(await connection.fetch(_CHOOSE, since, request_id))
+        subject = f"{sum(map(len, chosen.values()))} events from {cell(since)} on"
         await operator_actions.record(connection, "outbox replay", [(request_id, subject)], by)
         done = await replay(connection, chosen)
     left_out = f"{done.requests_undelivered} left out, because they have unpublished events"
@@ -70,8 +66,7 @@ _CHOOSE = """
               JOIN calculation_request AS request
                 ON request.id = request_id) AS event
      WHERE ($1::timestamptz IS NULL OR at >= $1)
-       AND at < $2
-       AND ($3::uuid IS NULL OR request_id = $3)
+       AND ($2::uuid IS NULL OR request_id = $2)
      GROUP BY request_id
      ORDER BY request_id
 """

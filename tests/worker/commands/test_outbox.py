@@ -65,9 +65,9 @@ async def test_replay_leaves_out_nothing_but_the_trace(database):
     assert after["traceparent"] is None
 
 
-async def test_only_events_of_the_given_time_are_replayed_however_old_their_request_is(database):
+async def test_only_events_since_the_given_time_are_replayed_however_old_their_request_is(database):
     noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    times = [noon - timedelta(days=1), noon, noon + timedelta(hours=1), noon + timedelta(hours=2)]
+    times = [noon - timedelta(days=1), noon, noon + timedelta(hours=1)]
     ids = [UUID(int=int(to.timestamp() * 1000) << 80) for to in times]
     for request_id, at in zip(ids, times, strict=True):
         request = await store(database)
@@ -81,11 +81,11 @@ async def test_only_events_of_the_given_time_are_replayed_however_old_their_requ
     await database.execute("UPDATE recorded_event SET at = $1", noon)
     await take(database)
 
-    await replayed("--to", "2026-03-01T15:00:00+01:00", since="2026-03-01T12:00:00Z")
+    await replayed(since="2026-03-01T13:00:00+01:00")
 
     assert [tuple(row)[:3] for row in await take(database)] == [
         (ids[0], "request.calculated", 2),
-        *((request_id, "request.created", 1) for request_id in ids[1:3]),
+        *((request_id, "request.created", 1) for request_id in ids[1:]),
     ]
 
 
@@ -150,4 +150,4 @@ async def test_many_requests_are_replayed_in_batches_at_a_fixed_rate(database):
     assert len({row["request_id"] for row in await take(database)}) == 300
     [record] = await database.fetch("SELECT request_id, conveyancer_id, subject FROM operator_action")
     assert (record["request_id"], record["conveyancer_id"]) == (None, None)
-    assert record["subject"].startswith("300 events from 2020-01-01T00:00:00Z to 20")
+    assert record["subject"].startswith("300 events from 2020-01-01T00:00:00Z on")
