@@ -59,7 +59,7 @@ reconciled_at = Gauge(
     "reconciliation_last_success_timestamp_seconds", "Unix time of the last reconciliation that succeeded."
 )
 
-FROM_POSTGRES = (*(outbox_pending, outbox_retrying, outbox_oldest_age), *(emails_pending, emails_oldest_age))
+FROM_POSTGRES = (outbox_pending, outbox_retrying, outbox_oldest_age, emails_pending, emails_oldest_age)
 
 # NaN in a process until one of its roles sets the gauge, or forever if no role does.
 for _gauge in (*FROM_POSTGRES, reconciled_at):
