@@ -210,7 +210,10 @@ class Relay:
 
 
 def _first_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-    """Return the first event of each request, but none of the events that wait for a held one."""
+    """Return the first event of each request. If it were refused, a later one would overtake it.
+
+    Events that wait for a held one are left out.
+    """
     first: dict[UUID, OutboxRow] = {}
     for row in rows:
         if not row.must_wait:
