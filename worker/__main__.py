@@ -13,7 +13,7 @@ from service.server.http_server import Address, find_address, spare_loaded_objec
 from service.settings import load
 from service.telemetry import logs, tracing
 from worker import process
-from worker.commands import dead_letters, doctor, emails, reconcile, replay, trace
+from worker.commands import dead_letters, doctor, emails, outbox, reconcile, trace
 from worker.process import ROLES
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.settings import EmailSettings, WorkerSettings
@@ -60,7 +60,7 @@ PROGRAM = click.Group(
             click.Command(role, callback=partial(_work, [role]), help="Run a worker in this role alone.")
             for role in ROLES
         ),
-        replay.outbox,
+        outbox.outbox,
         emails.emails,
         dead_letters.dead_letters,
         trace.trace,

@@ -45,7 +45,9 @@ _SYMPTOMS |= {"ReconciliationNotRun", "EngineNotWatched RabbitMQ"}
 _NOTHING_TO_SHOW = re.compile("cnpg_|kubelet_|reconciliation_")
 _SHOWN = {"{{version}} on {{python}}": 2, "{{connection}} connected": 1, "{{namespace}} nodes": 3}
 # What an entry of the runbook has its reader run or read: commands, lines of a log, a panel, other entries.
-_STEPS = re.compile(r"`python -m (worker doctor)`|`(kubectl [^`]* get )|`(\w+_paused)`|\*(\w+)\*")
+_STEPS = re.compile(
+    r"`python -m (worker (?:doctor|outbox list))`|`(kubectl [^`]* get )|`(\w+_paused)`|\*(\w+)\*"
+)
 
 
 class Outage(NamedTuple):

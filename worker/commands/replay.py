@@ -53,8 +53,6 @@ async def replay_events(*, since: datetime | None, request_id: UUID | None, by: 
     return Answer(done, f"{done.events} events of {done.requests} requests replayed, {left_out}")
 
 
-outbox = click.Group("outbox", help="Replay events.", commands=[replay_events])
-
 # Events of erased requests are left out, because they cannot be rebuilt.
 _CHOOSE = """
     SELECT request_id, array_agg(sequence ORDER BY sequence)

@@ -1,13 +1,13 @@
 """`trace`: one request with its events, e-mails and calculation."""
 
 from datetime import datetime
-from typing import Literal
 from uuid import UUID
 
 import click
 import msgspec
 
 from service.calculation_requests import event_history
+from service.calculation_requests.event_history import RecordedEvent
 from service.calculation_requests.model import RequestNotFound
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, answering
@@ -16,7 +16,9 @@ from service.identifiers import uuid_of
 from service.outbox.events import event_id
 from service.postgres.pool import Connection
 from worker.commands import emails as emails_command
+from worker.commands import outbox
 from worker.commands.emails import Choice, LedgerEmail
+from worker.commands.outbox import Event
 
 
 class TracedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,19 +29,6 @@ class TracedRequest(msgspec.Struct, frozen=True, kw_only=True):
     stored_at: datetime
     calculation_id: str | None
     erased_at: datetime | None
-
-
-class Event(msgspec.Struct, frozen=True):
-    """An event and its last error. Only a retrying event has a time for its next attempt."""
-
-    event_id: str
-    type: str
-    sequence: int
-    state: Literal["pending", "retrying", "waiting", "published"]
-    written_at: datetime
-    attempts: int = 0
-    last_error: str | None = None
-    next_attempt_at: datetime | None = None
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,15 +61,14 @@ async def _trace(connection: Connection, request_id: UUID) -> Trace:
         raise RequestNotFound
     newest = await emails_command.read(connection, Choice(request_id=request_id))
     recorded = await event_history.read_recorded(connection, request_id, created_at=stored["stored_at"])
-    published = [(each.type, each.sequence, "published", each.at) for each in recorded]
-    unpublished = await connection.fetch(_FIND_UNPUBLISHED, request_id)
+    undelivered = await outbox.read_undelivered(connection, request_id=request_id)
     uuid = uuid_of(request_id)
-    events: dict[int, Event] = {}  # by sequence
-    for type_, sequence, *state in (*published, *unpublished):  # An unpublished event is recorded, too.
-        events[sequence] = Event(event_id(uuid, type_, sequence), type_, sequence, *state)
+    events = {
+        event.event_id: event for event in (*(_published(uuid, each) for each in recorded), *undelivered)
+    }
     return Trace(
         request=TracedRequest(uuid=uuid, **stored),
-        events=[events[sequence] for sequence in sorted(events)],
+        events=sorted(events.values(), key=lambda event: event.sequence),
         emails=newest[::-1],
         actions=await operator_actions.read(connection, request_id),
     )
@@ -96,9 +84,7 @@ _FIND = """
      WHERE id = $1
 """
 
-_FIND_UNPUBLISHED = """
-    SELECT type, sequence, state, created_at, attempts, last_error,
-           CASE WHEN state = 'retrying' THEN next_attempt_at END
-      FROM undelivered_event
-     WHERE request_id = $1
-"""
+
+def _published(uuid: str, recorded: RecordedEvent) -> Event:
+    key = event_id(uuid, recorded.type, recorded.sequence)
+    return Event(key, recorded.type, recorded.sequence, "published", recorded.at)

@@ -24,7 +24,7 @@ NO_UTF_8 = "\udcff"
 NO_FIRM = "No conveyancer is registered under this identifier, or it is disabled."
 STANDBY = "{DATABASE_URL}?default_transaction_read_only=on"
 NOBODY = f"zqmark:zqmark@127.0.0.1:{free_port()}/none"
-LIST = "worker emails list"
+LIST = "worker outbox list"
 DEAD = "worker dead-letters list"
 
 
@@ -151,7 +151,7 @@ async def test_process_ends_like_the_command_in_this_process(command):
 @pytest.mark.parametrize(
     "command",
     [
-        *("worker emails list", "worker reconcile"),
+        *("worker outbox list", "worker emails list", "worker reconcile"),
         *("service conveyancer list", "service api-key list", "service request find --case-ref x"),
     ],
 )

@@ -1,6 +1,7 @@
-"""`outbox replay`: the same events again, in order and slowly."""
+"""`outbox list|replay`: unpublished events, and the same events again, in order and slowly."""
 
 import asyncio
+import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -14,10 +15,11 @@ from tests.harness.databases import has_waiting_statement
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import attempt_emails, calculate, intend, store_many
+from tests.worker.commands.steps import attempt_emails, calculate, intend, key_of, store_many
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store
 from tests.worker.reference_consumer import ReferenceConsumer
 from worker.commands import replay
+from worker.commands.outbox import Backlog, Undelivered
 from worker.commands.replay import Tally
 
 pytestmark = pytest.mark.usefixtures("on_servers")
@@ -36,6 +38,30 @@ async def take(database: Connection) -> Any:
     )
     await database.execute("DELETE FROM outbox")
     return rows
+
+
+async def test_events_are_counted_and_held_ones_listed_first_with_their_errors(database, retrying):
+    requests = [await store(database) for _ in range(3)]
+    await database.execute("UPDATE outbox SET created_at = now() - interval '90 s'")
+    lanes = await database.fetchval("SELECT count(DISTINCT lane) FROM outbox")
+    os.environ["AMQP_URL"] = ""  # It needs no broker.
+
+    found: Undelivered = (await command("outbox", "list", "--limit", "4")).data
+
+    pending, *held = sorted(found.counts, key=lambda part: -part.oldest_seconds)
+    assert pending == Backlog("pending", "request.created", 3, lanes, pending.oldest_seconds)
+    assert 90 <= pending.oldest_seconds < 120
+    assert {(part.state, part.type, part.events, part.lanes) for part in held} == {
+        ("retrying", "request.created", 1, 1),
+        ("waiting", "request.email_sent", 1, 1),
+    }
+    first, second, *others = found.events
+    assert (first.event_id, first.state, first.attempts) == (key_of(retrying), "retrying", 3)
+    assert first.last_error == "returned: no queue is bound for it"
+    assert first.next_attempt_at is not None
+    assert (second.event_id, second.state) == (f"{retrying.uuid}.request.email_sent.2", "waiting")
+    assert second.next_attempt_at is None
+    assert [event.event_id for event in others] == [key_of(request) for request in requests[:2]]
 
 
 async def test_replayed_events_are_the_same_to_the_byte(database, postman):

@@ -1,0 +1,100 @@
+"""`outbox list`: the number of events that have not been published, the oldest events, and their errors."""
+
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+import click
+import msgspec
+
+from service.command_line import connecting, parameters
+from service.command_line.answering import Answer, answering
+from service.identifiers import uuid_of
+from service.outbox.events import event_id
+from service.postgres.pool import Connection
+from worker.commands import replay
+
+EventState = Literal["pending", "retrying", "waiting", "published"]
+
+
+class Backlog(msgspec.Struct, frozen=True):
+    """How many events of one state and type there are, in how many lanes, and the age of the oldest."""
+
+    state: EventState
+    type: str
+    events: int
+    lanes: int
+    oldest_seconds: float
+
+
+class Event(msgspec.Struct, frozen=True):
+    """An event and its last error. Only a retrying event has a time for its next attempt."""
+
+    event_id: str
+    type: str
+    sequence: int
+    state: EventState
+    written_at: datetime
+    attempts: int = 0
+    last_error: str | None = None
+    next_attempt_at: datetime | None = None
+
+
+class Undelivered(msgspec.Struct, frozen=True):
+    """How many unpublished events there are, and the oldest events."""
+
+    counts: list[Backlog]
+    events: list[Event]
+
+
+@click.command("list")
+@click.option(
+    "--limit", type=parameters.COUNT, default=50, show_default=True, help="The most events to show."
+)
+@answering
+async def list_events(limit: int) -> Answer:
+    """Count the unpublished events and show the oldest. Retrying and waiting events come first."""
+    async with connecting.postgres() as connection:
+        found = Undelivered(await _count(connection), await read_undelivered(connection, limit=limit))
+    return Answer(found, f"{Answer.listing(found.counts).text}\n\n{Answer.listing(found.events).text}")
+
+
+outbox = click.Group(
+    "outbox",
+    help="Show events that have not been published, or replay events.",
+    commands=[list_events, replay.replay_events],
+)
+
+
+async def _count(connection: Connection) -> list[Backlog]:
+    rows = await connection.fetch(
+        """
+        SELECT state, type, count(*) AS events, count(DISTINCT lane) AS lanes,
+               extract(epoch FROM now() - min(created_at))::float8 AS oldest_seconds
+          FROM undelivered_event
+         GROUP BY state, type
+         ORDER BY state, type
+        """
+    )
+    return [Backlog(**row) for row in rows]
+
+
+async def read_undelivered(
+    connection: Connection, *, request_id: UUID | None = None, limit: int | None = None
+) -> list[Event]:
+    """Return the oldest unpublished events, of one request or of all. Pending events come last."""
+    rows = await connection.fetch(
+        """
+        SELECT request_id, type, sequence, state, created_at AS written_at, attempts, last_error,
+               CASE WHEN state = 'retrying' THEN next_attempt_at END AS next_attempt_at
+          FROM undelivered_event
+         WHERE $1::uuid IS NULL OR request_id = $1
+         ORDER BY state = 'pending', id
+         LIMIT $2
+        """,
+        request_id,
+        limit,
+    )
+    return [
+        Event(event_id(uuid_of(row["request_id"]), row["type"], row["sequence"]), *row[1:]) for row in rows
+    ]
