@@ -12,7 +12,7 @@ from service.api.errors import ApiError
 from service.api.resources import Resources
 from service.server import limits
 
-_CLOSE = (b"connection", b"close")  # because the rest of the body is not read
+_CLOSE = {"connection": "close"}  # because the rest of the body is not read
 
 User = TypeVar("User")
 

@@ -20,11 +20,10 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
 from service.api.decoding import Sent
-from service.api.envelope import ErrorEnvelope, succeed
-from service.api.errors import translate
+from service.api.envelope import ErrorEnvelope, fail, succeed
+from service.api.errors import ApiError, translate
 from service.api.openapi import schemas
 from service.api.openapi.declarations import Documented, common_failures
-from service.server import asgi
 
 _EVERYWHERE = [{"$ref": f"#/components/parameters/{name}"} for name in ("X-Request-Id", "traceparent")]
 # The same access tokens as those of the scheme access_token: it shows how to request them.
@@ -104,21 +103,19 @@ def _answers(
 
 def _refusals(failures: Mapping[str, Exception]) -> dict[str, dict[str, Any]]:
     """Return the responses that are errors."""
-    sent: dict[HTTPStatus, dict[str, asgi.Response]] = {}
+    by_status: dict[HTTPStatus, dict[str, ApiError]] = {}
     for name, failure in failures.items():
-        response = translate(failure).answer()
-        sent.setdefault(response.status, {})[name] = response
+        error = translate(failure)
+        by_status.setdefault(error.status, {})[name] = error
     return {
         str(status.value): {
             "description": status.phrase,
-            "headers": schemas.headers(
-                *({key.decode() for key, _ in each.headers} for each in named.values())
-            ),
+            "headers": schemas.headers(*(error.headers.keys() for error in named.values())),
             "content": _content(
-                ErrorEnvelope, {name: msgspec.json.decode(each.body) for name, each in named.items()}
+                ErrorEnvelope, {name: fail(status, error.errors) for name, error in named.items()}
             ),
         }
-        for status, named in sorted(sent.items())
+        for status, named in sorted(by_status.items())
     }
 
 
