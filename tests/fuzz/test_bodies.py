@@ -70,7 +70,7 @@ def judge(body: bytes) -> list[FieldError]:
         parsed = parse(CreateBody, body)
         parsed.validated(waiver_applies=parsed.calculation_fee_exempt)
     except ApiError as error:
-        problems = msgspec.json.decode(error.answer().body, type=ErrorEnvelope).errors
+        problems = msgspec.json.decode(error.answer().to_asgi_response().body, type=ErrorEnvelope).errors
         assert problems
         return problems
     except Exception as error:

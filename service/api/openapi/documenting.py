@@ -71,6 +71,7 @@ def _describe(operation: dict[str, Any], handler: HTTPRouteHandler, documented: 
     for name, field in handler.parsed_fn_signature.parameters.items():
         if field.is_subclass_of(Sent) and name != "data":
             parameters += schemas.parameters(field.annotation)
+    parameters += [each.to_schema() for each in documented.parameters]
     operation["parameters"] = parameters + _EVERYWHERE
     for body in _bodies(handler):
         operation["requestBody"]["content"] = _content(body, documented.bodies)
@@ -129,11 +130,10 @@ def _content(kind: object, examples: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _simplified(parameter: dict[str, Any]) -> dict[str, Any]:
-    """Remove what stands there twice, and that the parameter may be null: it may be left out."""
+    """Remove what stands there twice."""
     schema = parameter["schema"]
     del schema["description"]
     for example in parameter.pop("examples", {}).values():
         parameter["example"] = example["value"]
         del schema["examples"]
-    (kind,) = [each for each in schema.pop("oneOf", [{}]) if each != {"type": "null"}]
-    return {**parameter, "schema": {**kind, **schema}}
+    return parameter

@@ -31,7 +31,7 @@ async def ask(
 
 def assert_refused(response: httpx.Response) -> None:
     """Check that this is the one answer to every token that does not open a request."""
-    expected = json.loads(translate(WrongSecret()).answer().body)
+    expected = json.loads(translate(WrongSecret()).answer().to_asgi_response().body)
     assert response.status_code == 401
     assert response.json() | {"meta": None} == expected | {"meta": None}
     assert response.headers["WWW-Authenticate"] == (

@@ -60,7 +60,7 @@ async def test_token_opens_its_requests_and_hides_whether_there_are_others(
                 if error is None:
                     assert response.status_code == 200
                     continue
-                documented = errors.translate(error()).answer()
+                documented = errors.translate(error()).answer().to_asgi_response()
                 assert response.status_code == documented.status
                 assert response.json() | {"meta": None} == json.loads(documented.body) | {"meta": None}
                 headers_of_refusals.add((error, *lasting_headers(response)))
