@@ -91,7 +91,7 @@ _ETAG = f'W/"{hashlib.sha256(bytes(_QUESTIONS)).hexdigest()[:32]}"'
     documented=Documented(
         answers={"ok": QuestionnaireStructure(load().questionnaire[:4])},
         parameters=[_IF_NONE_MATCH],
-        headers=frozenset({"etag", "cache-control"}),
+        headers=[{"etag", "cache-control"}],
     ),
 )
 async def questionnaire_structure(

@@ -73,7 +73,7 @@ class Requests(Controller):
             answers=examples.CREATED,
             bodies=examples.BODIES,
             parameters=[PARAMETER],
-            rare_headers=frozenset({REPLAYED.lower()}),
+            headers=[frozenset(), {REPLAYED.lower()}],
             links=_TO_THE_REQUEST | _TO_ITS_EVENTS,
             failures={
                 "malformed_key": refusal(parse_key, ["a key"]),

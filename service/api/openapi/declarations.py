@@ -1,6 +1,7 @@
 """What handlers declare for the document, and the errors that follow from what they take."""
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Self
 
 import msgspec
@@ -28,15 +29,14 @@ class Documented(msgspec.Struct, frozen=True, kw_only=True):
     *answers* are payloads, *bodies* are bodies, and *failures* are errors, by the names of their examples.
     The example of an error is the actual response to it. What `common_failures` returns need not be listed.
     *parameters* are headers that the handler reads itself, because Litestar passes on one of several with the
-    same name. Every successful answer has *headers*, and some have *rare_headers*: names in lower case.
+    same name. *headers* are those that successful answers can have: sets of names, in lower case.
     """
 
     answers: Mapping[str, msgspec.Struct] = {}
     bodies: Mapping[str, Any] = {}
     failures: Mapping[str, Exception] = {}
     parameters: Sequence[Parameter] = ()
-    headers: frozenset[str] = frozenset()
-    rare_headers: frozenset[str] = frozenset()
+    headers: Sequence[AbstractSet[str]] = (frozenset(),)
     links: Mapping[str, Any] = {}
 
     def __deepcopy__(self, _memo: object) -> Self:

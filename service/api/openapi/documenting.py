@@ -34,22 +34,23 @@ CLIENT_CREDENTIALS = "client_credentials"
 def complete(app: Litestar) -> dict[str, Any]:
     """Return the OpenAPI document of an application."""
     document = app.openapi_schema.to_schema()
-    answers: list[Any] = [ErrorEnvelope]
-    bodies: list[type[Sent]] = []
+    types: list[Any] = [ErrorEnvelope]
     for path, method, handler in _described(app):
         documented: Documented = handler.opt.get("documented", Documented())
         operation = document["paths"][path][method]
         _describe(operation, handler, documented)
         failures = common_failures(operation, path) | dict(documented.failures)
         operation["responses"] = _answers(operation, handler, documented) | _refusals(failures)
-        answers.append(_payload(handler))
-        bodies += _bodies(handler)
+        types.append(_payload(handler))
+        if body := handler.parsed_data_field:
+            operation["requestBody"]["content"] = _content(body.annotation, documented.bodies)
+            types.append(body.annotation)
         if CLIENT_CREDENTIALS in document["components"]["securitySchemes"]:
             scopes = [each["access_token"] for each in operation["security"] if "access_token" in each]
             operation["security"] += [{CLIENT_CREDENTIALS: each} for each in scopes]
     for parameter in document["components"]["parameters"].values():
         parameter.update(schemas.NO_FILL)
-    document["components"]["schemas"] = schemas.generate(answers, bodies)
+    document["components"]["schemas"] = schemas.generate(*types)
     return document
 
 
@@ -63,7 +64,7 @@ def _described(app: Litestar) -> Iterator[tuple[str, str, HTTPRouteHandler]]:
 
 
 def _describe(operation: dict[str, Any], handler: HTTPRouteHandler, documented: Documented) -> None:
-    """Take the summary from the docstring, and complete the parameters and the body."""
+    """Take the summary from the docstring, and complete the parameters."""
     operation["summary"], _, description = operation.pop("description").partition(".")
     if description:
         operation["description"] = description.strip()
@@ -73,13 +74,6 @@ def _describe(operation: dict[str, Any], handler: HTTPRouteHandler, documented: 
             parameters += schemas.parameters(field.annotation)
     parameters += [each.to_schema() for each in documented.parameters]
     operation["parameters"] = parameters + _EVERYWHERE
-    for body in _bodies(handler):
-        operation["requestBody"]["content"] = _content(body, documented.bodies)
-
-
-def _bodies(handler: HTTPRouteHandler) -> list[type[Sent]]:
-    """Return the type of the handler's body, if it takes one."""
-    return [handler.parsed_data_field.annotation] if handler.parsed_data_field else []
 
 
 def _payload(handler: HTTPRouteHandler) -> Any:  # noqa: ANN401 - a type
@@ -92,10 +86,13 @@ def _answers(
     operation: dict[str, Any], handler: HTTPRouteHandler, documented: Documented
 ) -> dict[str, dict[str, Any]]:
     """Return the responses that are no errors: 304, too, if the caller may send what it has."""
-    headers = schemas.headers(documented.headers, documented.headers | documented.rare_headers)
+    headers = schemas.headers(*documented.headers)
     examples = {name: succeed(payload) for name, payload in documented.answers.items()}
-    ok = {"description": HTTPStatus.OK.phrase, "headers": headers}
-    ok |= {"content": _content(_payload(handler), examples)}
+    ok = {
+        "description": HTTPStatus.OK.phrase,
+        "headers": headers,
+        "content": _content(_payload(handler), examples),
+    }
     answers = {"200": ok | ({"links": documented.links} if documented.links else {})}
     if any(parameter.get("name") == "If-None-Match" for parameter in operation["parameters"]):
         answers["304"] = {"description": HTTPStatus.NOT_MODIFIED.phrase, "headers": headers}

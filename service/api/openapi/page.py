@@ -131,9 +131,9 @@ def _refuse_unknown(response: Response[Any]) -> Response[Any]:
     return response
 
 
-def router(settings: ServiceSettings | None) -> Router:
+def router(settings: ServiceSettings) -> Router:
     """Return the routes below /schema, to which Litestar adds the page and the OpenAPI document."""
-    policy = _policy(settings.auth_token_url if settings else None)
+    policy = _policy(settings.auth_token_url)
     return Router(
         "/schema",
         route_handlers=[asyncapi_document, asset],
