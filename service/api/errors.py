@@ -62,10 +62,6 @@ class ApiError(Exception):
                 value += f', scope="{scope}"'
             self.headers["www-authenticate"] = value
 
-    def answer(self) -> JSONResponse[ErrorEnvelope]:
-        """Return the response."""
-        return JSONResponse(fail(self.status, self.errors), status_code=self.status, headers=self.headers)
-
 
 class InvalidSubmission(ApiError):
     """Some fields of the body, or some query parameters, are invalid."""
@@ -183,7 +179,8 @@ def refuse(scope: Scope, error: BaseException) -> JSONResponse[ErrorEnvelope]:
     scope["state"]["error_codes"] = list(dict.fromkeys(each.code for each in refused.errors))
     if refused.status == HTTPStatus.UNAUTHORIZED:
         scope["state"]["reason"] = refused.errors[0].message  # The error code does not say why.
-    return refused.answer()
+    content = fail(refused.status, refused.errors)
+    return JSONResponse(content, status_code=refused.status, headers=refused.headers)
 
 
 def respond(request: Request[Any, Any, Any], error: Exception) -> JSONResponse[ErrorEnvelope]:

@@ -78,9 +78,15 @@ _IF_NONE_MATCH = Parameter(
     description="The `ETag` of the questions that the caller already has.",
     schema=Schema(type=OpenAPIType.STRING),
 )
-_QUESTIONS = msgspec.Raw(msgspec.json.encode(load()))  # encoded once
-# Weak, because the timestamp in the envelope differs each time.
-_ETAG = f'W/"{hashlib.sha256(bytes(_QUESTIONS)).hexdigest()[:32]}"'
+_ENCODED = msgspec.json.encode(load())
+_QUESTIONS: Any = msgspec.Raw(_ENCODED)
+_TAG = f'"{hashlib.sha256(_ENCODED).hexdigest()[:32]}"'
+_HEADERS = {
+    "etag": f"W/{_TAG}",  # Weak, because the timestamp in the envelope differs each time.
+    # Callers may cache the questions, and must revalidate them each time. `Vary` is not needed, because the
+    # questions are the same for every caller, and shared caches may not store them.
+    "cache-control": "private, no-cache",
+}
 
 
 @get(
@@ -91,26 +97,15 @@ _ETAG = f'W/"{hashlib.sha256(bytes(_QUESTIONS)).hexdigest()[:32]}"'
     documented=Documented(
         answers={"ok": QuestionnaireStructure(load().questionnaire[:4])},
         parameters=[_IF_NONE_MATCH],
-        headers=[{"etag", "cache-control"}],
+        headers=[_HEADERS.keys()],
     ),
 )
 async def questionnaire_structure(
     request: ApiRequest[None],
 ) -> JSONResponse[Envelope[QuestionnaireStructure]]:
     """Return the questions from which a form is built, or 304 when the caller has them."""
-    # Callers may cache the questions, and must revalidate them each time. `Vary` is not needed, because the
-    # questions are the same for every caller, and shared caches may not store them.
-    headers = {"etag": _ETAG, "cache-control": "private, no-cache"}
-    if _is_current(header_values(request.scope, b"if-none-match")):
-        unchanged: JSONResponse[Any] = JSONResponse(
-            None, status_code=HTTPStatus.NOT_MODIFIED, headers=headers
-        )
-        return unchanged
-    answer: Envelope[Any] = succeed(_QUESTIONS)
-    return JSONResponse(answer, headers=headers)
-
-
-def _is_current(if_none_match: list[str]) -> bool:
-    """Whether the caller has these questions. `W/` is not compared (RFC 9110, section 13.1.2)."""
-    tag = _ETAG.removeprefix("W/")
-    return any(field.strip() == "*" or tag in field for field in if_none_match)
+    for known in header_values(request.scope, b"if-none-match"):
+        if known.strip() == "*" or _TAG in known:  # `W/` is not compared (RFC 9110, section 13.1.2).
+            unchanged: Any = None
+            return JSONResponse(unchanged, status_code=HTTPStatus.NOT_MODIFIED, headers=_HEADERS)
+    return JSONResponse(succeed(_QUESTIONS), headers=_HEADERS)

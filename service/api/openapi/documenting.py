@@ -9,7 +9,7 @@
   has not. `complete` adds them. Descriptions are written twice, and an optional parameter may be null.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
@@ -35,32 +35,30 @@ def complete(app: Litestar) -> dict[str, Any]:
     """Return the OpenAPI document of an application."""
     document = app.openapi_schema.to_schema()
     types: list[Any] = [ErrorEnvelope]
-    for path, method, handler in _described(app):
-        documented: Documented = handler.opt.get("documented", Documented())
-        operation = document["paths"][path][method]
-        _describe(operation, handler, documented)
-        failures = common_failures(operation, path) | dict(documented.failures)
-        operation["responses"] = _answers(operation, handler, documented) | _refusals(failures)
-        types.append(_payload(handler))
-        if body := handler.parsed_data_field:
-            operation["requestBody"]["content"] = _content(body.annotation, documented.bodies)
-            types.append(body.annotation)
-        if CLIENT_CREDENTIALS in document["components"]["securitySchemes"]:
-            scopes = [each["access_token"] for each in operation["security"] if "access_token" in each]
-            operation["security"] += [{CLIENT_CREDENTIALS: each} for each in scopes]
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            handler = _handlers(app)[operation["operationId"]]
+            documented: Documented = handler.opt.get("documented", Documented())
+            _describe(operation, handler, documented)
+            failures = common_failures(operation, path) | dict(documented.failures)
+            operation["responses"] = _answers(operation, handler, documented) | _refusals(failures)
+            types.append(_payload(handler))
+            if body := handler.parsed_data_field:
+                operation["requestBody"]["content"] = _content(body.annotation, documented.bodies)
+                types.append(body.annotation)
+            if CLIENT_CREDENTIALS in document["components"]["securitySchemes"]:
+                scopes = [each["access_token"] for each in operation["security"] if "access_token" in each]
+                operation["security"] += [{CLIENT_CREDENTIALS: each} for each in scopes]
     for parameter in document["components"]["parameters"].values():
         parameter.update(schemas.NO_FILL)
     document["components"]["schemas"] = schemas.generate(*types)
     return document
 
 
-def _described(app: Litestar) -> Iterator[tuple[str, str, HTTPRouteHandler]]:
-    """Yield the path, the method and the handler of each operation in the document."""
-    for route in app.routes:
-        if isinstance(route, HTTPRoute):
-            for method, (handler, _) in route.route_handler_map.items():
-                if handler.resolve_include_in_schema():
-                    yield route.path_format, method.lower(), handler
+def _handlers(app: Litestar) -> dict[str, HTTPRouteHandler]:
+    """Return the handlers by the ids of their operations."""
+    routes = [route for route in app.routes if isinstance(route, HTTPRoute)]
+    return {handler.handler_name: handler for route in routes for handler in route.route_handlers}
 
 
 def _describe(operation: dict[str, Any], handler: HTTPRouteHandler, documented: Documented) -> None:

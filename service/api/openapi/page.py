@@ -47,14 +47,11 @@ class ApiPage(OpenAPIRenderPlugin):
 
     def render(self, request: Request[Any, Any, Any], _generated: dict[str, Any]) -> bytes:
         """Return the page."""
-        return _page(self._settings, documenting.complete(request.app)).encode()
-
-
-def _page(settings: ServiceSettings, document: dict[str, Any]) -> str:
-    prefix = escape(settings.auth_scope_prefix)
-    audience = settings.auth_audience
-    of_audience = f"the audience <code>{escape(audience)}</code>, " if audience is not None else ""
-    return f"""\
+        settings, document = self._settings, documenting.complete(request.app)
+        prefix = escape(settings.auth_scope_prefix)
+        audience = settings.auth_audience
+        of_audience = f"the audience <code>{escape(audience)}</code>, " if audience is not None else ""
+        page = f"""\
 <!DOCTYPE html>
 <html lang="en"><head>
 <meta charset="utf-8">
@@ -85,6 +82,7 @@ customer a link: before <em>Try</em>, put an address of your own into the <em>Ex
 </rapi-doc>
 </body></html>
 """
+        return page.encode()
 
 
 def _contents(document: dict[str, Any]) -> str:
