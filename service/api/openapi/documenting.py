@@ -6,7 +6,7 @@
 - Schemas lack constraints, `extra_json_schema` and `additionalProperties`
   (`_openapi/schema_generation/schema.py`). `complete` replaces them by those that msgspec makes.
 - A dependency's parameters are those of its signature (`_openapi/parameters.py`), which a struct of them
-  has not. `complete` adds them. Descriptions are written twice, and an optional parameter may be null.
+  has not. `complete` adds them. Descriptions and examples are written twice.
 """
 
 from collections.abc import Mapping
@@ -34,15 +34,17 @@ CLIENT_CREDENTIALS = "client_credentials"
 def complete(app: Litestar) -> dict[str, Any]:
     """Return the OpenAPI document of an application."""
     document = app.openapi_schema.to_schema()
+    handlers = _handlers(app)
     types: list[Any] = [ErrorEnvelope]
     for path, item in document["paths"].items():
         for operation in item.values():
-            handler = _handlers(app)[operation["operationId"]]
+            handler = handlers[operation["operationId"]]
+            answer = _answer_type(handler)
             documented: Documented = handler.opt.get("documented", Documented())
             _describe(operation, handler, documented)
             failures = common_failures(operation, path) | dict(documented.failures)
-            operation["responses"] = _answers(operation, handler, documented) | _refusals(failures)
-            types.append(_payload(handler))
+            operation["responses"] = _answers(answer, documented) | _refusals(failures)
+            types.append(answer)
             if body := handler.parsed_data_field:
                 operation["requestBody"]["content"] = _content(body.annotation, documented.bodies)
                 types.append(body.annotation)
@@ -74,25 +76,23 @@ def _describe(operation: dict[str, Any], handler: HTTPRouteHandler, documented: 
     operation["parameters"] = parameters + _EVERYWHERE
 
 
-def _payload(handler: HTTPRouteHandler) -> Any:  # noqa: ANN401 - a type
+def _answer_type(handler: HTTPRouteHandler) -> Any:  # noqa: ANN401 - a type
     """Return the type of the handler's answer: an Envelope."""
     returned = handler.parsed_return_field
     return (returned.inner_types[0] if returned.is_subclass_of(Response) else returned).annotation
 
 
-def _answers(
-    operation: dict[str, Any], handler: HTTPRouteHandler, documented: Documented
-) -> dict[str, dict[str, Any]]:
+def _answers(answer: object, documented: Documented) -> dict[str, dict[str, Any]]:
     """Return the responses that are no errors: 304, too, if the caller may send what it has."""
     headers = schemas.headers(*documented.headers)
     examples = {name: succeed(payload) for name, payload in documented.answers.items()}
     ok = {
         "description": HTTPStatus.OK.phrase,
         "headers": headers,
-        "content": _content(_payload(handler), examples),
+        "content": _content(answer, examples),
     }
     answers = {"200": ok | ({"links": documented.links} if documented.links else {})}
-    if any(parameter.get("name") == "If-None-Match" for parameter in operation["parameters"]):
+    if any(parameter.name == "If-None-Match" for parameter in documented.parameters):
         answers["304"] = {"description": HTTPStatus.NOT_MODIFIED.phrase, "headers": headers}
     return answers
 
