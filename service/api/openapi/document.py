@@ -92,14 +92,14 @@ _PARAMETERS: dict[str, Parameter | Reference] = {
 }
 
 
-def config(settings: ServiceSettings | None = None) -> OpenAPIConfig:
-    """Return Litestar's settings for the document. Without *settings*, it cannot be served."""
+def config(token_url: str | None = None) -> OpenAPIConfig:
+    """Return Litestar's settings for the document. With *token_url* it says where to get access tokens."""
     schemes = dict(_SECURITY_SCHEMES)
-    if settings and settings.auth_token_url:
+    if token_url is not None:
         schemes[documenting.CLIENT_CREDENTIALS] = SecurityScheme(
             type="oauth2",
             description="An access token, requested with the id and the secret of a client of the issuer.",
-            flows=OAuthFlows(client_credentials=OAuthFlow(token_url=settings.auth_token_url, scopes=_SCOPES)),
+            flows=OAuthFlows(client_credentials=OAuthFlow(token_url=token_url, scopes=_SCOPES)),
         )
     return OpenAPIConfig(
         title="Calculation requests",
@@ -113,22 +113,19 @@ def config(settings: ServiceSettings | None = None) -> OpenAPIConfig:
         components=Components(security_schemes=schemes, parameters=_PARAMETERS),
         use_handler_docstrings=True,
         operation_id_creator=lambda handler, *_: handler.handler_name,
-        render_plugins=[page.ApiPage(settings), Document(settings)] if settings else [],
-        openapi_router=page.router(settings) if settings else None,
+        render_plugins=[page.ApiPage(path="/"), Document(media_type=MediaType.JSON)],
+        openapi_router=page.router(token_url),
     )
 
 
 class Document(JsonRenderPlugin):
     """Serves the completed document."""
 
-    def __init__(self, settings: ServiceSettings) -> None:
-        super().__init__(media_type=MediaType.JSON)
-        self._prefix = settings.auth_scope_prefix
-
     def render(self, request: Request[Any, Any, Any], _generated: dict[str, Any]) -> bytes:
         """Return the document in JSON."""
+        settings: ServiceSettings = request.app.state.resources.settings
         document = msgspec.json.encode(documenting.complete(request.app))
         # Texts and examples of errors name scopes, too. No prefix has a character that JSON escapes.
         for scope in (READ, WRITE):  # and READ_ALL, which begins with READ
-            document = document.replace(scope.encode(), f"{self._prefix}{scope}".encode())
+            document = document.replace(scope.encode(), f"{settings.auth_scope_prefix}{scope}".encode())
         return document

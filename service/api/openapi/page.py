@@ -41,13 +41,10 @@ def lead_to_page() -> Redirect:
 class ApiPage(OpenAPIRenderPlugin):
     """The page of the HTTP API: how to get a token, and RapiDoc."""
 
-    def __init__(self, settings: ServiceSettings) -> None:
-        super().__init__(path="/")
-        self._settings = settings
-
     def render(self, request: Request[Any, Any, Any], _generated: dict[str, Any]) -> bytes:
         """Return the page."""
-        settings, document = self._settings, documenting.complete(request.app)
+        settings: ServiceSettings = request.app.state.resources.settings
+        document = documenting.complete(request.app)
         prefix = escape(settings.auth_scope_prefix)
         audience = settings.auth_audience
         of_audience = f"the audience <code>{escape(audience)}</code>, " if audience is not None else ""
@@ -129,13 +126,12 @@ def _refuse_unknown(response: Response[Any]) -> Response[Any]:
     return response
 
 
-def router(settings: ServiceSettings) -> Router:
+def router(token_url: str | None) -> Router:
     """Return the routes below /schema, to which Litestar adds the page and the OpenAPI document."""
-    policy = _policy(settings.auth_token_url)
     return Router(
         "/schema",
         route_handlers=[asyncapi_document, asset],
-        response_headers=[ResponseHeader(name="Content-Security-Policy", value=policy)],
+        response_headers=[ResponseHeader(name="Content-Security-Policy", value=_policy(token_url))],
         after_request=_refuse_unknown,
         include_in_schema=False,
     )
