@@ -108,7 +108,7 @@ def _meta() -> Meta:
 
 
 class JSONResponse(Response[Data]):
-    """A response of content and headers alone. Litestar's own takes 16 µs more, of 78 for the simplest call.
+    """A response of content and headers alone. Litestar's own takes 16 µs more, of 72 for the simplest call.
 
     It looks for cookies, encoders, background tasks and media types, of which this API has none.
     """
