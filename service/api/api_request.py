@@ -2,7 +2,7 @@
 
 import asyncio
 from http import HTTPStatus
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from litestar import MediaType, Request
 from litestar.datastructures import State
@@ -17,7 +17,7 @@ _CLOSE = {"connection": "close"}  # because the rest of the body is not read
 User = TypeVar("User")
 
 
-class ApiRequest(Request[User, Any, State], Generic[User]):
+class ApiRequest(Request[User, Any, State]):
     """An HTTP request to the API. Its `user` is the caller that was admitted."""
 
     @property

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cache
 from itertools import islice
 from types import UnionType
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -52,7 +52,7 @@ class CheckedBy(NamedTuple):
     run: Callable[[Any], Failure | None]
 
 
-class BodyDecoder(MsgspecDTO[Kind], Generic[Kind]):
+class BodyDecoder(MsgspecDTO[Kind]):
     """Decodes a body by `parse`."""
 
     def decode_bytes(self, value: bytes) -> Kind:
