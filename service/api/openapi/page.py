@@ -91,16 +91,6 @@ def _contents(document: dict[str, Any]) -> str:
     )
 
 
-def _policy(token_url: str | None) -> str:
-    """Return the policy that lets the browser contact only this server and the issuer."""
-    issuer = urlsplit(token_url or "")
-    return (
-        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-        f"connect-src 'self'{f' {issuer.scheme}://{issuer.netloc}' if token_url else ''}; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'"
-    )
-
-
 @get("/asyncapi.json", sync_to_thread=True)
 def asyncapi_document() -> Response[bytes]:
     """Return the AsyncAPI document."""
@@ -127,11 +117,20 @@ def _refuse_unknown(response: Response[Any]) -> Response[Any]:
 
 
 def router(token_url: str | None) -> Router:
-    """Return the routes below /schema, to which Litestar adds the page and the OpenAPI document."""
+    """Return the routes below /schema, to which Litestar adds the page and the OpenAPI document.
+
+    Their policy lets the browser contact only this server and the issuer.
+    """
+    issuer = urlsplit(token_url or "")
+    policy = (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+        f"connect-src 'self'{f' {issuer.scheme}://{issuer.netloc}' if token_url else ''}; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    )
     return Router(
         "/schema",
         route_handlers=[asyncapi_document, asset],
-        response_headers=[ResponseHeader(name="Content-Security-Policy", value=_policy(token_url))],
+        response_headers=[ResponseHeader(name="Content-Security-Policy", value=policy)],
         after_request=_refuse_unknown,
         include_in_schema=False,
     )
