@@ -39,7 +39,7 @@ def create_app(settings: ServiceSettings | None = None) -> Litestar:
     return Litestar(
         route_handlers=[*ENDPOINTS, answer_probe, page.lead_to_page],
         lifespan=[partial(_lifespan, settings=settings, secret_keys=secret_keys)],
-        openapi_config=document.config(settings, token_url=settings.auth_token_url),
+        openapi_config=document.config(settings.auth_token_url),
         logging_config=None,  # telemetry/logs.py configures logging.
         **of_endpoints(),
     )
@@ -47,7 +47,7 @@ def create_app(settings: ServiceSettings | None = None) -> Litestar:
 
 def describe(token_url: str | None = None) -> dict[str, Any]:
     """Return the OpenAPI document, which needs no settings."""
-    app = Litestar(ENDPOINTS, openapi_config=document.config(token_url=token_url), **of_endpoints())
+    app = Litestar(ENDPOINTS, openapi_config=document.config(token_url), **of_endpoints())
     return documenting.complete(app)
 
 

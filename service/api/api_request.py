@@ -2,7 +2,7 @@
 
 import asyncio
 from http import HTTPStatus
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from litestar import MediaType, Request
 from litestar.datastructures import State
@@ -12,12 +12,12 @@ from service.api.errors import ApiError
 from service.api.resources import Resources
 from service.server import limits
 
-_CLOSE = (b"connection", b"close")  # because the rest of the body is not read
+_CLOSE = {"connection": "close"}  # because the rest of the body is not read
 
 User = TypeVar("User")
 
 
-class ApiRequest(Request[User, Any, State], Generic[User]):
+class ApiRequest(Request[User, Any, State]):
     """An HTTP request to the API. Its `user` is the caller that was admitted."""
 
     @property

@@ -8,7 +8,6 @@ import msgspec
 from litestar import Response
 
 from service.server import asgi
-from service.server.asgi import Header
 
 # Every code that an error can have. A later release may add others.
 ErrorCode = Literal[
@@ -90,7 +89,6 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
     meta: Meta
 
 
-_JSON = b"application/json"
 _encoder = msgspec.json.Encoder()
 _OK = Status(HTTPStatus.OK, HTTPStatus.OK.phrase)
 
@@ -100,8 +98,17 @@ def succeed(data: Data) -> Envelope[Data]:
     return Envelope(_OK, data, None, _meta())
 
 
+def fail(status: HTTPStatus, errors: list[FieldError]) -> ErrorEnvelope:
+    """Wrap the errors of a failed operation."""
+    return ErrorEnvelope(Status(status, status.phrase), None, errors, _meta())
+
+
+def _meta() -> Meta:
+    return Meta(datetime.now(UTC).isoformat(timespec="microseconds"))
+
+
 class JSONResponse(Response[Data]):
-    """A response of content and headers alone. Litestar's own takes 16 µs more, of 78 for the simplest call.
+    """A response of content and headers alone. Litestar's own takes 16 µs more, of 72 for the simplest call.
 
     It looks for cookies, encoders, background tasks and media types, of which this API has none.
     """
@@ -109,17 +116,7 @@ class JSONResponse(Response[Data]):
     def to_asgi_response(self, *_: object, status_code: int | None = None, **__: object) -> Any:  # noqa: ANN401
         """Return the response as an ASGI application, as Litestar asks of each Response."""
         headers = [(name.encode(), value.encode()) for name, value in self.headers.items()]
-        status = HTTPStatus(self.status_code or status_code or HTTPStatus.OK)
+        status = self.status_code or status_code or HTTPStatus.OK
         if self.content is None:
             return asgi.Response(status, headers, b"")
-        return asgi.Response.of(status, _JSON, _encoder.encode(self.content), *headers)
-
-
-def _meta() -> Meta:
-    return Meta(datetime.now(UTC).isoformat(timespec="microseconds"))
-
-
-def failed(status: HTTPStatus, errors: list[FieldError], *headers: Header) -> asgi.Response:
-    """Return a response with *errors*."""
-    envelope = ErrorEnvelope(Status(status, status.phrase), None, errors, _meta())
-    return asgi.Response.of(status, _JSON, _encoder.encode(envelope), *headers)
+        return asgi.Response.of(status, b"application/json", _encoder.encode(self.content), *headers)

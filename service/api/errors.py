@@ -6,11 +6,10 @@ from http import HTTPStatus
 from typing import Any, Literal, TypeAlias
 
 import structlog
-from litestar import Request, Response
+from litestar import Request
 from litestar.exceptions import ClientException, HTTPException, MethodNotAllowedException, NotFoundException
 
-from service.api import envelope
-from service.api.envelope import ErrorCode, FieldError
+from service.api.envelope import ErrorCode, ErrorEnvelope, FieldError, JSONResponse, fail
 from service.authentication.access_tokens import InvalidCredentials
 from service.authentication.authenticator import InsufficientScope
 from service.authentication.signing_keys import SigningKeysUnavailable
@@ -24,16 +23,15 @@ from service.calculation_requests.model import (
 from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
 from service.identifiers import parse_uuid
 from service.postgres.outages import PostgresUnavailable
-from service.server import asgi
-from service.server.asgi import Header, Scope
+from service.server.asgi import Scope
 from service.telemetry import logs
 
 Failure = tuple[ErrorCode, str]  # why a field is rejected: the code, and the message for the caller
 # The error code in WWW-Authenticate (RFC 6750, section 3.1); with "" the challenge has no code.
 Challenge: TypeAlias = Literal["", "invalid_request", "invalid_token", "insufficient_scope"]
 
-_SOON: Header = (b"retry-after", b"1")
-_AFTER_REPAIR: Header = (b"retry-after", b"60")  # if an operator has to act first
+_SOON = {"retry-after": "1"}
+_AFTER_REPAIR = {"retry-after": "60"}  # if an operator has to act first
 
 _log = structlog.get_logger()
 
@@ -46,14 +44,15 @@ class ApiError(Exception):
         status: HTTPStatus,
         code: ErrorCode,
         message: str,
-        *headers: Header,
+        headers: Mapping[str, str] = {},
+        *,
         challenge: Challenge | None = None,
         scope: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.errors = [FieldError(code, message, None, None)]
-        self.headers = list(headers)
+        self.headers = dict(headers)
         if challenge is not None:
             # RFC 6750, section 3
             value = 'Bearer realm="calculation-requests"'
@@ -61,11 +60,7 @@ class ApiError(Exception):
                 value += f', error="{challenge}", error_description="{message}"'
             if scope is not None:
                 value += f', scope="{scope}"'
-            self.headers.append((b"www-authenticate", value.encode()))
-
-    def answer(self) -> asgi.Response:
-        """Return the response."""
-        return envelope.failed(self.status, self.errors, *self.headers)
+            self.headers["www-authenticate"] = value
 
 
 class InvalidSubmission(ApiError):
@@ -171,33 +166,33 @@ def translate(error: BaseException) -> ApiError:
                 HTTPStatus.METHOD_NOT_ALLOWED,
                 "method_not_allowed",
                 "This path does not have this method: the Allow header lists those that it has.",
-                (b"allow", (error.headers or {})["allow"].encode()),
+                error.headers or {},
             )
         case HTTPException(detail="client disconnected prematurely"):  # Litestar's words
             return _ANSWERED_AS[ClientException]  # Nobody reads the response.
     return next(_ANSWERED_AS[each] for each in type(error).__mro__ if each in _ANSWERED_AS)
 
 
-def refuse(scope: Scope, error: BaseException) -> asgi.Response:
+def refuse(scope: Scope, error: BaseException) -> JSONResponse[ErrorEnvelope]:
     """Return the response to a request that failed with *error*. Keeps the error codes for the access log."""
     refused = translate(error)
     scope["state"]["error_codes"] = list(dict.fromkeys(each.code for each in refused.errors))
     if refused.status == HTTPStatus.UNAUTHORIZED:
         scope["state"]["reason"] = refused.errors[0].message  # The error code does not say why.
-    return refused.answer()
+    content = fail(refused.status, refused.errors)
+    return JSONResponse(content, status_code=refused.status, headers=refused.headers)
 
 
-def respond(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+def respond(request: Request[Any, Any, Any], error: Exception) -> JSONResponse[ErrorEnvelope]:
     """Answer any exception, and log what operators need. This is Litestar's exception handler."""
     answer = refuse(request.scope, error)
     facts = describe(request.scope)
-    if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+    if answer.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", **facts, **logs.describe(error))
-    if answer.status == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
+    if answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE and error.__cause__ is not None:
         # Without a cause, nothing was tried, and the line in the access log is enough.
         _log.warning("request_turned_away", **facts, error=logs.summarize(error))
-    headers = {name.decode(): value.decode() for name, value in answer.headers}
-    return Response(answer.body, status_code=answer.status, headers=headers)
+    return answer
 
 
 def describe(scope: Scope) -> dict[str, Any]:

@@ -6,7 +6,7 @@ It is outside Litestar, because Litestar's own middleware never sees the router'
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -24,19 +24,7 @@ from service.server.limits import LONGEST_PATH
 from service.telemetry import api_metrics, logs, tracing
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # an id that is safe to echo
-_CLOSE = (b"connection", b"close")  # because what follows may be the body, or the next request
-_HOSTS = ApiError(
-    HTTPStatus.BAD_REQUEST,
-    "malformed_request",
-    "The HTTP request is malformed: check its path and its Host header.",
-    _CLOSE,
-)
-_UNKNOWN_CODING = ApiError(
-    HTTPStatus.NOT_IMPLEMENTED,
-    "unsupported_transfer_encoding",
-    "The only Transfer-Encoding that is served is chunked.",
-    _CLOSE,
-)
+_CLOSE = {"connection": "close"}  # because what follows may be the body, or the next request
 
 _log = structlog.get_logger()
 
@@ -96,55 +84,58 @@ class OuterLayer:
                 message = _complete(message, request_id)
             await send(message)
 
-        bound = structlog.contextvars.bind_contextvars(
+        # The server serves each request in a task of its own, so nothing needs to be unbound.
+        structlog.contextvars.bind_contextvars(
             http_request_id=request_id.decode(), **logs.about(None, traceparent)
         )
         api_metrics.requests_in_progress.inc()
         try:
-            await self._route(scope, receive, send_completed)
-        except asyncio.CancelledError as shutdown:
+            _check_framing(scope)
+            _fix_path(scope)
+            await self._app(scope, receive, send_completed)
+        except (ApiError, NotFoundException, asyncio.CancelledError) as refusal:
             if status:
                 raise
             # Only the server cancels a request, at the end of its shutdown. The task ends here, so the
             # exception need not be raised again.
-            await errors.refuse(scope, shutdown)(scope, receive, send_completed)
+            await errors.refuse(scope, refusal).to_asgi_response()(scope, receive, send_completed)
         finally:
             api_metrics.requests_in_progress.dec()
             route = scope.get("path_template")
-            try:
-                _record(method, route, status, time.perf_counter() - started_at, errors.describe(scope))
-            finally:
-                structlog.contextvars.reset_contextvars(**bound)
+            _record(method, route, status, time.perf_counter() - started_at, errors.describe(scope))
         return route, status
 
-    def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Serve each path under one spelling. Otherwise another spelling could bypass a gateway's rules.
 
-        The router would serve `//metrics` and `/%6detrics` as `/metrics`. Long paths are rejected, because
-        the router caches paths. Requests that a gateway may have read differently are rejected, too.
-        """
-        if refusal := _check_framing(scope):
-            return errors.refuse(scope, refusal)(scope, receive, send)
-        path = scope["raw_path"]
-        if len(path) > LONGEST_PATH or b"//" in path or (path.endswith(b"/") and path != b"/"):
-            return errors.refuse(scope, NotFoundException())(scope, receive, send)
-        if b"%" in path:
-            # The path stays encoded, so no handler accepts it. hyper also accepts letters that are not ASCII.
-            scope["path"] = path.decode("latin-1")
-        return self._app(scope, receive, send)
+def _check_framing(scope: Scope) -> None:
+    """Raise ApiError for headers Host and Transfer-Encoding that a gateway may have read differently.
 
-
-def _check_framing(scope: Scope) -> ApiError | None:
-    """Return why the headers Host and Transfer-Encoding are refused, or None. hyper accepts others."""
+    hyper accepts them.
+    """
     hosts = []
     for name, value in scope["headers"]:
         if name == b"host":
             hosts.append(value)
         elif name == b"transfer-encoding" and value.lower() != b"chunked":
-            return _UNKNOWN_CODING
+            message = "The only Transfer-Encoding that is served is chunked."
+            raise ApiError(HTTPStatus.NOT_IMPLEMENTED, "unsupported_transfer_encoding", message, _CLOSE)
     # RFC 9112, section 3.2. Without the header, Granian adds an empty one.
-    is_valid = len(hosts) == 1 and (hosts[0] or scope["http_version"] != "1.1")
-    return None if is_valid else _HOSTS
+    if len(hosts) != 1 or (not hosts[0] and scope["http_version"] == "1.1"):
+        message = "The HTTP request is malformed: check its path and its Host header."
+        raise ApiError(HTTPStatus.BAD_REQUEST, "malformed_request", message, _CLOSE)
+
+
+def _fix_path(scope: Scope) -> None:
+    """Serve each path under one spelling. Otherwise another spelling could bypass a gateway's rules.
+
+    The router would serve `//metrics` and `/%6detrics` as `/metrics`. Long paths are rejected, because the
+    router caches paths. Raises NotFoundException.
+    """
+    path = scope["raw_path"]
+    if len(path) > LONGEST_PATH or b"//" in path or (path.endswith(b"/") and path != b"/"):
+        raise NotFoundException
+    if b"%" in path:
+        # The path stays encoded, so no handler accepts it. hyper also accepts letters that are not ASCII.
+        scope["path"] = path.decode("latin-1")
 
 
 def _request_id(headers: Iterable[Header]) -> bytes:

@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from litestar import get
-from litestar.params import HeaderParameter
+from litestar.openapi.spec import Parameter, Schema
+from litestar.openapi.spec.enums import OpenAPIType
 
 from service.api.api_request import ApiRequest
 from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.guards import requires_api_key_or_token
 from service.api.openapi.declarations import Documented
+from service.server.asgi import header_values
 
 ResponseType = Literal["text", "number", "select", "date", "radio_button", "currency"]
 
@@ -70,16 +72,21 @@ def load() -> QuestionnaireStructure:
     return msgspec.convert({"questionnaire": questions}, QuestionnaireStructure)
 
 
-IfNoneMatch = Annotated[
-    str | None,
-    HeaderParameter(
-        name="If-None-Match", description="The `ETag` of the questions that the caller already has."
-    ),
-]
-
-_QUESTIONS = msgspec.Raw(msgspec.json.encode(load()))  # encoded once
-# Weak, because the timestamp in the envelope differs each time.
-_ETAG = f'W/"{hashlib.sha256(bytes(_QUESTIONS)).hexdigest()[:32]}"'
+_IF_NONE_MATCH = Parameter(
+    name="If-None-Match",
+    param_in="header",
+    description="The `ETag` of the questions that the caller already has.",
+    schema=Schema(type=OpenAPIType.STRING),
+)
+_ENCODED = msgspec.json.encode(load())
+_QUESTIONS: Any = msgspec.Raw(_ENCODED)
+_TAG = f'"{hashlib.sha256(_ENCODED).hexdigest()[:32]}"'
+_HEADERS = {
+    "etag": f"W/{_TAG}",  # Weak, because the timestamp in the envelope differs each time.
+    # Callers may cache the questions, and must revalidate them each time. `Vary` is not needed, because the
+    # questions are the same for every caller, and shared caches may not store them.
+    "cache-control": "private, no-cache",
+}
 
 
 @get(
@@ -89,27 +96,16 @@ _ETAG = f'W/"{hashlib.sha256(bytes(_QUESTIONS)).hexdigest()[:32]}"'
     security=[{"api_key": []}, {"access_token": []}],
     documented=Documented(
         answers={"ok": QuestionnaireStructure(load().questionnaire[:4])},
-        headers=frozenset({"etag", "cache-control"}),
+        parameters=[_IF_NONE_MATCH],
+        headers=[_HEADERS.keys()],
     ),
 )
 async def questionnaire_structure(
     request: ApiRequest[None],
-    if_none_match: IfNoneMatch = None,  # noqa: ARG001 - for the document; there may be several
 ) -> JSONResponse[Envelope[QuestionnaireStructure]]:
     """Return the questions from which a form is built, or 304 when the caller has them."""
-    # Callers may cache the questions, and must revalidate them each time. `Vary` is not needed, because the
-    # questions are the same for every caller, and shared caches may not store them.
-    headers = {"etag": _ETAG, "cache-control": "private, no-cache"}
-    if _is_current(request.headers.getall("if-none-match", [])):
-        unchanged: JSONResponse[Any] = JSONResponse(
-            None, status_code=HTTPStatus.NOT_MODIFIED, headers=headers
-        )
-        return unchanged
-    answer: Envelope[Any] = succeed(_QUESTIONS)
-    return JSONResponse(answer, headers=headers)
-
-
-def _is_current(if_none_match: list[str]) -> bool:
-    """Whether the caller has these questions. `W/` is not compared (RFC 9110, section 13.1.2)."""
-    tag = _ETAG.removeprefix("W/")
-    return any(field.strip() == "*" or tag in field for field in if_none_match)
+    for known in header_values(request.scope, b"if-none-match"):
+        if known.strip() == "*" or _TAG in known:  # `W/` is not compared (RFC 9110, section 13.1.2).
+            unchanged: Any = None
+            return JSONResponse(unchanged, status_code=HTTPStatus.NOT_MODIFIED, headers=_HEADERS)
+    return JSONResponse(succeed(_QUESTIONS), headers=_HEADERS)

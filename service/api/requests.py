@@ -22,7 +22,7 @@ from service.api.guards import (
     requires_reader,
     requires_reader_or_secret,
 )
-from service.api.idempotency_key_header import IDEMPOTENCY_KEY, REPLAYED, IdempotencyKey, parse_key
+from service.api.idempotency_key_header import IDEMPOTENCY_KEY, PARAMETER, REPLAYED, parse_key
 from service.api.listing import CalculationRequestPage, ListQuery, cursor_of
 from service.api.openapi import examples
 from service.api.openapi.declarations import Documented, link, refusal
@@ -72,11 +72,12 @@ class Requests(Controller):
         documented=Documented(
             answers=examples.CREATED,
             bodies=examples.BODIES,
-            rare_headers=frozenset({REPLAYED.lower()}),
+            parameters=[PARAMETER],
+            headers=[frozenset(), {REPLAYED.lower()}],
             links=_TO_THE_REQUEST | _TO_ITS_EVENTS,
             failures={
-                "malformed_key": refusal(parse_key, "a key"),
-                "two_keys": refusal(parse_key, "one", ["one", "two"]),
+                "malformed_key": refusal(parse_key, ["a key"]),
+                "two_keys": refusal(parse_key, ["one", "two"]),
                 "erased": RequestErased(),
                 "key_in_flight": IdempotencyKeyInFlight(),
                 "key_reused": IdempotencyKeyReused(),
@@ -89,12 +90,11 @@ class Requests(Controller):
         self,
         request: ApiRequest[Caller],
         data: JSONBody[CreateBody],
-        idempotency_key: IdempotencyKey = None,
     ) -> JSONResponse[Envelope[CalculationRequestView]]:
         """Store a request for a calculation; its e-mail and its calculation follow."""
         resources, conveyancer_id = request.resources, request.user.conveyancer_id
         state = request.scope["state"]
-        key = parse_key(idempotency_key, request.headers.getall(IDEMPOTENCY_KEY, []))
+        key = parse_key(request.headers.getall(IDEMPOTENCY_KEY, []))
         until = time.monotonic() + resources.settings.database_timeout_seconds
         waiver_applies = False
         if data.calculation_fee_exempt:

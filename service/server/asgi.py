@@ -1,7 +1,6 @@
 """ASGI: its types, and a response that is an application."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from http import HTTPStatus
 from typing import Any, Self, TypeAlias
 
 import msgspec
@@ -24,17 +23,17 @@ def header_values(scope: Scope, name: bytes) -> list[str]:
 class Response(msgspec.Struct, frozen=True):
     """A response that is an ASGI application, so Litestar sends it as it is. Litestar's own takes 16 µs."""
 
-    status: HTTPStatus
+    status: int
     headers: Sequence[Header]
     body: bytes
 
     @classmethod
-    def of(cls, status: HTTPStatus, content_type: bytes, body: bytes, *headers: Header) -> Self:
+    def of(cls, status: int, content_type: bytes, body: bytes, *headers: Header) -> Self:
         """Return a response with a body."""
         length = b"%d" % len(body)
         return cls(status, [(b"content-type", content_type), (b"content-length", length), *headers], body)
 
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send the response."""
-        await send({"type": "http.response.start", "status": int(self.status), "headers": self.headers})
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the response. Litestar passes the arguments by name."""
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body})

@@ -12,7 +12,7 @@ import msgspec
 from service import app
 from service.api.bodies import CreateBody
 from service.api.decoding import parse
-from service.api.envelope import ErrorEnvelope, FieldError
+from service.api.envelope import ErrorEnvelope, FieldError, fail
 from service.api.errors import ApiError
 from service.api.openapi.examples import FULL_REQUEST
 from service.server.limits import LARGEST_BODY
@@ -70,7 +70,8 @@ def judge(body: bytes) -> list[FieldError]:
         parsed = parse(CreateBody, body)
         parsed.validated(waiver_applies=parsed.calculation_fee_exempt)
     except ApiError as error:
-        problems = msgspec.json.decode(error.answer().body, type=ErrorEnvelope).errors
+        answer = msgspec.json.encode(fail(error.status, error.errors))
+        problems = msgspec.json.decode(answer, type=ErrorEnvelope).errors
         assert problems
         return problems
     except Exception as error:

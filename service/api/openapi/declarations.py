@@ -1,10 +1,12 @@
 """What handlers declare for the document, and the errors that follow from what they take."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Self
 
 import msgspec
 from litestar.exceptions import ClientException
+from litestar.openapi.spec import Parameter
 
 from service.api.api_request import body_overdue, body_too_large, check_declared
 from service.api.decoding import Sent, parse
@@ -26,14 +28,15 @@ class Documented(msgspec.Struct, frozen=True, kw_only=True):
 
     *answers* are payloads, *bodies* are bodies, and *failures* are errors, by the names of their examples.
     The example of an error is the actual response to it. What `common_failures` returns need not be listed.
-    Every successful answer has *headers*, and some have *rare_headers*: names in lower case.
+    *parameters* are headers that the handler reads itself, because Litestar passes on one of several with the
+    same name. *headers* are those that successful answers can have: sets of names, in lower case.
     """
 
     answers: Mapping[str, msgspec.Struct] = {}
     bodies: Mapping[str, Any] = {}
     failures: Mapping[str, Exception] = {}
-    headers: frozenset[str] = frozenset()
-    rare_headers: frozenset[str] = frozenset()
+    parameters: Sequence[Parameter] = ()
+    headers: Sequence[AbstractSet[str]] = (frozenset(),)
     links: Mapping[str, Any] = {}
 
     def __deepcopy__(self, _memo: object) -> Self:

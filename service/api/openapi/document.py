@@ -92,7 +92,7 @@ _PARAMETERS: dict[str, Parameter | Reference] = {
 }
 
 
-def config(settings: ServiceSettings | None = None, *, token_url: str | None = None) -> OpenAPIConfig:
+def config(token_url: str | None = None) -> OpenAPIConfig:
     """Return Litestar's settings for the document. With *token_url* it says where to get access tokens."""
     schemes = dict(_SECURITY_SCHEMES)
     if token_url is not None:
@@ -113,25 +113,19 @@ def config(settings: ServiceSettings | None = None, *, token_url: str | None = N
         components=Components(security_schemes=schemes, parameters=_PARAMETERS),
         use_handler_docstrings=True,
         operation_id_creator=lambda handler, *_: handler.handler_name,
-        render_plugins=[page.ApiPage(settings), Document(settings)] if settings else [Document(settings)],
-        openapi_router=page.router(settings),
+        render_plugins=[page.ApiPage(path="/"), Document(media_type=MediaType.JSON)],
+        openapi_router=page.router(token_url),
     )
 
 
 class Document(JsonRenderPlugin):
     """Serves the completed document."""
 
-    def __init__(self, settings: ServiceSettings | None) -> None:
-        super().__init__(media_type=MediaType.JSON)
-        self._prefix = settings.auth_scope_prefix if settings else ""
-        self._rendered = b""
-
     def render(self, request: Request[Any, Any, Any], _generated: dict[str, Any]) -> bytes:
         """Return the document in JSON."""
-        if not self._rendered:
-            document = msgspec.json.encode(documenting.complete(request.app))
-            # Texts and examples of errors name scopes, too. No prefix has a character that JSON escapes.
-            for scope in (READ, WRITE):  # and READ_ALL, which begins with READ
-                document = document.replace(scope.encode(), f"{self._prefix}{scope}".encode())
-            self._rendered = document
-        return self._rendered
+        settings: ServiceSettings = request.app.state.resources.settings
+        document = msgspec.json.encode(documenting.complete(request.app))
+        # Texts and examples of errors name scopes, too. No prefix has a character that JSON escapes.
+        for scope in (READ, WRITE):  # and READ_ALL, which begins with READ
+            document = document.replace(scope.encode(), f"{settings.auth_scope_prefix}{scope}".encode())
+        return document

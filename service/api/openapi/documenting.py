@@ -6,10 +6,10 @@
 - Schemas lack constraints, `extra_json_schema` and `additionalProperties`
   (`_openapi/schema_generation/schema.py`). `complete` replaces them by those that msgspec makes.
 - A dependency's parameters are those of its signature (`_openapi/parameters.py`), which a struct of them
-  has not. `complete` adds them. Descriptions are written twice, and an optional parameter may be null.
+  has not. `complete` adds them. Descriptions and examples are written twice.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
@@ -20,11 +20,10 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
 from service.api.decoding import Sent
-from service.api.envelope import ErrorEnvelope, succeed
-from service.api.errors import translate
+from service.api.envelope import ErrorEnvelope, fail, succeed
+from service.api.errors import ApiError, translate
 from service.api.openapi import schemas
 from service.api.openapi.declarations import Documented, common_failures
-from service.server import asgi
 
 _EVERYWHERE = [{"$ref": f"#/components/parameters/{name}"} for name in ("X-Request-Id", "traceparent")]
 # The same access tokens as those of the scheme access_token: it shows how to request them.
@@ -35,36 +34,37 @@ CLIENT_CREDENTIALS = "client_credentials"
 def complete(app: Litestar) -> dict[str, Any]:
     """Return the OpenAPI document of an application."""
     document = app.openapi_schema.to_schema()
-    answers: list[Any] = [ErrorEnvelope]
-    bodies: list[type[Sent]] = []
-    for path, method, handler in _described(app):
-        documented: Documented = handler.opt.get("documented", Documented())
-        operation = document["paths"][path][method]
-        _describe(operation, handler, documented)
-        failures = common_failures(operation, path) | dict(documented.failures)
-        operation["responses"] = _answers(operation, handler, documented) | _refusals(failures)
-        answers.append(_payload(handler))
-        bodies += _bodies(handler)
-        if CLIENT_CREDENTIALS in document["components"]["securitySchemes"]:
-            scopes = [each["access_token"] for each in operation["security"] if "access_token" in each]
-            operation["security"] += [{CLIENT_CREDENTIALS: each} for each in scopes]
+    handlers = _handlers(app)
+    types: list[Any] = [ErrorEnvelope]
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            handler = handlers[operation["operationId"]]
+            answer = _answer_type(handler)
+            documented: Documented = handler.opt.get("documented", Documented())
+            _describe(operation, handler, documented)
+            failures = common_failures(operation, path) | dict(documented.failures)
+            operation["responses"] = _answers(answer, documented) | _refusals(failures)
+            types.append(answer)
+            if body := handler.parsed_data_field:
+                operation["requestBody"]["content"] = _content(body.annotation, documented.bodies)
+                types.append(body.annotation)
+            if CLIENT_CREDENTIALS in document["components"]["securitySchemes"]:
+                scopes = [each["access_token"] for each in operation["security"] if "access_token" in each]
+                operation["security"] += [{CLIENT_CREDENTIALS: each} for each in scopes]
     for parameter in document["components"]["parameters"].values():
         parameter.update(schemas.NO_FILL)
-    document["components"]["schemas"] = schemas.generate(answers, bodies)
+    document["components"]["schemas"] = schemas.generate(*types)
     return document
 
 
-def _described(app: Litestar) -> Iterator[tuple[str, str, HTTPRouteHandler]]:
-    """Yield the path, the method and the handler of each operation in the document."""
-    for route in app.routes:
-        if isinstance(route, HTTPRoute):
-            for method, (handler, _) in route.route_handler_map.items():
-                if handler.resolve_include_in_schema():
-                    yield route.path_format, method.lower(), handler
+def _handlers(app: Litestar) -> dict[str, HTTPRouteHandler]:
+    """Return the handlers by the ids of their operations."""
+    routes = [route for route in app.routes if isinstance(route, HTTPRoute)]
+    return {handler.handler_name: handler for route in routes for handler in route.route_handlers}
 
 
 def _describe(operation: dict[str, Any], handler: HTTPRouteHandler, documented: Documented) -> None:
-    """Take the summary from the docstring, and complete the parameters and the body."""
+    """Take the summary from the docstring, and complete the parameters."""
     operation["summary"], _, description = operation.pop("description").partition(".")
     if description:
         operation["description"] = description.strip()
@@ -72,53 +72,46 @@ def _describe(operation: dict[str, Any], handler: HTTPRouteHandler, documented: 
     for name, field in handler.parsed_fn_signature.parameters.items():
         if field.is_subclass_of(Sent) and name != "data":
             parameters += schemas.parameters(field.annotation)
+    parameters += [each.to_schema() for each in documented.parameters]
     operation["parameters"] = parameters + _EVERYWHERE
-    for body in _bodies(handler):
-        operation["requestBody"]["content"] = _content(body, documented.bodies)
 
 
-def _bodies(handler: HTTPRouteHandler) -> list[type[Sent]]:
-    """Return the type of the handler's body, if it takes one."""
-    return [handler.parsed_data_field.annotation] if handler.parsed_data_field else []
-
-
-def _payload(handler: HTTPRouteHandler) -> Any:  # noqa: ANN401 - a type
+def _answer_type(handler: HTTPRouteHandler) -> Any:  # noqa: ANN401 - a type
     """Return the type of the handler's answer: an Envelope."""
     returned = handler.parsed_return_field
     return (returned.inner_types[0] if returned.is_subclass_of(Response) else returned).annotation
 
 
-def _answers(
-    operation: dict[str, Any], handler: HTTPRouteHandler, documented: Documented
-) -> dict[str, dict[str, Any]]:
+def _answers(answer: object, documented: Documented) -> dict[str, dict[str, Any]]:
     """Return the responses that are no errors: 304, too, if the caller may send what it has."""
-    headers = schemas.headers(documented.headers, documented.headers | documented.rare_headers)
+    headers = schemas.headers(*documented.headers)
     examples = {name: succeed(payload) for name, payload in documented.answers.items()}
-    ok = {"description": HTTPStatus.OK.phrase, "headers": headers}
-    ok |= {"content": _content(_payload(handler), examples)}
+    ok = {
+        "description": HTTPStatus.OK.phrase,
+        "headers": headers,
+        "content": _content(answer, examples),
+    }
     answers = {"200": ok | ({"links": documented.links} if documented.links else {})}
-    if any(parameter.get("name") == "If-None-Match" for parameter in operation["parameters"]):
+    if any(parameter.name == "If-None-Match" for parameter in documented.parameters):
         answers["304"] = {"description": HTTPStatus.NOT_MODIFIED.phrase, "headers": headers}
     return answers
 
 
 def _refusals(failures: Mapping[str, Exception]) -> dict[str, dict[str, Any]]:
     """Return the responses that are errors."""
-    sent: dict[HTTPStatus, dict[str, asgi.Response]] = {}
+    by_status: dict[HTTPStatus, dict[str, ApiError]] = {}
     for name, failure in failures.items():
-        response = translate(failure).answer()
-        sent.setdefault(response.status, {})[name] = response
+        error = translate(failure)
+        by_status.setdefault(error.status, {})[name] = error
     return {
         str(status.value): {
             "description": status.phrase,
-            "headers": schemas.headers(
-                *({key.decode() for key, _ in each.headers} for each in named.values())
-            ),
+            "headers": schemas.headers(*(error.headers.keys() for error in named.values())),
             "content": _content(
-                ErrorEnvelope, {name: msgspec.json.decode(each.body) for name, each in named.items()}
+                ErrorEnvelope, {name: fail(status, error.errors) for name, error in named.items()}
             ),
         }
-        for status, named in sorted(sent.items())
+        for status, named in sorted(by_status.items())
     }
 
 
@@ -132,11 +125,10 @@ def _content(kind: object, examples: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _simplified(parameter: dict[str, Any]) -> dict[str, Any]:
-    """Remove what stands there twice, and that the parameter may be null: it may be left out."""
+    """Remove what stands there twice."""
     schema = parameter["schema"]
     del schema["description"]
     for example in parameter.pop("examples", {}).values():
         parameter["example"] = example["value"]
         del schema["examples"]
-    (kind,) = [each for each in schema.pop("oneOf", [{}]) if each != {"type": "null"}]
-    return {**parameter, "schema": {**kind, **schema}}
+    return parameter

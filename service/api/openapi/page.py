@@ -41,20 +41,14 @@ def lead_to_page() -> Redirect:
 class ApiPage(OpenAPIRenderPlugin):
     """The page of the HTTP API: how to get a token, and RapiDoc."""
 
-    def __init__(self, settings: ServiceSettings) -> None:
-        super().__init__(path="/")
-        self._settings = settings
-
     def render(self, request: Request[Any, Any, Any], _generated: dict[str, Any]) -> bytes:
         """Return the page."""
-        return _page(self._settings, documenting.complete(request.app)).encode()
-
-
-def _page(settings: ServiceSettings, document: dict[str, Any]) -> str:
-    prefix = escape(settings.auth_scope_prefix)
-    audience = settings.auth_audience
-    of_audience = f"the audience <code>{escape(audience)}</code>, " if audience is not None else ""
-    return f"""\
+        settings: ServiceSettings = request.app.state.resources.settings
+        document = documenting.complete(request.app)
+        prefix = escape(settings.auth_scope_prefix)
+        audience = settings.auth_audience
+        of_audience = f"the audience <code>{escape(audience)}</code>, " if audience is not None else ""
+        page = f"""\
 <!DOCTYPE html>
 <html lang="en"><head>
 <meta charset="utf-8">
@@ -85,6 +79,7 @@ customer a link: before <em>Try</em>, put an address of your own into the <em>Ex
 </rapi-doc>
 </body></html>
 """
+        return page.encode()
 
 
 def _contents(document: dict[str, Any]) -> str:
@@ -93,16 +88,6 @@ def _contents(document: dict[str, Any]) -> str:
         f'<li><a href="#{method}-{re.sub("[{}]", "-", path)}">{escape(operation["summary"])}</a></li>'
         for path, item in document["paths"].items()
         for method, operation in item.items()
-    )
-
-
-def _policy(token_url: str | None) -> str:
-    """Return the policy that lets the browser contact only this server and the issuer."""
-    issuer = urlsplit(token_url or "")
-    return (
-        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-        f"connect-src 'self'{f' {issuer.scheme}://{issuer.netloc}' if token_url else ''}; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'"
     )
 
 
@@ -131,9 +116,17 @@ def _refuse_unknown(response: Response[Any]) -> Response[Any]:
     return response
 
 
-def router(settings: ServiceSettings | None) -> Router:
-    """Return the routes below /schema, to which Litestar adds the page and the OpenAPI document."""
-    policy = _policy(settings.auth_token_url if settings else None)
+def router(token_url: str | None) -> Router:
+    """Return the routes below /schema, to which Litestar adds the page and the OpenAPI document.
+
+    Their policy lets the browser contact only this server and the issuer.
+    """
+    issuer = urlsplit(token_url or "")
+    policy = (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+        f"connect-src 'self'{f' {issuer.scheme}://{issuer.netloc}' if token_url else ''}; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'"
+    )
     return Router(
         "/schema",
         route_handlers=[asyncapi_document, asset],

@@ -1,7 +1,6 @@
 """The schemas of the OpenAPI document, as msgspec makes them, its parameters and headers."""
 
 import inspect
-from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -29,20 +28,19 @@ _WITHOUT_WAIVER = {"properties": {"calculation_fee_exempt": {"const": False}}}
 _WAIVER_RULE = {"dependentSchemas": {"calculation_fee_exempt": {"anyOf": [_WITHOUT_WAIVER, _WITH_REASON]}}}
 
 
-def generate(answers: Iterable[object], bodies: Sequence[type[Sent]]) -> dict[str, Any]:
+def generate(*types: object) -> dict[str, Any]:
     """Return the schemas of these types, and of the types in them, by name."""
-    schemas = asyncapi.generate(*answers, *bodies)
+    schemas = asyncapi.generate(*types)
     _name_events(schemas)
     for schema in schemas.values():
         schema["description"] = inspect.cleandoc(schema["description"])
         schema.pop("title", None)  # The name of a class, which RapiDoc would show.
+        for field in schema.get("properties", {}).values():
+            field.pop("default", None)  # openapi-typescript would make the field required.
     for event in events.SENT:  # Otherwise RapiDoc would show the component's name.
         schemas[asyncapi.schema_name(event)]["title"] = f"{event.type} event"
     schemas[asyncapi.schema_name(RequestEvent)]["title"] = "another event"
     schemas[CreateBody.__name__] |= _WAIVER_RULE
-    for body in bodies:
-        for field in schemas[body.__name__]["properties"].values():
-            field.pop("default", None)  # openapi-typescript would make the field required.
     code = schemas[FieldError.__name__]["properties"]["code"]
     # With an enum, generated clients would fail on a code that a later release adds.
     code |= {"type": "string", "examples": code.pop("enum")}
@@ -129,12 +127,10 @@ _HEADERS = {
 
 
 def headers(*answers: AbstractSet[str]) -> dict[str, Any]:
-    """Describe the headers that answers have, of which each has those with these names, in lower case."""
-    always = {"X-Request-Id"}.union(
-        name for name in _HEADERS if all(name.lower() in each for each in answers)
-    )
+    """Describe the headers of answers, of which each has those with these names, in lower case."""
+    found = [{"x-request-id", *names} for names in answers]
     return {
-        name: described | {"required": name in always}
+        name: described | {"required": all(name.lower() in names for names in found)}
         for name, described in _HEADERS.items()
-        if name in always or any(name.lower() in each for each in answers)
+        if any(name.lower() in names for names in found)
     }
