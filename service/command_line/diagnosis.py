@@ -1,9 +1,6 @@
 """How the command `doctor` checks its servers, and the checks that both programs share."""
 
 import asyncio
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Literal, TypeAlias
@@ -20,7 +17,6 @@ from service.postgres.pool import Connection
 from service.settings import InvalidSetting
 
 CHECK_SECONDS = 8.0  # for each server. The servers are checked concurrently.
-APP_SECONDS = 5.0
 _COMMIT_SECONDS = 2.0
 
 
@@ -155,30 +151,6 @@ _USED_KEYS = """
     SELECT secret_key_id
       FROM (SELECT secret_key_id FROM calculation_request ORDER BY id DESC LIMIT 1000) AS newest
 """
-
-
-def app_check(app_url: str) -> Check:
-    """Return the check of the customers' application, to which the links in e-mails lead."""
-    do = "customers cannot use their links, unless a network policy stops only the doctor: is APP_URL right?"
-
-    async def run() -> AsyncIterator[Finding]:
-        status = await asyncio.to_thread(_status_of, app_url)
-        fault = Finding("wrong", "application", f"it answers {status}", do)
-        yield fault if status >= 500 else Finding("ok", "application", "APP_URL is served")
-
-    return Check("application", ["APP_URL"], run, do)
-
-
-def _status_of(url: str) -> int:
-    """Return the HTTP status of a GET. Raises OSError."""
-    # From Python 3.12 on, every later call would use the context, and so the authorities, of the first.
-    context = ssl.create_default_context()
-    try:
-        with urllib.request.urlopen(url, timeout=APP_SECONDS, context=context) as response:  # noqa: S310 - http
-            return int(response.status)
-    except urllib.error.HTTPError as error:
-        with error:  # It holds the connection.
-            return error.code
 
 
 def encryption(urls: Mapping[str, str | None]) -> Finding:

@@ -50,7 +50,6 @@ async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
     broker, mail = partial(_rabbitmq, settings), partial(_mail_server, settings)
     checks = (
         diagnosis.postgres_check(settings.database_url, settings.request_secret_keys, _requests),
-        diagnosis.app_check(settings.app_url),
         Check("rabbitmq", ["AMQP_URL"], broker, _ASK_RABBITMQ),
         Check("mail server", ["SMTP_URL", "MAIL_FROM"], mail, _ASK_MAIL_SERVER),
     )

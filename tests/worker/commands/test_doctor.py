@@ -36,15 +36,14 @@ from worker.rabbitmq import topology
 SERVERS = {
     "postgres": ("DATABASE_URL", "postgresql"),
     "signing keys": ("AUTH_JWKS_URL", "https"),
-    "application": ("APP_URL", "http"),
     "rabbitmq": ("AMQP_URL", "amqp"),
     "mail server": ("SMTP_URL", "smtp"),
 }
 QUEUES = ["notifications", "calculation-results"]
 CHECKS = {
-    "service": ["settings", "postgres", "secret keys", "application", "signing keys", "encryption"],
+    "service": ["settings", "postgres", "secret keys", "signing keys", "encryption"],
     "worker": [
-        *("settings", "postgres", "secret keys", "requests", "application", "rabbitmq"),
+        *("settings", "postgres", "secret keys", "requests", "rabbitmq"),
         *(f"queue {name}{kind}" for kind in ("", ".dead-letters") for name in QUEUES),
         *("mail server", "encryption"),
     ],
@@ -52,12 +51,10 @@ CHECKS = {
 
 
 @pytest.fixture
-async def environment(worker_settings, service_settings):
+def environment(worker_settings, service_settings):
     """The environment of processes without problems, on this machine."""
-    async with answering(http_answer("404 Not Found", b"")) as port:
-        both = environment_of(worker_settings) | environment_of(service_settings)
-        url = databases.as_role(service_settings.database_url, "operator")
-        yield both | {"APP_URL": f"http://127.0.0.1:{port}", "DATABASE_URL": url}
+    both = environment_of(worker_settings) | environment_of(service_settings)
+    return both | {"DATABASE_URL": databases.as_role(service_settings.database_url, "operator")}
 
 
 async def found(environment: Mapping[str, str], check: str, url: object = None) -> str:
@@ -102,7 +99,6 @@ async def test_healthy_environment_has_a_line_for_each_check_and_stays_as_it_was
                 *("wrong settings LOG_LEVEL", "wrong settings REQUEST_SECRET_KEYS"),
                 "wrong postgres Postgres at DATABASE_URL is unavailable",
                 "wrong signing keys connection refused",
-                "ok application APP_URL is served",
                 "ok encryption connections to other machines are encrypted and verified",
             ],
         ),
@@ -113,7 +109,6 @@ async def test_healthy_environment_has_a_line_for_each_check_and_stays_as_it_was
                 "wrong postgres Postgres at DATABASE_URL is unavailable",
                 "wrong rabbitmq connection refused",
                 "warning mail server not checked without MAIL_FROM",
-                "ok application APP_URL is served",
                 "ok encryption connections to other machines are encrypted and verified",
             ],
         ),
@@ -122,7 +117,6 @@ async def test_healthy_environment_has_a_line_for_each_check_and_stays_as_it_was
 async def test_command_says_what_is_wrong_first_and_prints_no_secret(environment, program, expected):
     environment |= {
         **at(f"me:hunter2@127.0.0.1:{free_port()}"),
-        "APP_URL": environment["APP_URL"],
         "LOG_LEVEL": "hunter2",
         "MAIL_FROM": "hunter2",
         "REQUEST_SECRET_KEYS": "current:hunter2",
@@ -141,7 +135,7 @@ async def test_command_says_what_is_wrong_first_and_prints_no_secret(environment
     [
         *(
             (check, part, value, says)
-            for check in ("postgres", "rabbitmq", "application")
+            for check in ("postgres", "rabbitmq")
             for part, value, says in (
                 ("port", 1, "connection refused"),
                 ("host", "nowhere.invalid", "unknown host"),
@@ -168,14 +162,13 @@ async def test_no_check_waits_long_for_a_server_that_is_or_becomes_silent(
     environment, broker_link, monkeypatch
 ):
     monkeypatch.setattr(diagnosis, "CHECK_SECONDS", 1.5)
-    monkeypatch.setattr(diagnosis, "APP_SECONDS", 0.3)
     broker_link.hold_before(b"notifications")
     async with asyncio.timeout(12), answering(None) as port:
         environment |= at(f"127.0.0.1:{port}") | {"AMQP_URL": broker_link.url}
         findings = [*await examine_service(environment), *await examine_worker(environment)]
 
     assert {(each.check, each.state) for each in findings if each.says == "no answer in time"} == {
-        (check, "wrong") for check in ("postgres", "signing keys", "rabbitmq", "mail server", "application")
+        (check, "wrong") for check in ("postgres", "signing keys", "rabbitmq", "mail server")
     }
     assert ("rabbitmq", "ok") in {(each.check, each.state) for each in findings}, "what is known is shown"
 
@@ -343,17 +336,11 @@ async def test_refusing_mail_server_is_found(environment, command, answer, line)
         assert (await found(environment, "mail server", server.url)).startswith(line)
 
 
-@pytest.mark.parametrize(
-    ("check", "status", "line"),
-    [
-        ("application", "200 OK", "ok: APP_URL is served"),
-        ("application", "503 Service Unavailable", "wrong: it answers 503"),
-        ("signing keys", "404 Not Found", "wrong: HTTPStatusError"),
-    ],
-)
-async def test_application_and_issuer_are_asked(environment, authority, check, status, line):
-    async with answering(http_answer(status, b""), authority.server_context()) as port:
-        assert (await found(environment, check, f"https://127.0.0.1:{port}")).startswith(line)
+async def test_issuer_is_asked(environment, authority):
+    async with answering(http_answer("404 Not Found", b""), authority.server_context()) as port:
+        says = await found(environment, "signing keys", f"https://127.0.0.1:{port}")
+
+    assert says.startswith("wrong: HTTPStatusError")
 
 
 async def test_worker_notes_its_keys_and_reports_another_one_under_the_same_id(
