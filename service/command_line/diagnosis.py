@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Literal, TypeAlias
-from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
@@ -151,28 +150,3 @@ _USED_KEYS = """
     SELECT secret_key_id
       FROM (SELECT secret_key_id FROM calculation_request ORDER BY id DESC LIMIT 1000) AS newest
 """
-
-
-def encryption(urls: Mapping[str, str | None]) -> Finding:
-    """Warn of URLs of servers on other machines with which others may read or change what is sent."""
-    unsafe = ", ".join(variable for variable, url in urls.items() if url and not _is_verified(url))
-    if not unsafe:
-        return Finding("ok", "encryption", "connections to other machines are encrypted and verified")
-    do = "see Installation in deploy/README.md for the right form"
-    return Finding("warning", "encryption", f"connections are not encrypted, or not verified: {unsafe}", do)
-
-
-def _is_verified(url: str) -> bool:
-    """Whether the client checks the server's certificate and name, or the server is on this machine.
-
-    Of Postgres, `sslmode=require` checks the certificate only if there is a file of authorities, and never
-    the name.
-    """
-    parts = urlsplit(url)
-    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    host = query.get("host", parts.hostname or "")
-    if host in {"", "localhost", "127.0.0.1", "::1"} or host.startswith("/"):
-        return True
-    if parts.scheme == "amqps":
-        return query.get("no_verify_ssl", "0") == "0"
-    return parts.scheme in {"smtps", "smtp+starttls"} or query.get("sslmode") == "verify-full"

@@ -45,8 +45,7 @@ async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
         diagnosis.postgres_check(settings.database_url, settings.request_secret_keys),
         Check("signing keys", ["AUTH_JWKS_URL"], partial(_signing_keys, settings), _DO),
     )
-    encryption = diagnosis.encryption({"DATABASE_URL": settings.database_url})
-    return [*await diagnosis.diagnose(problems, parsers, checks), encryption]
+    return await diagnosis.diagnose(problems, parsers, checks)
 
 
 async def _signing_keys(settings: ServiceSettings) -> AsyncIterator[Finding]:

@@ -53,13 +53,7 @@ async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
         Check("rabbitmq", ["AMQP_URL"], broker, _ASK_RABBITMQ),
         Check("mail server", ["SMTP_URL", "MAIL_FROM"], mail, _ASK_MAIL_SERVER),
     )
-    urls = {
-        "DATABASE_URL": settings.database_url,
-        "LISTEN_DATABASE_URL": settings.listen_database_url,
-        "AMQP_URL": settings.amqp_url,
-        "SMTP_URL": settings.smtp_url,
-    }
-    return [*await diagnosis.diagnose(problems, parsers, checks), diagnosis.encryption(urls)]
+    return await diagnosis.diagnose(problems, parsers, checks)
 
 
 async def _requests(connection: Connection) -> AsyncIterator[Finding]:

@@ -41,11 +41,11 @@ SERVERS = {
 }
 QUEUES = ["notifications", "calculation-results"]
 CHECKS = {
-    "service": ["settings", "postgres", "secret keys", "signing keys", "encryption"],
+    "service": ["settings", "postgres", "secret keys", "signing keys"],
     "worker": [
         *("settings", "postgres", "secret keys", "requests", "rabbitmq"),
         *(f"queue {name}{kind}" for kind in ("", ".dead-letters") for name in QUEUES),
-        *("mail server", "encryption"),
+        "mail server",
     ],
 }
 
@@ -99,7 +99,6 @@ async def test_healthy_environment_has_a_line_for_each_check_and_stays_as_it_was
                 *("wrong settings LOG_LEVEL", "wrong settings REQUEST_SECRET_KEYS"),
                 "wrong postgres Postgres at DATABASE_URL is unavailable",
                 "wrong signing keys connection refused",
-                "ok encryption connections to other machines are encrypted and verified",
             ],
         ),
         (
@@ -109,7 +108,6 @@ async def test_healthy_environment_has_a_line_for_each_check_and_stays_as_it_was
                 "wrong postgres Postgres at DATABASE_URL is unavailable",
                 "wrong rabbitmq connection refused",
                 "warning mail server not checked without MAIL_FROM",
-                "ok encryption connections to other machines are encrypted and verified",
             ],
         ),
     ],
@@ -281,36 +279,6 @@ async def test_messages_that_nobody_reads_and_dead_letters_are_found(environment
     assert [line.partition(";")[0] for line in lines] == [
         *("wrong: 1 messages, 0 consumers", "warning: 0 messages, 0 consumers", "warning: 1 messages"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("url", "state"),
-    [
-        ("postgresql://me:hunter2@server.test/name?sslmode=verify-full", "ok"),
-        ("postgresql://me:hunter2@server.test/name?sslmode=require", "warning"),
-        ("postgresql:///name?host=/run/postgresql", "ok"),
-        ("amqps://me:hunter2@server.test", "ok"),
-        ("amqps://me:hunter2@server.test/?no_verify_ssl=1", "warning"),
-        ("amqp://me:hunter2@server.test", "warning"),
-        ("smtps://me:hunter2@server.test", "ok"),
-        ("smtp+starttls://me:hunter2@server.test", "ok"),
-        ("smtp://me:hunter2@server.test", "warning"),
-    ],
-)
-def test_connection_to_another_machine_that_is_not_verified_is_found(url, state):
-    finding = diagnosis.encryption({"ITS_URL": url, "ANOTHER_URL": None})
-
-    assert (finding.state, "ITS_URL" in finding.says) == (state, state == "warning")
-    assert "hunter2" not in finding.says
-
-
-async def test_doctors_look_at_every_url_of_a_server(environment):
-    urls = dict.fromkeys(("DATABASE_URL", "LISTEN_DATABASE_URL"), "postgresql://nowhere.invalid/name")
-    urls |= {"AMQP_URL": "amqp://nowhere.invalid", "SMTP_URL": "smtp://nowhere.invalid"}
-
-    for examine, variables in ((examine_service, ["DATABASE_URL"]), (examine_worker, urls)):
-        *_, finding = await examine(environment | urls)
-        assert finding.says.endswith(": " + ", ".join(variables))
 
 
 @pytest.mark.parametrize(
