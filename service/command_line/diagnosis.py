@@ -1,9 +1,8 @@
 """How the command `doctor` checks its servers, and the checks that both programs share."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from functools import partial
-from typing import Literal, TypeAlias
+from collections.abc import AsyncIterator
+from typing import Literal
 
 import msgspec
 
@@ -13,8 +12,8 @@ from service.command_line import connecting
 from service.command_line.answering import Answer
 from service.command_line.connecting import reason
 from service.postgres.pool import Connection
-from service.settings import InvalidSetting
 
+POSTGRES_DO = "see PostgresUnavailable in the runbook"
 CHECK_SECONDS = 8.0  # for each server. The servers are checked concurrently.
 _COMMIT_SECONDS = 2.0
 
@@ -26,18 +25,6 @@ class Finding(msgspec.Struct, frozen=True):
     check: str
     says: str
     do: str | None = None
-
-
-class Check(msgspec.Struct, frozen=True):
-    """A check of a server: the variables that the check needs, and what to do if it raises an exception."""
-
-    name: str
-    needs: Collection[str]
-    run: Callable[[], AsyncIterator[Finding]]
-    do: str
-
-
-Part: TypeAlias = Callable[[Connection], AsyncIterator[Finding]]
 
 
 def answer(findings: list[Finding]) -> Answer:
@@ -52,52 +39,28 @@ def answer(findings: list[Finding]) -> Answer:
     return Answer(findings, "\n".join(lines), status=int(findings[0].state == "wrong"))
 
 
-async def diagnose(
-    problems: Mapping[str, str], parsers: Mapping[str, Callable[[], object]], checks: Iterable[Check]
-) -> list[Finding]:
-    """Return a finding for each bad variable, and the findings of *checks*, which run concurrently.
-
-    *problems* come from `settings.examine`. *parsers* look more closely at variables without a problem, and
-    raise InvalidSetting.
-    """
-    bad = dict(problems)
-    for variable in parsers.keys() - problems.keys():
-        try:
-            parsers[variable]()
-        except InvalidSetting as error:
-            bad[variable] = str(error)
-    findings = [Finding("wrong", "settings", bad[variable]) for variable in sorted(bad)]
-    findings = findings or [Finding("ok", "settings", "all variables are valid")]
-    for found in await asyncio.gather(*(_run(check, bad.keys()) for check in checks)):
-        findings += found
-    return findings
-
-
-async def _run(check: Check, bad: Collection[str]) -> list[Finding]:
-    if missing := sorted(set(check.needs).intersection(bad)):
-        return [Finding("warning", check.name, f"not checked without {', '.join(missing)}")]
+async def check(name: str, findings: AsyncIterator[Finding], *, do: str) -> list[Finding]:
+    """Return the findings of one check, the last of which says *do* if the check raises an exception."""
     found: list[Finding] = []
     try:
         async with asyncio.timeout(CHECK_SECONDS):
-            async for finding in check.run():
+            async for finding in findings:
                 found.append(finding)  # noqa: PERF401 - findings before an error are kept
     except Exception as error:  # noqa: BLE001 - a failing check must not hide the other findings
-        found.append(Finding("wrong", check.name, reason(error), check.do))
+        found.append(Finding("wrong", name, reason(error), do))
     return found
 
 
-def postgres_check(database_url: str, secret_keys: str | None, *parts: Part) -> Check:
-    """Return the check of Postgres. *parts* are further checks of the tables."""
-    all_parts: list[Part] = [partial(_secret_keys, secret_keys), *parts]
+async def check_postgres(url: str, ring: SecretKeyRing) -> list[Finding]:
+    """Say whether Postgres takes writes, and whether *ring* has the keys that were in use before."""
+    return await check("postgres", _postgres(url, ring), do=POSTGRES_DO)
 
-    async def run() -> AsyncIterator[Finding]:
-        async with connecting.postgres(database_url) as connection:
-            yield await _write(connection)
-            for part in all_parts:
-                async for finding in part(connection):
-                    yield finding
 
-    return Check("postgres", ["DATABASE_URL"], run, "see PostgresUnavailable in the runbook")
+async def _postgres(url: str, ring: SecretKeyRing) -> AsyncIterator[Finding]:
+    async with connecting.postgres(url) as connection:
+        yield await _write(connection)
+        for finding in await _secret_keys(connection, ring):
+            yield finding
 
 
 async def _write(connection: Connection) -> Finding:
@@ -126,21 +89,15 @@ async def _write(connection: Connection) -> Finding:
     return Finding("ok", "postgres", "takes writes, has the schema")
 
 
-async def _secret_keys(text: str | None, connection: Connection) -> AsyncIterator[Finding]:
+async def _secret_keys(connection: Connection, ring: SecretKeyRing) -> list[Finding]:
     """Look for keys that were used and are now missing, and for ids that now name another key."""
-    try:
-        ring = SecretKeyRing.parse(text or "")
-    except InvalidSetting:
-        return  # The check of the settings reports this.
-    used = {row["id"] for row in await connection.fetch(_USED_KEYS)}
     others = await request_secrets.find_other_keys(connection, ring)
+    used = {row["id"] for row in await connection.fetch(_USED_KEYS)}
+    says = [f"another key than before has the id {key_id}" for key_id in others]
+    says += [f"stored requests need {key_id}, which is missing" for key_id in sorted(used - ring.keys.keys())]
     do = "put the right key back: without it the links that customers have are not valid"
-    for key_id in others:
-        yield Finding("wrong", "secret keys", f"another key than before has the id {key_id}", do)
-    for key_id in sorted(used - ring.keys.keys()):
-        yield Finding("wrong", "secret keys", f"stored requests need {key_id}, which is missing", do)
-    if not others and used <= ring.keys.keys():
-        yield Finding("ok", "secret keys", "has every key that was in use before")
+    faults = [Finding("wrong", "secret keys", each, do) for each in says]
+    return faults or [Finding("ok", "secret keys", "has every key that was in use before")]
 
 
 _USED_KEYS = """

@@ -1,11 +1,11 @@
 """`doctor`: what is wrong with the API and the servers that it needs."""
 
+import asyncio
 import json
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from functools import partial
 
 import click
 import jwt
@@ -16,8 +16,8 @@ from service.calculation_requests.conveyancers import UnknownConveyancer, charge
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import connecting, diagnosis
 from service.command_line.answering import Answer, answering
-from service.command_line.diagnosis import Check, Finding
-from service.settings import ServiceSettings, examine
+from service.command_line.diagnosis import Finding
+from service.settings import ServiceSettings, load
 
 _DO = "what does AUTH_JWKS_URL answer?"
 _ASK_SERVERS = "are AUTH_JWKS_URL and DATABASE_URL right?"
@@ -38,14 +38,14 @@ async def doctor(*, judges_token: bool) -> Answer:
 
 
 async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
-    """Check everything that the API needs."""
-    settings, problems = examine(ServiceSettings, environment)
-    parsers = {"REQUEST_SECRET_KEYS": partial(SecretKeyRing.parse, settings.request_secret_keys)}
-    checks = (
-        diagnosis.postgres_check(settings.database_url, settings.request_secret_keys),
-        Check("signing keys", ["AUTH_JWKS_URL"], partial(_signing_keys, settings), _DO),
+    """Check everything that the API needs. Raises InvalidSetting."""
+    settings = load(ServiceSettings, environment)
+    ring = SecretKeyRing.parse(settings.request_secret_keys)
+    of_postgres, of_signing_keys = await asyncio.gather(
+        diagnosis.check_postgres(settings.database_url, ring),
+        diagnosis.check("signing keys", _signing_keys(settings), do=_DO),
     )
-    return await diagnosis.diagnose(problems, parsers, checks)
+    return of_postgres + of_signing_keys
 
 
 async def _signing_keys(settings: ServiceSettings) -> AsyncIterator[Finding]:
@@ -54,12 +54,9 @@ async def _signing_keys(settings: ServiceSettings) -> AsyncIterator[Finding]:
 
 
 async def examine_token(environment: Mapping[str, str], token: str) -> list[Finding]:
-    """Judge one access token by the settings of the API."""
-    settings, problems = examine(ServiceSettings, environment)
-    matter = [name for name in problems if name.startswith("AUTH_") or name == "DATABASE_URL"]
-    problems = {name: problems[name] for name in matter}
-    check = Check("token", matter, partial(_judge, settings, token), _ASK_SERVERS)
-    return await diagnosis.diagnose(problems, {}, [check])
+    """Judge one access token by the settings of the API. Raises InvalidSetting."""
+    settings = load(ServiceSettings, environment)
+    return await diagnosis.check("token", _judge(settings, token), do=_ASK_SERVERS)
 
 
 async def _judge(settings: ServiceSettings, token: str) -> AsyncIterator[Finding]:
