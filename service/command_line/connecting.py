@@ -10,7 +10,7 @@ import click
 
 from service.postgres import outages, schema
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection, connect
+from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated
 from service.settings import DatabaseSettings, InvalidSetting, load
 
@@ -42,13 +42,21 @@ async def postgres(
     SchemaOutdated, or ClickException if access or a lock is denied.
     """
     try:
-        connection = await _connect(url or load(DatabaseSettings).database_url, statement_seconds)
+        connection: Connection = await asyncpg.connect(
+            url or load(DatabaseSettings).database_url,
+            timeout=_CONNECT_SECONDS,
+            command_timeout=statement_seconds,
+            statement_cache_size=0,  # not every pooler supports prepared statements
+            server_settings={"application_name": "calculation-requests operator"},
+        )
         try:
             if checks_schema and await schema.read_version(connection) < schema.VERSION:
                 raise SchemaOutdated
             yield connection
         finally:
             await connection.close(timeout=_CLOSE_SECONDS)
+    except asyncpg.ClientConfigurationError:
+        raise InvalidSetting("DATABASE_URL: not the address of a Postgres server") from None
     except asyncpg.ReadOnlySQLTransactionError:
         raise PostgresUnavailable("Postgres at DATABASE_URL takes no writes: is it a standby?") from None
     except (
@@ -66,21 +74,6 @@ async def postgres(
         raise click.ClickException(held) from None
     except outages.OUTAGE_ERRORS as error:
         raise PostgresUnavailable(f"Postgres at DATABASE_URL is unavailable: {reason(error)}") from error
-
-
-async def _connect(url: str, statement_seconds: float | None) -> Connection:
-    try:
-        return await connect(
-            url,
-            timeout=_CONNECT_SECONDS,
-            command_timeout=statement_seconds,
-            statement_cache_size=0,  # not every pooler supports prepared statements
-            server_settings={"application_name": "calculation-requests operator"},
-        )
-    except ValueError as error:
-        if outages.is_outage(error):  # A rejected certificate may be renewed.
-            raise
-        raise InvalidSetting("DATABASE_URL: not the address of a Postgres server") from None
 
 
 def reason(error: BaseException) -> str:
