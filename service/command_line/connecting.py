@@ -30,12 +30,7 @@ _WORDS: dict[type[BaseException], str] = {
 
 
 @asynccontextmanager
-async def postgres(
-    url: str | None = None,
-    *,
-    checks_schema: bool = True,
-    statement_seconds: float | None = _STATEMENT_SECONDS,
-) -> AsyncIterator[Connection]:
+async def postgres(url: str | None = None, *, applies_schema: bool = False) -> AsyncIterator[Connection]:
     """Open a direct connection to Postgres, at DATABASE_URL unless there is a *url*.
 
     A standby is enough for commands that only read. Raises InvalidSetting, PostgresUnavailable and
@@ -45,12 +40,12 @@ async def postgres(
         connection: Connection = await asyncpg.connect(
             url or load(DatabaseSettings).database_url,
             timeout=_CONNECT_SECONDS,
-            command_timeout=statement_seconds,
+            command_timeout=None if applies_schema else _STATEMENT_SECONDS,
             statement_cache_size=0,  # not every pooler supports prepared statements
             server_settings={"application_name": "calculation-requests operator"},
         )
         try:
-            if checks_schema and await schema.read_version(connection) < schema.VERSION:
+            if not applies_schema and await schema.read_version(connection) < schema.VERSION:
                 raise SchemaOutdated
             yield connection
         finally:
@@ -65,7 +60,7 @@ async def postgres(
         asyncpg.DuplicateTableError,
     ) as error:
         needed = "Has the user of DATABASE_URL the rights of calculation_requests_operator?"
-        if not checks_schema:
+        if applies_schema:
             needed = "Is the user of DATABASE_URL the owner of the schema?"
         refusal = f"Postgres refused: {error}. {needed}"
         raise click.ClickException(refusal) from None
