@@ -73,9 +73,7 @@ class Authenticator:
         async with connections.acquired(self._pool, seconds=seconds) as connection:
             is_valid = await api_keys.is_valid(connection, token)
         if not is_valid:
-            raise InvalidCredentials(
-                "The API key is not valid: it was revoked or never issued, or its firm is disabled."
-            )
+            raise InvalidCredentials("The API key is not valid: it was revoked or never issued.")
 
     def _verify(self, token: str) -> Caller | InternalReader:
         try:

@@ -114,7 +114,7 @@ def test_wrong_argument_is_explained_before_anything_is_done(command, part):
         ),
         *(
             (f"service {command} nobody", {}, NO_FIRM)
-            for command in ("conveyancer disable", "conveyancer enable", "api-key create crm --conveyancer")
+            for command in ("conveyancer disable", "conveyancer enable")
         ),
         ("service api-key revoke 000000000000", {}, "No valid API key has this prefix"),
         (f"service api-key create {CONVEYANCER}", {"DATABASE_URL": STANDBY}, "is it a standby?"),
