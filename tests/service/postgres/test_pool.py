@@ -234,6 +234,7 @@ async def test_callers_wait_a_bounded_time_for_a_lent_connection_when_postgres_a
             process: int = await connection.fetchval("SELECT pg_backend_pid() FROM pg_sleep(0.05)")
         return process
 
+    assert await work()
     with rises("postgres_unavailable_total", by=0):
         served = await asyncio.gather(*(work() for _ in range(20)))
 
