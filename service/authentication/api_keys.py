@@ -17,11 +17,6 @@ def looks_like_api_key(token: str) -> bool:
     return _API_KEY.fullmatch(token) is not None
 
 
-def prefix_of(api_key: str) -> str:
-    """Return the public part of an API key."""
-    return api_key.split("_")[1]
-
-
 async def create(connection: Connection, client: str) -> str:
     """Return a new API key, `cr_<prefix>_<secret>`. Only its hash is stored, so it cannot be shown again."""
     prefix = secrets.token_hex(6)

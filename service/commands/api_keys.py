@@ -22,7 +22,8 @@ async def create(client: str, by: Operator) -> Answer:
     """
     async with connecting.postgres() as connection, connections.bounded_transaction(connection):
         key = await api_keys.create(connection, client)
-        subject = f"{api_keys.prefix_of(key)} of {client}"
+        _, prefix, _ = key.split("_", maxsplit=2)
+        subject = f"{prefix} of {client}"
         await operator_actions.record(connection, "api-key create", [(None, subject)], by)
     return Answer({"key": key}, key)
 
