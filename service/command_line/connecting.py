@@ -54,15 +54,9 @@ async def postgres(url: str | None = None, *, applies_schema: bool = False) -> A
         raise InvalidSetting("DATABASE_URL: not the address of a Postgres server") from None
     except asyncpg.ReadOnlySQLTransactionError:
         raise PostgresUnavailable("Postgres at DATABASE_URL takes no writes: is it a standby?") from None
-    except (
-        asyncpg.InsufficientPrivilegeError,
-        asyncpg.InvalidSchemaNameError,
-        asyncpg.DuplicateTableError,
-    ) as error:
-        needed = "Has the user of DATABASE_URL the rights of calculation_requests_operator?"
-        if applies_schema:
-            needed = "Is the user of DATABASE_URL the owner of the schema?"
-        refusal = f"Postgres refused: {error}. {needed}"
+    except asyncpg.InsufficientPrivilegeError as error:
+        role = "the schema's owner" if applies_schema else "calculation_requests_operator"
+        refusal = f"Postgres refused: {error}. Has the user of DATABASE_URL the rights of {role}?"
         raise click.ClickException(refusal) from None
     except asyncpg.LockNotAvailableError:
         held = "Another transaction has locked the same rows. Find it in pg_stat_activity, then try again."

@@ -160,7 +160,7 @@ async def test_user_of_another_name_may_be_a_member_of_a_role(database_url, data
             "conveyancer list",
             "Has the user of DATABASE_URL the rights of calculation_requests_operator?",
         ),
-        ("api", "schema apply", "Is the user of DATABASE_URL the owner of the schema?"),
+        ("api", "schema apply", "Has the user of DATABASE_URL the rights of the schema's owner?"),
     ],
     ids=["may not connect", "may not read", "is not the owner"],
 )
