@@ -23,12 +23,11 @@ SELECT id, name, charges_calculation_fee
 
 -- API keys for the questionnaire. A key is stored only as a hash. The public prefix identifies the key.
 CREATE TABLE api_key (
-    prefix         text PRIMARY KEY,
-    key_sha256     bytea NOT NULL UNIQUE,
-    client         text NOT NULL,   -- the program that sends the key
-    conveyancer_id text REFERENCES conveyancer (id), -- while this firm is disabled, the key is refused
-    created_at     timestamptz NOT NULL DEFAULT now(),
-    revoked_at     timestamptz
+    prefix     text PRIMARY KEY,
+    key_sha256 bytea NOT NULL UNIQUE,
+    client     text NOT NULL,   -- the program that sends the key
+    created_at timestamptz NOT NULL DEFAULT now(),
+    revoked_at timestamptz
 );
 
 -- Calculation requests. There is no foreign key to conveyancer, because with such a key all concurrent

@@ -1,7 +1,6 @@
 """Describes msgspec's errors in terms of JSON, without quoting the input."""
 
 import re
-from functools import lru_cache
 
 import msgspec
 
@@ -33,7 +32,6 @@ def why_unreadable(text: bytes, error: Exception) -> str:
     return str(error).removeprefix("JSON is malformed: ")
 
 
-@lru_cache(maxsize=256)  # Uncached, this took half the time of a rejection.
 def in_json_words(problem: str) -> str:
     """Return a problem that msgspec reported, with JSON's type names in place of Python's."""
     return _QUOTED_TYPES.sub(

@@ -1,11 +1,12 @@
 """The environment variables of both processes, and of the API alone. worker/settings.py has the worker's."""
 
 import os
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
+
+from service import json_faults
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
@@ -75,10 +76,10 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     auth_scope_prefix: ScopePrefix = ""
     auth_leeway_seconds: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0
 
-    @property
-    def accepts_any_client_of_the_issuer(self) -> bool:
-        """Whether tokens for other services of the issuer would be accepted, which must not be."""
-        return self.auth_audience is None and not self.auth_clients.replace(",", " ").strip()
+    def __post_init__(self) -> None:
+        """Refuse settings with which tokens for other services of the issuer would be accepted."""
+        if self.auth_audience is None and not self.auth_clients.replace(",", " ").strip():
+            raise ValueError("missing environment variable AUTH_AUDIENCE, or the clients in AUTH_CLIENTS")
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, rename="upper"):
@@ -101,45 +102,10 @@ def load(kind: type[AnyStruct], environment: Mapping[str, str] = os.environ) -> 
 
     Raises InvalidSetting. It names the variable but does not show the value, which may be a password.
     """
-    settings, problems = examine(kind, environment)
-    for problem in problems.values():
-        raise InvalidSetting(problem)
-    return settings
-
-
-def examine(
-    kind: type[AnyStruct], environment: Mapping[str, str] = os.environ
-) -> tuple[AnyStruct, dict[str, str]]:
-    """Read all valid settings, and return a problem for every variable that is missing or invalid.
-
-    Check the problems first: a missing or invalid setting has its default or, without a default, None.
-    """
-    values: dict[str, Any] = {}
-    problems = {}
-    for field in msgspec.structs.fields(kind):
-        name = field.encode_name
-        values[field.name] = None if field.required else field.default
-        try:
-            if environment.get(name):
-                values[field.name] = msgspec.convert(environment[name], field.type, strict=False)
-            elif field.required:
-                problems[name] = f"missing environment variable `{name}`"
-        except msgspec.ValidationError as error:
-            problems[name] = f"{name}: {_reason(str(error))}"
-    settings = kind(**values)
-    if isinstance(settings, ServiceSettings) and settings.accepts_any_client_of_the_issuer:
-        missing = "missing environment variable `AUTH_AUDIENCE`"
-        problems["AUTH_AUDIENCE"] = f"{missing}: without it, AUTH_CLIENTS must list the clients"
-    return settings, problems
-
-
-def _reason(message: str) -> str:
-    """Return why a value is invalid, in msgspec's words unless they quote the value or a pattern."""
-    if message.startswith("Invalid enum value"):
-        return "not one of the allowed values"
-    if "matching regex" in message:
-        of_a_url = "; percent-encode `/`, `?` and `#` in a password" if "@" in message else ""
-        return f"not in the required form{of_a_url}"
-    for kind, words in (("int", "a whole number"), ("float", "a number"), ("str", "a text")):
-        message = re.sub(rf"`{kind}( \| null)?`", words, message)
-    return message.removesuffix(", got a text")
+    given = {name: value for name, value in environment.items() if value}
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        problem = json_faults.describe(error)
+        missing = problem.replace("Object missing required field", "missing environment variable")
+        raise InvalidSetting(missing) from None

@@ -1,8 +1,9 @@
 """Verifies the credentials of callers: access tokens, and API keys (RFC 6750)."""
 
 import time
+from operator import attrgetter
 
-from cachetools import TLRUCache
+from cachetools import TLRUCache, cachedmethod
 
 from service.authentication import api_keys
 from service.authentication.access_tokens import (
@@ -38,7 +39,7 @@ class Authenticator:
         self._settings = settings
         self._access_tokens = AccessTokens(settings, signing_keys)
         self._pool = pool
-        self._verified: TLRUCache[str, Caller | InternalReader] = TLRUCache(
+        self._verified: TLRUCache[object, Caller | InternalReader] = TLRUCache(
             maxsize=_MOST_CACHED, ttu=_cached_until, timer=time.time
         )
 
@@ -73,17 +74,12 @@ class Authenticator:
         async with connections.acquired(self._pool, seconds=seconds) as connection:
             is_valid = await api_keys.is_valid(connection, token)
         if not is_valid:
-            raise InvalidCredentials(
-                "The API key is not valid: it was revoked or never issued, or its firm is disabled."
-            )
+            raise InvalidCredentials("The API key is not valid: it was revoked or never issued.")
 
+    @cachedmethod(attrgetter("_verified"))
     def _verify(self, token: str) -> Caller | InternalReader:
-        try:
-            return self._verified[token]
-        except KeyError:
-            caller = self._verified[token] = self._access_tokens.verify(token)
-            return caller
+        return self._access_tokens.verify(token)
 
 
-def _cached_until(_token: str, caller: Caller | InternalReader, now: float) -> float:
+def _cached_until(_key: object, caller: Caller | InternalReader, now: float) -> float:
     return min(caller.expires_at, now + _LONGEST_CACHED_SECONDS)

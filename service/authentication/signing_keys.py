@@ -4,7 +4,6 @@ import asyncio
 import ssl
 import time
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -55,15 +54,12 @@ class SigningKeys:
 
     def __init__(self, url: str) -> None:
         self._url = url
+        self._tls = ssl.create_default_context()
         self._by_id: dict[str, SigningKey] = {}
         self._failure: Exception | None = jwt.PyJWKSetError("not fetched yet")  # of the last fetch
         self._fetching: asyncio.Task[None] | None = None
         self._last_attempt = float("-inf")
         self._fetched_at = float("-inf")  # when the last fetch that succeeded began
-
-    @cached_property
-    def _tls(self) -> ssl.SSLContext:
-        return ssl.create_default_context()  # takes 20 ms or more
 
     def find(self, key_id: str) -> SigningKey | None:
         """Return the key with this id, or None if the issuer does not have it. Raises SigningKeysUnavailable.

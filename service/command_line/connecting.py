@@ -10,7 +10,7 @@ import click
 
 from service.postgres import outages, schema
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection, connect
+from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated
 from service.settings import DatabaseSettings, InvalidSetting, load
 
@@ -30,57 +30,39 @@ _WORDS: dict[type[BaseException], str] = {
 
 
 @asynccontextmanager
-async def postgres(
-    url: str | None = None,
-    *,
-    checks_schema: bool = True,
-    statement_seconds: float | None = _STATEMENT_SECONDS,
-) -> AsyncIterator[Connection]:
+async def postgres(url: str | None = None, *, applies_schema: bool = False) -> AsyncIterator[Connection]:
     """Open a direct connection to Postgres, at DATABASE_URL unless there is a *url*.
 
     A standby is enough for commands that only read. Raises InvalidSetting, PostgresUnavailable and
     SchemaOutdated, or ClickException if access or a lock is denied.
     """
     try:
-        connection = await _connect(url or load(DatabaseSettings).database_url, statement_seconds)
+        connection: Connection = await asyncpg.connect(
+            url or load(DatabaseSettings).database_url,
+            timeout=_CONNECT_SECONDS,
+            command_timeout=None if applies_schema else _STATEMENT_SECONDS,
+            statement_cache_size=0,  # not every pooler supports prepared statements
+            server_settings={"application_name": "calculation-requests operator"},
+        )
         try:
-            if checks_schema and await schema.read_version(connection) < schema.VERSION:
+            if not applies_schema and await schema.read_version(connection) < schema.VERSION:
                 raise SchemaOutdated
             yield connection
         finally:
             await connection.close(timeout=_CLOSE_SECONDS)
+    except asyncpg.ClientConfigurationError:
+        raise InvalidSetting("DATABASE_URL: not the address of a Postgres server") from None
     except asyncpg.ReadOnlySQLTransactionError:
         raise PostgresUnavailable("Postgres at DATABASE_URL takes no writes: is it a standby?") from None
-    except (
-        asyncpg.InsufficientPrivilegeError,
-        asyncpg.InvalidSchemaNameError,
-        asyncpg.DuplicateTableError,
-    ) as error:
-        needed = "Has the user of DATABASE_URL the rights of calculation_requests_operator?"
-        if not checks_schema:
-            needed = "Is the user of DATABASE_URL the owner of the schema?"
-        refusal = f"Postgres refused: {error}. {needed}"
+    except asyncpg.InsufficientPrivilegeError as error:
+        role = "the schema's owner" if applies_schema else "calculation_requests_operator"
+        refusal = f"Postgres refused: {error}. Has the user of DATABASE_URL the rights of {role}?"
         raise click.ClickException(refusal) from None
     except asyncpg.LockNotAvailableError:
         held = "Another transaction has locked the same rows. Find it in pg_stat_activity, then try again."
         raise click.ClickException(held) from None
     except outages.OUTAGE_ERRORS as error:
         raise PostgresUnavailable(f"Postgres at DATABASE_URL is unavailable: {reason(error)}") from error
-
-
-async def _connect(url: str, statement_seconds: float | None) -> Connection:
-    try:
-        return await connect(
-            url,
-            timeout=_CONNECT_SECONDS,
-            command_timeout=statement_seconds,
-            statement_cache_size=0,  # not every pooler supports prepared statements
-            server_settings={"application_name": "calculation-requests operator"},
-        )
-    except ValueError as error:
-        if outages.is_outage(error):  # A rejected certificate may be renewed.
-            raise
-        raise InvalidSetting("DATABASE_URL: not the address of a Postgres server") from None
 
 
 def reason(error: BaseException) -> str:

@@ -1,13 +1,8 @@
 """How the command `doctor` checks its servers, and the checks that both programs share."""
 
 import asyncio
-import ssl
-import urllib.error
-import urllib.request
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from functools import partial
-from typing import Literal, TypeAlias
-from urllib.parse import parse_qs, urlsplit
+from collections.abc import AsyncIterator
+from typing import Literal
 
 import msgspec
 
@@ -17,10 +12,9 @@ from service.command_line import connecting
 from service.command_line.answering import Answer
 from service.command_line.connecting import reason
 from service.postgres.pool import Connection
-from service.settings import InvalidSetting
 
+POSTGRES_DO = "see PostgresUnavailable in the runbook"
 CHECK_SECONDS = 8.0  # for each server. The servers are checked concurrently.
-APP_SECONDS = 5.0
 _COMMIT_SECONDS = 2.0
 
 
@@ -31,18 +25,6 @@ class Finding(msgspec.Struct, frozen=True):
     check: str
     says: str
     do: str | None = None
-
-
-class Check(msgspec.Struct, frozen=True):
-    """A check of a server: the variables that the check needs, and what to do if it raises an exception."""
-
-    name: str
-    needs: Collection[str]
-    run: Callable[[], AsyncIterator[Finding]]
-    do: str
-
-
-Part: TypeAlias = Callable[[Connection], AsyncIterator[Finding]]
 
 
 def answer(findings: list[Finding]) -> Answer:
@@ -57,52 +39,28 @@ def answer(findings: list[Finding]) -> Answer:
     return Answer(findings, "\n".join(lines), status=int(findings[0].state == "wrong"))
 
 
-async def diagnose(
-    problems: Mapping[str, str], parsers: Mapping[str, Callable[[], object]], checks: Iterable[Check]
-) -> list[Finding]:
-    """Return a finding for each bad variable, and the findings of *checks*, which run concurrently.
-
-    *problems* come from `settings.examine`. *parsers* look more closely at variables without a problem, and
-    raise InvalidSetting.
-    """
-    bad = dict(problems)
-    for variable in parsers.keys() - problems.keys():
-        try:
-            parsers[variable]()
-        except InvalidSetting as error:
-            bad[variable] = str(error)
-    findings = [Finding("wrong", "settings", bad[variable]) for variable in sorted(bad)]
-    findings = findings or [Finding("ok", "settings", "all variables are valid")]
-    for found in await asyncio.gather(*(_run(check, bad.keys()) for check in checks)):
-        findings += found
-    return findings
-
-
-async def _run(check: Check, bad: Collection[str]) -> list[Finding]:
-    if missing := sorted(set(check.needs).intersection(bad)):
-        return [Finding("warning", check.name, f"not checked without {', '.join(missing)}")]
+async def check(name: str, findings: AsyncIterator[Finding], *, do: str) -> list[Finding]:
+    """Return the findings of one check, the last of which says *do* if the check raises an exception."""
     found: list[Finding] = []
     try:
         async with asyncio.timeout(CHECK_SECONDS):
-            async for finding in check.run():
+            async for finding in findings:
                 found.append(finding)  # noqa: PERF401 - findings before an error are kept
     except Exception as error:  # noqa: BLE001 - a failing check must not hide the other findings
-        found.append(Finding("wrong", check.name, reason(error), check.do))
+        found.append(Finding("wrong", name, reason(error), do))
     return found
 
 
-def postgres_check(database_url: str, secret_keys: str | None, *parts: Part) -> Check:
-    """Return the check of Postgres. *parts* are further checks of the tables."""
-    all_parts: list[Part] = [partial(_secret_keys, secret_keys), *parts]
+async def check_postgres(url: str, ring: SecretKeyRing) -> list[Finding]:
+    """Say whether Postgres takes writes, and whether *ring* has the keys that were in use before."""
+    return await check("postgres", _postgres(url, ring), do=POSTGRES_DO)
 
-    async def run() -> AsyncIterator[Finding]:
-        async with connecting.postgres(database_url) as connection:
-            yield await _write(connection)
-            for part in all_parts:
-                async for finding in part(connection):
-                    yield finding
 
-    return Check("postgres", ["DATABASE_URL"], run, "see PostgresUnavailable in the runbook")
+async def _postgres(url: str, ring: SecretKeyRing) -> AsyncIterator[Finding]:
+    async with connecting.postgres(url) as connection:
+        yield await _write(connection)
+        for finding in await _secret_keys(connection, ring):
+            yield finding
 
 
 async def _write(connection: Connection) -> Finding:
@@ -131,21 +89,15 @@ async def _write(connection: Connection) -> Finding:
     return Finding("ok", "postgres", "takes writes, has the schema")
 
 
-async def _secret_keys(text: str | None, connection: Connection) -> AsyncIterator[Finding]:
+async def _secret_keys(connection: Connection, ring: SecretKeyRing) -> list[Finding]:
     """Look for keys that were used and are now missing, and for ids that now name another key."""
-    try:
-        ring = SecretKeyRing.parse(text or "")
-    except InvalidSetting:
-        return  # The check of the settings reports this.
-    used = {row["id"] for row in await connection.fetch(_USED_KEYS)}
     others = await request_secrets.find_other_keys(connection, ring)
+    used = {row["id"] for row in await connection.fetch(_USED_KEYS)}
+    says = [f"another key than before has the id {key_id}" for key_id in others]
+    says += [f"stored requests need {key_id}, which is missing" for key_id in sorted(used - ring.keys.keys())]
     do = "put the right key back: without it the links that customers have are not valid"
-    for key_id in others:
-        yield Finding("wrong", "secret keys", f"another key than before has the id {key_id}", do)
-    for key_id in sorted(used - ring.keys.keys()):
-        yield Finding("wrong", "secret keys", f"stored requests need {key_id}, which is missing", do)
-    if not others and used <= ring.keys.keys():
-        yield Finding("ok", "secret keys", "has every key that was in use before")
+    faults = [Finding("wrong", "secret keys", each, do) for each in says]
+    return faults or [Finding("ok", "secret keys", "has every key that was in use before")]
 
 
 _USED_KEYS = """
@@ -155,52 +107,3 @@ _USED_KEYS = """
     SELECT secret_key_id
       FROM (SELECT secret_key_id FROM calculation_request ORDER BY id DESC LIMIT 1000) AS newest
 """
-
-
-def app_check(app_url: str) -> Check:
-    """Return the check of the customers' application, to which the links in e-mails lead."""
-    do = "customers cannot use their links, unless a network policy stops only the doctor: is APP_URL right?"
-
-    async def run() -> AsyncIterator[Finding]:
-        status = await asyncio.to_thread(_status_of, app_url)
-        fault = Finding("wrong", "application", f"it answers {status}", do)
-        yield fault if status >= 500 else Finding("ok", "application", "APP_URL is served")
-
-    return Check("application", ["APP_URL"], run, do)
-
-
-def _status_of(url: str) -> int:
-    """Return the HTTP status of a GET. Raises OSError."""
-    # From Python 3.12 on, every later call would use the context, and so the authorities, of the first.
-    context = ssl.create_default_context()
-    try:
-        with urllib.request.urlopen(url, timeout=APP_SECONDS, context=context) as response:  # noqa: S310 - http
-            return int(response.status)
-    except urllib.error.HTTPError as error:
-        with error:  # It holds the connection.
-            return error.code
-
-
-def encryption(urls: Mapping[str, str | None]) -> Finding:
-    """Warn of URLs of servers on other machines with which others may read or change what is sent."""
-    unsafe = ", ".join(variable for variable, url in urls.items() if url and not _is_verified(url))
-    if not unsafe:
-        return Finding("ok", "encryption", "connections to other machines are encrypted and verified")
-    do = "see Installation in deploy/README.md for the right form"
-    return Finding("warning", "encryption", f"connections are not encrypted, or not verified: {unsafe}", do)
-
-
-def _is_verified(url: str) -> bool:
-    """Whether the client checks the server's certificate and name, or the server is on this machine.
-
-    Of Postgres, `sslmode=require` checks the certificate only if there is a file of authorities, and never
-    the name.
-    """
-    parts = urlsplit(url)
-    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    host = query.get("host", parts.hostname or "")
-    if host in {"", "localhost", "127.0.0.1", "::1"} or host.startswith("/"):
-        return True
-    if parts.scheme == "amqps":
-        return query.get("no_verify_ssl", "0") == "0"
-    return parts.scheme in {"smtps", "smtp+starttls"} or query.get("sslmode") == "verify-full"

@@ -13,29 +13,25 @@ api_key = click.Group("api-key", help="The keys that give access to the question
 
 @api_key.command()
 @click.argument("client", type=parameters.line)
-@click.option(
-    "--conveyancer", metavar="ID", type=parameters.line, help="Refused while this firm is disabled."
-)
 @answering
 @on_record
-async def create(client: str, conveyancer: str | None, by: Operator) -> Answer:
+async def create(client: str, by: Operator) -> Answer:
     """Create an API key for a client and print it. It cannot be shown again.
 
     CLIENT is a name for the program that will send the key.
     """
     async with connecting.postgres() as connection, connections.bounded_transaction(connection):
-        key = await api_keys.create(connection, client, conveyancer)
-        subject = f"{api_keys.prefix_of(key)} of {client}"
-        await operator_actions.record(
-            connection, "api-key create", [(None, subject)], by, conveyancer_id=conveyancer
-        )
+        key = await api_keys.create(connection, client)
+        _, prefix, _ = key.split("_", maxsplit=2)
+        subject = f"{prefix} of {client}"
+        await operator_actions.record(connection, "api-key create", [(None, subject)], by)
     return Answer({"key": key}, key)
 
 
 @api_key.command("list")
 @answering
 async def list_keys() -> Answer:
-    """Show the prefix, client and firm of every API key, and when it was created and revoked."""
+    """Show the prefix and client of every API key, and when it was created and revoked."""
     async with connecting.postgres() as connection:
         return Answer.listing(await api_keys.list_all(connection))
 

@@ -60,7 +60,7 @@ async def list_conveyancers() -> Answer:
 @answering
 @on_record
 async def disable(conveyancer_id: str, by: Operator) -> Answer:
-    """Reject a conveyancer's access tokens and API keys from now on. Its customers' links keep working."""
+    """Reject a conveyancer's access tokens from now on. Its customers' links keep working."""
     return await _set_disabled(conveyancer_id, by, disabled=True)
 
 

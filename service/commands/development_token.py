@@ -23,7 +23,7 @@ def token(client_id: str, key: Path, key_id: str, scope: str, expires_in: int) -
     """Print an access token for development, for the conveyancer CLIENT_ID, signed with a local key."""
     for name in ("AUTH_ISSUER", "AUTH_AUDIENCE"):
         if not os.environ.get(name):
-            raise InvalidSetting(f"missing environment variable `{name}`")
+            raise InvalidSetting(f"missing environment variable {name}")
     issued_at = int(time.time())
     claims = {
         "iss": os.environ["AUTH_ISSUER"],

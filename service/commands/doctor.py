@@ -1,14 +1,11 @@
 """`doctor`: what is wrong with the API and the servers that it needs."""
 
-import json
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
-from functools import partial
 
 import click
-import jwt
 
 from service.authentication.access_tokens import AccessTokens, Caller, InternalReader, InvalidCredentials
 from service.authentication.signing_keys import SigningKeys
@@ -16,8 +13,8 @@ from service.calculation_requests.conveyancers import UnknownConveyancer, charge
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import connecting, diagnosis
 from service.command_line.answering import Answer, answering
-from service.command_line.diagnosis import Check, Finding
-from service.settings import ServiceSettings, examine
+from service.command_line.diagnosis import Finding
+from service.settings import ServiceSettings, load
 
 _DO = "what does AUTH_JWKS_URL answer?"
 _ASK_SERVERS = "are AUTH_JWKS_URL and DATABASE_URL right?"
@@ -38,16 +35,14 @@ async def doctor(*, judges_token: bool) -> Answer:
 
 
 async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
-    """Check everything that the API needs."""
-    settings, problems = examine(ServiceSettings, environment)
-    parsers = {"REQUEST_SECRET_KEYS": partial(SecretKeyRing.parse, settings.request_secret_keys)}
-    checks = (
-        diagnosis.postgres_check(settings.database_url, settings.request_secret_keys),
-        diagnosis.app_check(settings.app_url),
-        Check("signing keys", ["AUTH_JWKS_URL"], partial(_signing_keys, settings), _DO),
+    """Check everything that the API needs. Raises InvalidSetting."""
+    settings = load(ServiceSettings, environment)
+    ring = SecretKeyRing.parse(settings.request_secret_keys)
+    of_postgres, of_signing_keys = await asyncio.gather(
+        diagnosis.check_postgres(settings.database_url, ring),
+        diagnosis.check("signing keys", _signing_keys(settings), do=_DO),
     )
-    encryption = diagnosis.encryption({"DATABASE_URL": settings.database_url})
-    return [*await diagnosis.diagnose(problems, parsers, checks), encryption]
+    return of_postgres + of_signing_keys
 
 
 async def _signing_keys(settings: ServiceSettings) -> AsyncIterator[Finding]:
@@ -56,37 +51,24 @@ async def _signing_keys(settings: ServiceSettings) -> AsyncIterator[Finding]:
 
 
 async def examine_token(environment: Mapping[str, str], token: str) -> list[Finding]:
-    """Judge one access token by the settings of the API."""
-    settings, problems = examine(ServiceSettings, environment)
-    matter = [name for name in problems if name.startswith("AUTH_") or name == "DATABASE_URL"]
-    problems = {name: problems[name] for name in matter}
-    check = Check("token", matter, partial(_judge, settings, token), _ASK_SERVERS)
-    return await diagnosis.diagnose(problems, {}, [check])
+    """Judge one access token by the settings of the API. Raises InvalidSetting."""
+    settings = load(ServiceSettings, environment)
+    return await diagnosis.check("token", _judge(settings, token), do=_ASK_SERVERS)
 
 
 async def _judge(settings: ServiceSettings, token: str) -> AsyncIterator[Finding]:
     signing_keys = SigningKeys(settings.auth_jwks_url)
     await signing_keys.refresh()
-    caller = None
     try:
         caller = AccessTokens(settings, signing_keys).verify(token)
     except InvalidCredentials as refused:
         yield Finding("wrong", "token", str(refused).rstrip("."))
+        return
+    if isinstance(caller, InternalReader):
+        yield Finding("ok", "token", f"accepted as the internal reader {caller.client_id!a}")
     else:
-        if isinstance(caller, InternalReader):
-            yield Finding("ok", "token", f"accepted as the internal reader {caller.client_id!a}")
-        else:
-            yield _scopes_of(caller)
-            yield await _firm_of(caller, settings)
-    with suppress(jwt.PyJWTError, ValueError):
-        decoded = jwt.decode_complete(token, options={"verify_signature": False})
-        names = (*_CLAIMS, settings.auth_client_claim, settings.auth_scope_claim)
-        claims = {name: value for name, value in decoded["payload"].items() if name in names}
-        # json.dumps writes ASCII, because control characters of a forged token could manipulate the terminal.
-        says = f"header {json.dumps(decoded['header'])}, claims {json.dumps(claims)}"
-        yield Finding("ok", "token", says)
-    shown = (f"{name.upper()}={getattr(settings, name)!a}" for name in _SETTINGS)
-    yield Finding("ok", "token", f"settings {', '.join(shown)}")
+        yield _scopes_of(caller)
+        yield await _firm_of(caller, settings)
 
 
 def _scopes_of(caller: Caller) -> Finding:
@@ -105,15 +87,3 @@ async def _firm_of(caller: Caller, settings: ServiceSettings) -> Finding:
         says = f"{caller.conveyancer_id!a} is not registered, or is disabled"
         return Finding("wrong", "conveyancer", says, "look at `python -m service conveyancer list`")
     return Finding("ok", "conveyancer", "registered")
-
-
-# The claims that decide, of all identity providers in deploy/README.md. They have no personal data.
-_CLAIMS = (
-    *("iss", "aud", "exp", "typ", "token_use", "client_id", "azp", "appid", "cid"),
-    *("scope", "scp", "roles"),
-)
-# The settings that decide. URLs are not shown, because they may have passwords.
-_SETTINGS = (
-    *("auth_issuer", "auth_audience", "auth_token_types", "auth_client_claim", "auth_clients"),
-    *("auth_internal_clients", "auth_scope_claim", "auth_scope_prefix"),
-)

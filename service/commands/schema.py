@@ -42,7 +42,7 @@ async def apply() -> Answer:
 
 
 async def _apply() -> Answer:
-    async with connecting.postgres(checks_schema=False, statement_seconds=None) as connection:
+    async with connecting.postgres(applies_schema=True) as connection:
         found = await database_schema.apply(connection)
     needed = database_schema.VERSION
     newer = f" (this release needs {needed})" if found > needed else ""

@@ -41,7 +41,6 @@ class Pool:
         self._queue: list[str | None] = []  # the firm of each caller that waits
         # A caller that has its turn takes an idle connection, or opens one.
         self._turns = asyncio.Semaphore(settings.database_pool_size)
-        self._opening = 0
         self.opened: set[Connection] = set()  # without those that are being closed
         self.opened_count = 0  # connections opened so far
         self.idle: dict[Connection, float] = {}  # with the time of release; last in, first out
@@ -138,14 +137,13 @@ class Pool:
         return None
 
     async def _open(self) -> "Connection | None":
-        """Open a connection. Returns None if this fails while other connections are open or being opened."""
+        """Open a connection. Returns None if this fails while other connections are open."""
         if self._pauses_reconnecting:
-            if self.opened or self._opening:
+            if self.opened:
                 return None
             raise PostgresUnavailable.counted() from self._connect_error
-        self._opening += 1
         try:
-            connection = await connect(
+            connection: Connection = await asyncpg.connect(
                 self._settings.database_url,
                 timeout=self._settings.database_timeout_seconds * CONNECT_SHARE,
                 statement_cache_size=self._settings.database_statement_cache_size,
@@ -154,11 +152,9 @@ class Pool:
         except Exception as error:
             self._connect_error = error
             self._reconnect_after = time.monotonic() + _RECONNECT_PAUSE_SECONDS
-            if self.opened or self._opening > 1:
+            if self.opened:
                 return None
             raise
-        finally:
-            self._opening -= 1
         self._reconnect_after = -math.inf
         self._connect_error = None
         self.opened_count += 1
@@ -173,15 +169,6 @@ class Pool:
     @property
     def _pauses_reconnecting(self) -> bool:
         return time.monotonic() < self._reconnect_after
-
-
-async def connect(url: str, **options: Any) -> Connection:  # noqa: ANN401 - asyncpg's
-    """Connect to Postgres with asyncpg's *options*. A user without the right CONNECT is a rejected login."""
-    try:
-        connection: Connection = await asyncpg.connect(url, **options)
-    except asyncpg.InsufficientPrivilegeError as error:
-        raise asyncpg.InvalidAuthorizationSpecificationError(str(error)) from error
-    return connection
 
 
 @asynccontextmanager

@@ -43,10 +43,7 @@ class SchemaNotApplied(Exception):
 
 def read_versions(folder: Path) -> list[str]:
     """Return the SQL of the versions in a folder, 0002_…sql, 0003_…sql, in order."""
-    files = sorted(folder.glob("*.sql"))
-    if [int(file.name.partition("_")[0]) for file in files] != list(range(2, len(files) + 2)):
-        raise AssertionError(f"versions must be numbered 2, 3, 4 …: {[file.name for file in files]}")
-    return [file.read_text() for file in files]
+    return [file.read_text() for file in sorted(folder.glob("*.sql"))]
 
 
 _VERSIONS = read_versions(Path(__file__).parent / "versions")
@@ -57,16 +54,12 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
     """Upgrade a database, which may be in use, to the newest version. Returns its version afterwards.
 
     An empty database gets schema.sql. Then missing versions are applied, each once. Finally roles.sql grants
-    rights to the roles that exist. A database at the newest version, or a newer one, is neither locked nor
-    changed, unless a role lacks its rights. The connection must be direct, because a transaction pooler would
-    lose the lock.
+    rights to the roles that exist. A database at a newer version is not changed. The connection must be
+    direct, because a transaction pooler would lose the lock.
 
     Raises SchemaNotApplied.
     """
     for _ in range(_ATTEMPTS):
-        version = await read_version(connection)
-        if version > len(versions) and not await connection.fetchval(_LACKS_RIGHTS):
-            return version
         # pg_advisory_lock would hold a snapshot while it waits, which would block CREATE INDEX CONCURRENTLY.
         if await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
             try:
@@ -81,19 +74,6 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
         "A table stays locked, or another process is applying the schema: "
         "end the long transaction in pg_stat_activity, then run this again."
     )
-
-
-# The rights of a role are granted together, so one of them shows whether a role was created later. It must be
-# the role's own: a role can read every table by pg_read_all_data, and yet lack the others.
-_LACKS_RIGHTS = """
-    SELECT EXISTS (SELECT oid
-                     FROM pg_roles
-                    WHERE rolname ~ '^calculation_requests_(api|worker|operator|scaling)$'
-                   EXCEPT
-                   SELECT grantee
-                     FROM pg_class, aclexplode(relacl)
-                    WHERE pg_class.oid = 'schema_version'::regclass)
-"""
 
 
 async def read_version(connection: Connection) -> int:
@@ -130,13 +110,16 @@ def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
 
 
 async def _apply(connection: Connection, versions: Sequence[str]) -> None:
-    """Apply missing versions and roles.sql. Raises SchemaNotApplied if the database has only other tables.
+    """Apply missing versions and roles.sql, unless the database has a newer version.
+
+    Raises SchemaNotApplied if the database has only other tables.
 
     A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction. In
     that case, each statement is a transaction, and must be safe to repeat after an interruption. Because an
     interrupted CREATE INDEX CONCURRENTLY leaves an invalid index, DROP INDEX IF EXISTS must precede it.
     """
-    if await read_version(connection) == 0:
+    stored = await read_version(connection)
+    if stored == 0:
         if await connection.fetchval(
             "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = current_schema)"
         ):
@@ -144,7 +127,9 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
                 "The database has tables that `schema apply` did not make: use an empty one."
             )
         await connection.execute(_SCHEMA.read_text())
-    stored = await read_version(connection)
+        stored = await read_version(connection)
+    if stored > 1 + len(versions):
+        return
     parts: list[str] = []
     for number, version in enumerate(versions[stored - 1 :], stored + 1):
         sql = f"{version.rstrip()}\nINSERT INTO schema_version (version) VALUES ({number});"

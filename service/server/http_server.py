@@ -8,7 +8,6 @@ signals again in the child.
 
 import asyncio
 import gc
-import os
 import signal
 import socket
 from collections.abc import Callable
@@ -48,9 +47,7 @@ def find_address(host: str, port: int) -> Address:
         with socket.create_server((host, port), family=family) as listening:
             found: str = listening.getsockname()[0]
     except OSError as error:
-        # Name resolution errors have negative numbers, which strerror does not know.
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else "no such host"
-        raise InvalidSetting(f"cannot listen on {host}:{port} ({reason})") from None
+        raise InvalidSetting(f"cannot listen on {host}:{port} ({error.strerror})") from None
     return found, port
 
 

@@ -48,7 +48,6 @@ def lasting(check: Check, pool: Pool) -> Check:
         except PostgresUnavailable as error:
             if pool.is_login_rejected and not pool.opened:
                 has_passed = False
-                raise NotReady(_REJECTED_LOGIN) from error
             if not has_passed:
                 raise
             return _state(error)

@@ -2,7 +2,6 @@
 
 import math
 import time
-from functools import lru_cache
 
 from prometheus_client import Gauge, Histogram
 
@@ -28,7 +27,6 @@ def note_keys_fetched() -> None:
     jwks_age.set_function(lambda: time.monotonic() - fetched_at)
 
 
-@lru_cache(maxsize=1024)
 def series(method: str, route: str, status: int) -> Histogram:
     """Return the series of `request_seconds` with these labels. Nonstandard methods share one."""
     return request_seconds.labels(method if method in METHODS else "other", route, str(status))

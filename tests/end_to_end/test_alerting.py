@@ -23,7 +23,6 @@ from tests.end_to_end.callers import another_request, client_of
 from tests.harness import databases, scratch
 from tests.harness.command_line import run
 from tests.harness.examples import SECRET_KEYS
-from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.issuer import Issuer, api_settings
 from tests.harness.mail_server import ScriptedMailServer
 from tests.harness.processes import Process, api_process, environment_of, started, worker_process
@@ -153,10 +152,9 @@ async def world(issuer: Issuer, tmp_path: Path) -> AsyncIterator[World]:
         async with databases.connected(servers.postgres.url) as administrator:
             await databases.prepare(administrator)
         mail = await stack.enter_async_context(ScriptedMailServer())
-        app = await stack.enter_async_context(answering(http_answer("404 Not Found", b"")))
         settings = EmailSettings(
             database_url=databases.as_role(servers.postgres.url, "worker"),
-            app_url=f"http://127.0.0.1:{app}",
+            app_url="https://app.example.com",
             request_secret_keys=SECRET_KEYS,
             amqp_url=servers.broker.url,
             smtp_url=mail.url,

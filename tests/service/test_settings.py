@@ -6,7 +6,7 @@ import pytest
 
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
-from service.settings import InvalidSetting, ServiceSettings, examine, load
+from service.settings import InvalidSetting, ServiceSettings, load
 from tests.harness.examples import SECRET_KEYS
 
 ENVIRONMENT = {
@@ -24,20 +24,19 @@ def test_settings_are_read_from_the_environment():
     settings = load(ServiceSettings, ENVIRONMENT | changes)
 
     assert (settings.port, settings.auth_leeway_seconds, settings.log_level) == (8080, 1.5, "INFO")
-    assert examine(ServiceSettings, ENVIRONMENT | changes) == (settings, {})
 
 
 @pytest.mark.parametrize("name", ENVIRONMENT)
 def test_missing_variable_is_named(name):
-    with pytest.raises(InvalidSetting, match=f"missing environment variable `{name}`"):
+    with pytest.raises(InvalidSetting, match=f"missing environment variable {name}"):
         load(ServiceSettings, {**ENVIRONMENT, name: ""})
 
 
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("PORT", "eighty", "Expected a whole number"),
-        ("PORT", "70000", "Expected a whole number <= 65535"),
+        ("PORT", "eighty", "Expected an integer"),
+        ("PORT", "70000", "Expected an integer <= 65535"),
         ("AUTH_LEEWAY_SECONDS", "soon", "Expected a number"),
         ("DATABASE_TIMEOUT_SECONDS", "-1", "Expected a number > 0"),
         ("LOG_LEVEL", "LOUD", None),
@@ -57,25 +56,15 @@ def test_invalid_variable_is_named_with_the_reason_and_its_value_not_shown(name,
 
     assert str(failure.value).startswith(f"{name}: {reason or ''}")
     assert value not in str(failure.value)
-    assert examine(ServiceSettings, {**ENVIRONMENT, name: value})[1] == {name: str(failure.value)}
 
 
 @pytest.mark.parametrize("clients", ["", " , ", "\t"])
 def test_without_an_audience_the_clients_must_be_listed(clients):
     environment = ENVIRONMENT | {"AUTH_AUDIENCE": "", "AUTH_TOKEN_TYPES": "none"}
 
-    with pytest.raises(InvalidSetting, match="`AUTH_AUDIENCE`: without it, AUTH_CLIENTS must list"):
+    with pytest.raises(InvalidSetting, match="AUTH_AUDIENCE, or the clients in AUTH_CLIENTS"):
         load(ServiceSettings, environment | {"AUTH_CLIENTS": clients})
     assert load(ServiceSettings, environment | {"AUTH_CLIENTS": "acme"}).auth_audience is None
-
-
-def test_examination_names_every_invalid_variable_and_reads_the_others():
-    bad = {"PORT": "eighty", "LOG_LEVEL": "LOUD", "APP_URL": "", "AUTH_JWKS_URL": "http://issuer.test/jwks"}
-
-    settings, problems = examine(ServiceSettings, {**ENVIRONMENT, **bad, "AUTH_LEEWAY_SECONDS": "1.5"})
-
-    assert problems.keys() == bad.keys()
-    assert (settings.port, settings.auth_leeway_seconds) == (8000, 1.5)
 
 
 KEY = "A" * 43

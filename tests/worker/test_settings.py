@@ -33,7 +33,7 @@ def test_only_the_role_that_sends_emails_needs_what_e_mails_need(name):
     load(WorkerSettings, given)
     ended = call("worker", "notifications", environment=given)
 
-    assert (ended.status, ended.errors) == (1, f"missing environment variable `{name}`\n")
+    assert (ended.status, ended.errors) == (1, f"missing environment variable {name}\n")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """`doctor`: reports what is wrong with the worker, its servers and its requests."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
-from functools import partial
+from itertools import chain
 
 import click
 from aio_pika.abc import AbstractConnection
@@ -10,11 +11,10 @@ from aiormq.exceptions import ChannelNotFoundEntity
 from aiosmtplib import SMTPRecipientRefused, SMTPResponseException
 
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.command_line import diagnosis
+from service.command_line import connecting, diagnosis
 from service.command_line.answering import Answer, answering, printable
-from service.command_line.diagnosis import Check, Finding
-from service.postgres.pool import Connection
-from service.settings import examine
+from service.command_line.diagnosis import Finding
+from service.settings import load
 from worker import reconciliation
 from worker.mail.message import Sender
 from worker.mail.replies import Reply
@@ -41,31 +41,24 @@ async def doctor() -> Answer:
 
 
 async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
-    """Check the worker's settings and servers, and the requests of the last day."""
-    settings, problems = examine(EmailSettings, environment)
-    parsers = {
-        "REQUEST_SECRET_KEYS": lambda: SecretKeyRing.parse(settings.request_secret_keys),
-        "MAIL_FROM": lambda: Sender.parse(settings.mail_from),
-    }
-    broker, mail = partial(_rabbitmq, settings), partial(_mail_server, settings)
-    checks = (
-        diagnosis.postgres_check(settings.database_url, settings.request_secret_keys, _requests),
-        diagnosis.app_check(settings.app_url),
-        Check("rabbitmq", ["AMQP_URL"], broker, _ASK_RABBITMQ),
-        Check("mail server", ["SMTP_URL", "MAIL_FROM"], mail, _ASK_MAIL_SERVER),
+    """Check the worker's servers, and the requests of the last day. Raises InvalidSetting."""
+    settings = load(EmailSettings, environment)
+    ring, sender = SecretKeyRing.parse(settings.request_secret_keys), Sender.parse(settings.mail_from)
+    found = await asyncio.gather(
+        diagnosis.check_postgres(settings.database_url, ring),
+        diagnosis.check("requests", _requests(settings), do=diagnosis.POSTGRES_DO),
+        diagnosis.check("rabbitmq", _rabbitmq(settings), do=_ASK_RABBITMQ),
+        diagnosis.check("mail server", _mail_server(settings, sender.address), do=_ASK_MAIL_SERVER),
     )
-    urls = {
-        "DATABASE_URL": settings.database_url,
-        "LISTEN_DATABASE_URL": settings.listen_database_url,
-        "AMQP_URL": settings.amqp_url,
-        "SMTP_URL": settings.smtp_url,
-    }
-    return [*await diagnosis.diagnose(problems, parsers, checks), diagnosis.encryption(urls)]
+    return [*chain.from_iterable(found)]
 
 
-async def _requests(connection: Connection) -> AsyncIterator[Finding]:
+async def _requests(settings: EmailSettings) -> AsyncIterator[Finding]:
     """Look for discrepancies in the last day's requests, such as customers without an e-mail."""
-    async with connection.transaction(isolation="repeatable_read", readonly=True):
+    async with (
+        connecting.postgres(settings.database_url) as connection,
+        connection.transaction(isolation="repeatable_read", readonly=True),
+    ):
         found = [each for each in await reconciliation.find_recent(connection) if each.count]
     for discrepancy in found:
         do = f"`python -m worker trace {discrepancy.uuids[0]}` shows one of them, `reconcile` all"
@@ -113,12 +106,11 @@ async def _queue(connection: AbstractConnection, name: str, *, is_read: bool) ->
     return Finding("wrong" if messages else "warning", check, says, "start a worker that reads it")
 
 
-async def _mail_server(settings: EmailSettings) -> AsyncIterator[Finding]:
+async def _mail_server(settings: EmailSettings, sender: str) -> AsyncIterator[Finding]:
     """Start an e-mail from MAIL_FROM to itself: EHLO, STARTTLS, the certificate, login, MAIL, RCPT.
 
     RCPT may be refused for what is wrong with us, and may then be the first command that is refused.
     """
-    sender = Sender.parse(settings.mail_from).address
     try:
         connection = await Mailer(settings).connect()
         try:

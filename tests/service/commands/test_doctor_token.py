@@ -1,6 +1,4 @@
-"""`doctor --token`: whether an access token is accepted, or why not, and the settings that decide."""
-
-import json
+"""`doctor --token`: whether an access token is accepted, or why not."""
 
 import pytest
 
@@ -16,13 +14,13 @@ SCOPES = "request:read, request:write"
         ({}, {}, 0, f"accepted as the conveyancer '{CONVEYANCER}', with {SCOPES}"),
         ({}, {}, 0, "ok       conveyancer  registered"),
         ({"scope": None}, {}, 1, f"accepted as the conveyancer '{CONVEYANCER}', with no scope"),
-        ({"scope": "api:request:read"}, {}, 1, "AUTH_SCOPE_CLAIM='scope', AUTH_SCOPE_PREFIX=''"),
+        ({"scope": "api:request:read"}, {}, 1, "with no scope of this service"),
         ({"client_id": "unheard-of"}, {}, 1, "wrong    conveyancer  'unheard-of' is not registered"),
         (
             {},
             {"DATABASE_URL": "postgresql://127.0.0.1:1/none"},
             1,
-            "token     Postgres at DATABASE_URL is unavailable: connection refused; are",
+            "Postgres at DATABASE_URL is unavailable: connection refused; are",
         ),
         (
             {"scope": "request:read-all"},
@@ -31,18 +29,26 @@ SCOPES = "request:read, request:write"
             f"accepted as the internal reader '{CONVEYANCER}'",
         ),
         ({"exp": 1}, {}, 1, "The access token has expired: request a new one\n"),
-        ({"aud": "account"}, {}, 1, "AUTH_AUDIENCE='calculation-requests'"),
-        ({"aud": None}, {}, 1, "AUTH_AUDIENCE='calculation-requests'"),
-        ({"iss": "https://another.test"}, {}, 1, "AUTH_ISSUER='https://issuer.test'"),
-        ({"iss": "https://another.test", "headers": {"kid": "its", "typ": "JWT"}}, {}, 1, "AUTH_ISSUER="),
-        ({"headers": {"typ": "JWT"}}, {}, 1, "AUTH_TOKEN_TYPES='at+jwt'"),
+        ({"aud": "account"}, {}, 1, "is for another audience"),
+        ({"aud": None}, {}, 1, "lacks the claim aud\n"),
+        ({"iss": "https://another.test"}, {}, 1, "is from another issuer"),
+        ({"iss": "https://another.test", "headers": {"kid": "its", "typ": "JWT"}}, {}, 1, "another issuer"),
+        ({"headers": {"typ": "JWT"}}, {}, 1, "its typ must be at+jwt\n"),
         ({"headers": {"kid": "another"}}, {}, 1, "a key that the issuer does not publish\n"),
-        ({"client_id": None}, {}, 1, "AUTH_CLIENT_CLAIM='client_id'"),
-        ({}, {"AUTH_CLIENTS": "others"}, 1, "AUTH_CLIENTS='others'"),
-        ({"token_use": None}, {"AUTH_AUDIENCE": "", "AUTH_CLIENTS": CONVEYANCER}, 1, "AUTH_AUDIENCE=None"),
-        ({}, {"AUTH_TOKEN_TYPES": "at+jwt, JWT", "AUTH_SCOPE_CLAIM": "scp"}, 1, "AUTH_SCOPE_CLAIM='scp'"),
-        ({}, {"DATABASE_URL": ""}, 1, "not checked without DATABASE_URL"),
-        ({}, {"AUTH_ISSUER": ""}, 1, "not checked without AUTH_ISSUER"),
+        ({"client_id": None}, {}, 1, "names no client"),
+        ({}, {"AUTH_CLIENTS": "others"}, 1, "a client that the service does not accept\n"),
+        (
+            {"token_use": None},
+            {"AUTH_AUDIENCE": "", "AUTH_CLIENTS": CONVEYANCER},
+            1,
+            "token_use must be access\n",
+        ),
+        (
+            {},
+            {"AUTH_TOKEN_TYPES": "at+jwt, JWT", "AUTH_SCOPE_CLAIM": "scp"},
+            1,
+            "none of this service's scopes",
+        ),
         (
             {},
             {"AUTH_JWKS_URL": "file:///nowhere.json"},
@@ -60,18 +66,6 @@ async def test_token_is_judged(environment, issuer, claims, variables, status, s
     assert (ended.status, ended.errors) == (status, "")
     assert says in ended.output
     assert token not in ended.output
-
-
-async def test_claims_that_decide_are_shown_and_no_others(environment, issuer):
-    token = issuer.token(aud="\x1b[2J", email="ada@example.com", firm="acme", headers={"typ": "JWT"})
-    environment |= {"AUTH_CLIENT_CLAIM": "firm"}
-    ended = await run("service", "doctor", "--token", environment=environment, stdin=token)
-
-    line = next(line for line in ended.output.splitlines() if "header {" in line)
-    header, claims = line.partition("header ")[2].split(", claims ")
-    assert json.loads(header) == {"alg": "ES256", "typ": "JWT", "kid": "local"}
-    assert json.loads(claims).keys() == {"iss", "aud", "exp", "client_id", "scope", "firm"}
-    assert "\x1b" not in ended.output
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "a.b.c", "cr_0123456789ab_" + "x" * 43])

@@ -204,24 +204,14 @@ async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(
     pool.check_available()
 
 
-@pytest.mark.parametrize(
-    ("change", "cause"),
-    [
-        ('ALTER DATABASE "{}" ALLOW_CONNECTIONS false', asyncpg.ObjectNotInPrerequisiteStateError),
-        ('REVOKE CONNECT ON DATABASE "{}" FROM PUBLIC', asyncpg.InvalidAuthorizationSpecificationError),
-    ],
-    ids=["from nobody", "not from this user"],
-)
-async def test_database_that_accepts_no_connections_counts_as_an_outage(
-    pool, administrator, database, change, cause
-):
+async def test_database_that_accepts_no_connections_counts_as_an_outage(pool, administrator, database):
     name = await database.fetchval("SELECT current_database()")
-    await administrator.execute(change.format(name))
+    await administrator.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
 
     for _ in range(2):  # The second follows within the pause after the first.
         with pytest.raises(PostgresUnavailable) as refusal:
             await backend(pool)
-        assert isinstance(refusal.value.__cause__, cause)
+        assert isinstance(refusal.value.__cause__, asyncpg.ObjectNotInPrerequisiteStateError)
 
 
 @pytest.fixture
@@ -244,6 +234,7 @@ async def test_callers_wait_a_bounded_time_for_a_lent_connection_when_postgres_a
             process: int = await connection.fetchval("SELECT pg_backend_pid() FROM pg_sleep(0.05)")
         return process
 
+    assert await work()
     with rises("postgres_unavailable_total", by=0):
         served = await asyncio.gather(*(work() for _ in range(20)))
 
