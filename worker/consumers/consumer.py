@@ -165,9 +165,9 @@ class Consumer(Generic[Content]):
         try:
             if UNDECODABLE in message.headers:
                 raise Malformed(f"a property cannot be decoded: see {UNDECODABLE}")
-            await self._batches.done(self._decode(read, traceparent))
+            await self._batches.process(self._decode(read, traceparent))
         except self._refusals as refusal:
-            await self._letters.done(dead_letter(message, refusal))
+            await self._letters.process(dead_letter(message, refusal))
             _log.warning("message_dead_lettered", reason=type(refusal).__name__)
             return "dead_lettered"
         _log.info("message_handled")

@@ -102,7 +102,7 @@ class Claims:
         while True:
             try:
                 if isinstance(outcome, EmailEnd):
-                    await self._ends.done(outcome)
+                    await self._ends.process(outcome)
                 else:
                     # In an outage of Postgres a postponement is not recorded, and the claim expires.
                     with suppress(PostgresUnavailable):
