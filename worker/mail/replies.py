@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 # The code in a `Reply` if the mail server sent no reply, or a reply that cannot belong to the command.
 NO_REPLY = 0
-_SERVICE_NOT_AVAILABLE = 421  # The mail server ends the session.
+_SERVICE_NOT_AVAILABLE = 421  # The mail server closes the connection.
 
 # `outage`: no e-mail can be sent now. `recipient`, `message`: a 5xx is final for this e-mail. `sender`: our
 # login, address or machine is at fault, so a 5xx is not final. `passing`: the next attempt may succeed.
@@ -28,11 +28,6 @@ class Reply(NamedTuple):
     def is_acceptance(self) -> bool:
         """Whether the command was carried out. A `Reply` to `connection` is always a refusal."""
         return self.to != "connection" and NO_REPLY < self.code < 400
-
-    @property
-    def ends_session(self) -> bool:
-        """Whether no further command would be carried out."""
-        return self.code in {NO_REPLY, _SERVICE_NOT_AVAILABLE}
 
     @property
     def fault(self) -> Fault:
