@@ -18,7 +18,7 @@ from worker import metrics
 from worker.batches import Batches, Failures
 from worker.mail import ledger
 from worker.mail.ledger import Email, Outcome
-from worker.mail.outcomes import counted_as
+from worker.mail.replies import counted_as
 from worker.settings import EmailSettings
 
 _RETRY_SECONDS = 1.0  # until the next try to record an outcome, after an internal error

@@ -22,8 +22,7 @@ from worker.mail import message
 from worker.mail.claims import Claims
 from worker.mail.ledger import Email, Outcome, Release
 from worker.mail.message import Sender
-from worker.mail.outcomes import given_back, outcome_of, storable
-from worker.mail.replies import Reply
+from worker.mail.replies import Reply, given_back, outcome_of, without_secret
 from worker.mail.smtp import Mailer, MailServerUnavailable, Session
 from worker.settings import EmailSettings
 from worker.waiting import Pauses, wait_at_most
@@ -197,7 +196,9 @@ class Postman:
         """Make one attempt to send an e-mail. Returns the outcome."""
         longest_pause = self._settings.longest_email_pause_seconds
         try:
-            secret, recipient, content = self._compose(email)
+            secret, request_url = email.request.secret_and_url(self._keys, self._settings.app_url)
+            content = message.compose(email, request_url, self._sender)
+            recipient = message.in_ascii(email.request.customer_email)
             with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
                 reply = await session.name_recipient(recipient)
                 if reply.is_acceptance:
@@ -216,21 +217,8 @@ class Postman:
             self._accepted_at = time.monotonic()
             age = datetime.now(UTC) - email.caused_at
             metrics.email_delivery_seconds.observe(max(0.0, age.total_seconds()))
-        reply = reply._replace(text=storable(reply.text, secret))
+        reply = reply._replace(text=without_secret(reply.text, secret))
         return outcome_of(reply, email, self._settings, others_accepted=others_accepted)
-
-    def _compose(self, email: Email) -> tuple[str, str, bytes]:
-        """Return secret, recipient and content. Raises EmailNotValidError or SecretKeyMissing."""
-        secret, request_url = email.request.secret_and_url(self._keys, self._settings.app_url)
-        content = message.compose(
-            email.request,
-            firm=email.firm,
-            request_url=request_url,
-            key=email.email_key,
-            date=email.created_at,
-            sender=self._sender,
-        )
-        return secret, message.in_ascii(email.request.customer_email), content
 
     def _may_send_content(self, email: Email) -> bool:
         """Whether the e-mail is still this process's to send, and the process is not stopping."""

@@ -149,8 +149,12 @@ def _reply(to: str, error: Exception) -> Reply:
 
 
 def _readable(text: str) -> str:
-    """Return a text of aiosmtplib without the surrogates that stand for bytes that are not UTF-8."""
-    return text.encode(errors="surrogateescape").decode(errors="replace")
+    """Return a text of aiosmtplib as Postgres can store it: without NUL, and without surrogates.
+
+    The surrogates stand for bytes that are not UTF-8.
+    """
+    text = text.encode(errors="surrogateescape").decode(errors="replace")
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _name_of_this_machine() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.harness.examples import SECRET_KEYS
 from tests.worker.mail.composing import A_STORED_REQUEST, SENDER, compose
-from worker.mail import outcomes
+from worker.mail import replies
 from worker.mail.ledger import Email, Outcome
 from worker.mail.replies import Reply
 from worker.mail.smtp import Mailer, MailServerUnavailable, Session
@@ -40,7 +40,7 @@ class Sending:
             if self._session is None:
                 self._session = await self._mailer.open_session(SENDER.address)
         except MailServerUnavailable as outage:
-            return outcomes.given_back(an_email(), outage.reply)
+            return replies.given_back(an_email(), outage.reply)
         reply = await self._session.name_recipient("ada@customer.example.com")
         if reply.is_acceptance:
             reply = await self._session.send(content or compose())
@@ -72,4 +72,4 @@ def outcome_of(
     """Return the outcome for an e-mail with so many attempts, and of this age."""
     email = an_email(attempts=attempts, age=age)
     settings = mail_settings("smtp://nowhere.invalid")
-    return outcomes.outcome_of(reply, email, settings, others_accepted=others_accepted)
+    return replies.outcome_of(reply, email, settings, others_accepted=others_accepted)
