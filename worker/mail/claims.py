@@ -46,7 +46,9 @@ class Claims:
         self._until: dict[str, float] = {}  # when each claim expires at the earliest, by this machine's clock
         self._ends = Batches(self._record_ends)
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
+        """The number of e-mails that this process has claimed."""
         return len(self._until)
 
     def has_expired(self, email: Email) -> bool:
@@ -68,9 +70,9 @@ class Claims:
         return emails
 
     async def renew(self) -> None:
-        """Renew the claims again and again."""
+        """Renew the claims forever."""
         while True:
-            await asyncio.sleep(self._claim_seconds / 6)
+            await asyncio.sleep(self._claim_seconds / 6)  # Some renewals may fail before a claim expires.
             if not self._until:
                 continue
             until = time.monotonic() + self._claim_seconds

@@ -5,13 +5,14 @@ an attempt to send it, so that no other process does. Each attempt has one of th
 
 - sent: the mail server accepted the content.
 - failed: the e-mail will not be sent. The mail server refused it for good, it was given up after days, or it
-  cannot be composed. Operators and erasures cancel e-mails, which then have failed, too.
+  cannot be composed. (An e-mail that is cancelled has failed, too, without an attempt: email_changes.py.)
 - postponed: the mail server refused the e-mail for now, or did not reply. The e-mail is due again later.
 - internal_error: this service could not compose or send the e-mail. The e-mail is due again later.
-- given_back: the mail server accepts no e-mail now, or the process may not send this e-mail's content. The
-  e-mail is due again at once, and no attempt is counted.
+- given_back: the mail server accepts no e-mail now, or the process may not send the e-mail any more. The
+  e-mail is due again at once, and the attempt is not counted.
 
-A refusal is any reply to a command that is no acceptance, and also a missing reply (replies.py).
+A refusal is a reply that is not an acceptance, or no reply at all (replies.py). A claimed e-mail waits until
+a connection to the mail server takes it (postman.py).
 """
 
 from collections.abc import Sequence
@@ -128,7 +129,8 @@ async def claim(
 # A crash of Postgres empties postgres_up, which is unlogged. The first claim afterwards adds the row `since`,
 # but does not see it yet: a statement does not see its own INSERT. So it takes over no claim.
 #
-# LATERAL makes Postgres read each request by primary key, although a generic plan expects many e-mails.
+# With LATERAL and LIMIT, Postgres reads each request by its primary key. For a join, a generic plan, which
+# expects many e-mails, might read the whole table.
 _CLAIM = f"""
     WITH recovered AS (
         INSERT INTO postgres_up (since)

@@ -44,8 +44,8 @@ class Postman:
     The main loop claims due e-mails, which then wait in this process for a connection, and opens connections
     for them. A connection carries one e-mail after another: RCPT, content, then the outcome is recorded.
 
-    If this process is killed, its claims expire, and another process sends the e-mails. So an e-mail whose
-    acceptance was not recorded is sent twice, with the same Message-ID.
+    If this process is killed, its claims expire, and another process sends the e-mails. An e-mail that the
+    mail server had accepted, but whose outcome was not recorded, is sent again with the same Message-ID.
     """
 
     def __init__(self, settings: EmailSettings, pool: Pool, wake: asyncio.Event, relay: RelayWaker) -> None:
@@ -54,16 +54,12 @@ class Postman:
         self._sender = Sender.parse(settings.mail_from)
         self._mailer = Mailer(settings)
         self._claims = Claims(settings, pool, relay)
-        self._wake = (
-            wake  # An e-mail was added to the ledger, or there may be room for one or for a connection.
-        )
-        self._waiting: asyncio.Queue[Email] = (
-            asyncio.Queue()
-        )  # claimed e-mails that no connection has taken yet
+        self._wake = wake  # set when an e-mail was added, or when there may be room for another
+        self._waiting: asyncio.Queue[Email] = asyncio.Queue()  # claimed, but not taken by a connection yet
         self._connections: set[asyncio.Task[None]] = set()
-        self._is_opening = False  # One of the connections is being opened, or pauses because it could not be.
-        self._open = 0  # the other connections
-        self._idle: set[asyncio.Task[None]] = set()  # open connections without an e-mail
+        self._is_opening = False  # whether one of them is being opened, or pauses because it could not be
+        self._open = 0  # the number of the others
+        self._idle: set[asyncio.Task[None]] = set()  # those without an e-mail
         self._accepted_at = -math.inf  # when the mail server last accepted an e-mail, by this machine's clock
         self._pauses = Pauses("mail_paused")
         self._claiming_pauses = Pauses("emails_not_claimed")
@@ -111,10 +107,10 @@ class Postman:
 
     async def claim_due(self) -> int:
         """Claim as many due e-mails as there is room for. Returns their number."""
-        room = self._settings.email_concurrency * _EMAILS_PER_CONNECTION - len(self._claims)
+        room = self._settings.email_concurrency * _EMAILS_PER_CONNECTION - self._claims.count
         if rate := self._settings.email_rate:
             room = min(room, max(1, int(rate / 10)))  # at most what the rate allows in 0.1 s
-        if not self._open:  # In an outage, e-mails are given back. So claim one to find out.
+        if not self._open:  # If no connection can be opened, the e-mail is given back. So one is enough.
             room = min(room, 0 if self._is_opening else 1)
         claimed = await self._claims.claim(room) if room > 0 else []
         for email in claimed:
@@ -221,7 +217,7 @@ class Postman:
         return outcome_of(reply, email, self._settings, others_accepted=others_accepted)
 
     def _may_send_content(self, email: Email) -> bool:
-        """Whether the e-mail is still this process's to send, and the process is not stopping."""
+        """Whether this process still has the claim on the e-mail, and is not stopping."""
         if self._claims.has_expired(email):
             _log.warning("email_claim_lost")
             return False

@@ -44,12 +44,12 @@ class Session:
     async def begin_next(self) -> bool:
         """Begin the next e-mail by MAIL. Returns False if the next e-mail needs a new connection.
 
-        Unless an e-mail was accepted, the mail server may still have its recipient, and would send the next
-        e-mail to it, too.
+        That is so after a refusal: the mail server may still have the recipient of that e-mail, and would
+        send the next e-mail to it, too.
         """
-        if not (self._latest.to == "content" and self._latest.is_acceptance):
-            return False
-        return (await self._run("MAIL", self._connection.mail(self._sender))).is_acceptance
+        if self._latest.to == "content" and self._latest.is_acceptance:
+            await self._run("MAIL", self._connection.mail(self._sender))
+        return self._latest.to == "MAIL" and self._latest.is_acceptance
 
     async def name_recipient(self, recipient: str) -> Reply:
         """Name the e-mail's recipient by RCPT. Returns the reply."""
