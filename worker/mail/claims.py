@@ -73,8 +73,6 @@ class Claims:
         """Renew the claims forever."""
         while True:
             await asyncio.sleep(self._claim_seconds / 6)  # Some renewals may fail before a claim expires.
-            if not self._until:
-                continue
             until = time.monotonic() + self._claim_seconds
             with suppress(PostgresUnavailable):
                 async with connections.acquired(self._pool, seconds=self._seconds) as connection:
