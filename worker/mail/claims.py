@@ -52,7 +52,7 @@ class Claims:
         return len(self._until)
 
     def has_expired(self, email: Email) -> bool:
-        """Whether another process may have claimed the e-mail, because this process was suspended."""
+        """Whether another process may have claimed the e-mail, because no renewal came in time."""
         return time.monotonic() >= self._until[email.email_key]
 
     async def claim(self, limit: int) -> list[Email]:

@@ -1,4 +1,4 @@
-"""What a mail server's reply means for an e-mail: whose fault a refusal is, and which outcome it has."""
+"""The meaning of a mail server's reply for an e-mail: whose fault a refusal is, and the outcome."""
 
 import re
 from datetime import UTC, datetime
@@ -36,9 +36,9 @@ _POLICY_CODE = r"5\d\d 5\.7\.1(?:\D|$)"  # The recipient's domain accepts no suc
 
 _LONGEST_REPLY = 1000
 _MOST_DOUBLINGS = 30  # 2 ** 1024 would be too large for a float.
-# What may be inside a link in a reply, if the mail server folds its lines or quotes them as quoted-printable.
+# Inside a link in a reply, if the mail server folds lines or writes quoted-printable.
 _LINE_BREAK = r"=?\s+"
-# The parameter of a link, from its name to the end of the secret, which the mail server may have cut off.
+# A link's parameter with the secret. The mail server may have cut off the end of the secret.
 _SECRET_FIELD = re.compile(r"secret(?:=|%3D)(?:3D)?(?:[\w-]|=?\s*\n)*", re.IGNORECASE)
 
 
