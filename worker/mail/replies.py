@@ -84,6 +84,8 @@ def outcome_of(reply: Reply, email: Email, settings: EmailSettings, *, others_ac
     e-mail, for pauses that double, until the e-mail is older than EMAIL_GIVE_UP_SECONDS. Then it fails. But a
     fault of ours must not fail many e-mails. So if the sender is at fault, the e-mail fails only if the mail
     server has lately accepted others.
+
+    No reply to the content counts as an attempt, too, because the mail server may have accepted the e-mail.
     """
     if reply.is_acceptance:
         return email.ended(reply.text)

@@ -100,7 +100,7 @@ class Mailer:
             connection = await self.connect()
             to = "MAIL"
             await connection.mail(sender)
-        except Exception as error:
+        except Exception as error:  # Whatever it is, the next connection must wait.
             if connection is not None:
                 connection.close()
             raise MailServerUnavailable(_reply(to, error)) from error
