@@ -2,10 +2,9 @@
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import structlog
 
@@ -13,7 +12,7 @@ from service.postgres.outages import PostgresUnavailable
 from service.telemetry import logs
 
 LARGEST_BATCH = 256
-_SHORTEST_PAUSE_SECONDS = 0.005  # before an item is tried again
+_SHORTEST_PAUSE_SECONDS = 0.005  # before an item is processed again
 _LONGEST_PAUSE_SECONDS = 1.0
 
 Item = TypeVar("Item")
@@ -24,7 +23,11 @@ _log = structlog.get_logger()
 
 
 class RowLocked(Exception):
-    """Another transaction has locked a row that the item changes. Try the item again soon."""
+    """Another transaction has locked a row that the item changes. A retry soon may succeed."""
+
+
+class WorkCancelled(Exception):
+    """aiormq raised a CancelledError, although nobody cancelled the work."""
 
 
 class Batches(Generic[Item]):
@@ -39,43 +42,43 @@ class Batches(Generic[Item]):
 
     def __init__(self, work: Callable[[Sequence[Item]], Awaitable[Failures]]) -> None:
         self._work = work
-        # A failure is set as the result of the item's future, not as its exception. asyncio would log an
-        # exception that nobody retrieves, with the values in it. The number of callers bounds the queue.
-        self._waiting: deque[tuple[Item, asyncio.Future[Failure]]] = deque()
+        # The items of the next batches, each with the future that its caller awaits. The number of callers
+        # bounds the queue. A failure is a future's result, not its exception, because asyncio would log an
+        # exception that nobody retrieves, with the values in it.
+        self._queue: list[tuple[Item, asyncio.Future[Failure]]] = []
         self._working: asyncio.Task[None] | None = None
 
-    async def done(self, item: Item) -> None:
+    async def process(self, item: Item) -> None:
         """Process *item*. Retry while Postgres is down or a row is locked.
 
         Raises any other failure that *work* returned or raised for the item, such as a RabbitMQ outage.
         """
         pause = _SHORTEST_PAUSE_SECONDS
-        while True:
-            failure: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
-            self._waiting.append((item, failure))
-            if self._working is None:
-                # The task has a new context, because its logs and traces are not about this item alone.
-                self._working = asyncio.create_task(self._work_through(), context=Context())
-            error = await failure
-            if error is None:
-                return
-            if not isinstance(error, (PostgresUnavailable, RowLocked)):
-                raise error
-            if isinstance(error, RowLocked) and pause == _LONGEST_PAUSE_SECONDS:
+        while (failure := await self._process_once(item)) is not None:
+            if not isinstance(failure, (PostgresUnavailable, RowLocked)):
+                raise failure
+            if isinstance(failure, RowLocked) and pause == _LONGEST_PAUSE_SECONDS:
                 _log.warning("row_locked")
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the items
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
-    async def _work_through(self) -> None:
-        """Process batches until no item is waiting."""
+    async def _process_once(self, item: Item) -> Failure:
+        result: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
+        self._queue.append((item, result))
+        if self._working is None:
+            # The task has a new context, because its logs and traces are not about this item alone.
+            self._working = asyncio.create_task(self._process_queue(), context=Context())
+        return await result
+
+    async def _process_queue(self) -> None:
         try:
-            while self._waiting:
-                batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_BATCH))]
+            while self._queue:
+                batch, self._queue = self._queue[:LARGEST_BATCH], self._queue[LARGEST_BATCH:]
                 batch = [each for each in batch if not each[1].done()]  # Drop items of cancelled callers.
                 failures = await self._attempt([item for item, _ in batch]) if batch else []
-                for (_, waiting), failure in zip(batch, failures, strict=True):
-                    if not waiting.done():
-                        waiting.set_result(failure)
+                for (_, result), failure in zip(batch, failures, strict=True):
+                    if not result.done():
+                        result.set_result(failure)
         finally:
             self._working = None
 
@@ -86,7 +89,9 @@ class Batches(Generic[Item]):
             # At debug level, because an outage causes hundreds of these lines per second.
             _log.debug("batch_waits_for_postgres", items=len(items), error=logs.summarize(outage))
             return [outage] * len(items)
-        except Exception as error:  # noqa: BLE001 - raised again for the item at fault
+        except (Exception, asyncio.CancelledError) as error:
+            if cast("asyncio.Task[Any]", asyncio.current_task()).cancelling():
+                raise
             if len(items) == 1:
-                return [error]
+                return [error if isinstance(error, Exception) else WorkCancelled()]
         return [failure for item in items for failure in await self._attempt([item])]

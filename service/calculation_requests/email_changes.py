@@ -1,4 +1,6 @@
-"""Changes that operators make to the e-mails of requests: cancelling pending ones, and adding new ones.
+"""Changes to the e-mails of locked requests: how they end (sent, failed or cancelled), and adding new ones.
+
+The worker ends e-mails, as sent or failed. Operators cancel and add e-mails; erasing a request cancels them.
 
 The e-mail key of a request's first e-mail is the id of the request.created event that causes this e-mail.
 For later e-mails a number, from 2 on, is appended. The Message-ID is made from the key.
@@ -18,7 +20,7 @@ from service.postgres.pool import Connection
 
 
 class EmailEnd(msgspec.Struct, frozen=True):
-    """How a pending e-mail ended: it was sent, or failed for a reason."""
+    """How a pending e-mail ended: it was sent, or failed for a reason. Cancelled ones failed, too."""
 
     email_key: str
     request_id: UUID
@@ -36,7 +38,7 @@ class EmailEnd(msgspec.Struct, frozen=True):
 async def announce_ends(
     connection: Connection, ends: Sequence[EmailEnd], requests: Mapping[UUID, LockedRequest]
 ) -> None:
-    """Record and announce how pending e-mails of *requests* ended. Their rows must be locked.
+    """Record and announce how pending e-mails ended. Their rows, and their *requests*, must be locked.
 
     Claims are not checked, because a reply counts even if another process has claimed the e-mail since.
     """
@@ -81,7 +83,7 @@ async def replace(connection: Connection, request: LockedRequest, *, sends: bool
     Returns the new e-mail's key. If request.created has not been consumed, the new e-mail is the first one,
     and the consumer adds none. Without *sends*, no e-mail is sent, and None is returned.
     """
-    # While a consumer adds the first e-mail, `_add_first` waits. So the statements below see the e-mail.
+    # If a consumer is adding the first e-mail, `_add_first` waits until it has. So `cancel` sees that e-mail.
     if await _add_first(connection, [request.id]) and sends:
         return first_email_key(request.id)
     await cancel(connection, {request.id: request})

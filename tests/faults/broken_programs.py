@@ -95,7 +95,7 @@ def leave_at_once() -> None:
 
 def store_replies() -> None:
     """Store a mail server's words as they come."""
-    postman.storable = lambda text, secret: text  # type: ignore[attr-defined] # noqa: ARG005
+    postman.without_secret = lambda text, secret: text  # type: ignore[attr-defined] # noqa: ARG005
 
 
 def keep_sessions() -> None:

@@ -78,24 +78,21 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
     """
     ids = {result.request_id for result in results}
     async with change_all(connection, ids, waits=False) as free:
-        absent = ids - free.keys()
-        if absent:
-            absent -= await reading.find_existing(connection, absent)
-        # Erased requests are read last, so one that is erased meanwhile counts as locked or erased, not as
-        # unknown.
-        gone = await reading.find_erased(connection, absent) if absent else set()
+        others = ids - free.keys()
+        locked = await reading.find_existing(connection, others) if others else set()
+        others -= locked
+        # Read last, so that a request that is erased meanwhile counts as locked or erased, not as unknown.
+        erased = await reading.find_erased(connection, others) if others else set()
         failures: list[Failure] = []
         for result in results:
-            failure: Failure = None
-            if result.request_id in gone:
-                failure = RequestErased(f"{result.path}request_uuid: the request was erased")
-            elif result.request_id in absent:
-                failure = RequestNotFound(f"{result.path}request_uuid: there is no such request")
-            elif result.request_id not in free:
-                failure = RowLocked()
+            if result.request_id in free:
+                failures.append(_record(free[result.request_id], result))
+            elif result.request_id in locked:
+                failures.append(RowLocked())
+            elif result.request_id in erased:
+                failures.append(RequestErased(f"{result.path}request_uuid: the request was erased"))
             else:
-                failure = _record(free[result.request_id], result)
-            failures.append(failure)
+                failures.append(RequestNotFound(f"{result.path}request_uuid: there is no such request"))
     return failures
 
 

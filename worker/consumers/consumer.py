@@ -165,9 +165,9 @@ class Consumer(Generic[Content]):
         try:
             if UNDECODABLE in message.headers:
                 raise Malformed(f"a property cannot be decoded: see {UNDECODABLE}")
-            await self._batches.done(self._decode(read, traceparent))
+            await self._batches.process(self._decode(read, traceparent))
         except self._refusals as refusal:
-            await self._letters.done(dead_letter(message, refusal))
+            await self._letters.process(dead_letter(message, refusal))
             _log.warning("message_dead_lettered", reason=type(refusal).__name__)
             return "dead_lettered"
         _log.info("message_handled")
@@ -201,10 +201,12 @@ class InHand:
         task.add_done_callback(self._deliveries.discard)
 
     async def settle(self, message: AbstractIncomingMessage, outcome: str) -> None:
-        """Acknowledge a message, or requeue it by a reject, because not every nack counts as a delivery.
+        """Acknowledge a message or, if its handling failed unexpectedly, return it to its queue.
 
-        At the delivery limit, RabbitMQ itself dead-letters the message, without x-reason. If settling fails,
-        leave the channel. Otherwise the message would count towards the prefetch forever.
+        RabbitMQ dead-letters a message that reaches the delivery limit, without x-reason. It is returned by a
+        reject, because RabbitMQ 4.3 does not count a delivery that a nack ends.
+
+        If settling fails, leave the channel. Otherwise the message would count towards the prefetch forever.
         """
         try:
             if outcome == "returned":

@@ -24,6 +24,7 @@ def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consum
     seconds = settings.work_timeout_seconds
 
     async def handle(intents: Sequence[EmailToSend]) -> Failures:
+        # No transaction, because only the first statement writes, and a redelivery may repeat it.
         async with connections.acquired(pool, seconds=seconds) as connection:
             failures = await record_emails(connection, intents)
         due.set()

@@ -1,4 +1,4 @@
-"""The e-mails that this process has in flight: claimed, kept, and settled by an outcome."""
+"""The claims of this process: taken on due e-mails, renewed, and ended by recording an outcome."""
 
 import asyncio
 import time
@@ -17,11 +17,11 @@ from service.telemetry import logs
 from worker import metrics
 from worker.batches import Batches, Failures
 from worker.mail import ledger
-from worker.mail.ledger import Email, Postponement
-from worker.mail.outcomes import counted_as
+from worker.mail.ledger import Email, Outcome
+from worker.mail.replies import counted_as
 from worker.settings import EmailSettings
 
-_RECORDING_PAUSE_SECONDS = 1.0  # before the next try to record an outcome, after an internal error
+_RETRY_SECONDS = 1.0  # until the next try to record an outcome, after an internal error
 
 _log = structlog.get_logger()
 
@@ -29,11 +29,12 @@ _log = structlog.get_logger()
 class Claims:
     """This process's claims on e-mails. Each is renewed until the outcome is recorded.
 
-    A row lock would end with the connection to Postgres, and another process would send the e-mail again.
+    A lock on the row would not do: it would end with the connection to Postgres, and another process would
+    send the e-mail again, although this process may be about to record the mail server's acceptance.
 
-    To other processes, a killed process looks like a process that has lost Postgres but still has a reply to
-    record. So they leave a claimed e-mail alone until its claim expires. EMAIL_CLAIM_SECONDS, 30 by default,
-    is longer than most network outages. With 4 seconds, longer outages caused e-mails to be sent twice.
+    Other processes cannot know whether this process was killed, or has only lost Postgres. So they leave a
+    claimed e-mail alone until its claim expires. EMAIL_CLAIM_SECONDS, 30 by default, is longer than most
+    network outages. With 4 seconds, longer outages caused e-mails to be sent twice.
     """
 
     def __init__(self, settings: EmailSettings, pool: Pool, relay: RelayWaker) -> None:
@@ -42,19 +43,21 @@ class Claims:
         self._process_id: UUID = uuid4()
         self._claim_seconds = settings.email_claim_seconds
         self._seconds = settings.work_timeout_seconds
-        self._until: dict[str, float] = {}  # for each e-mail in flight, by this machine's clock
+        self._until: dict[str, float] = {}  # when each claim expires at the earliest, by this machine's clock
         self._ends = Batches(self._record_ends)
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
+        """The number of e-mails that this process has claimed."""
         return len(self._until)
 
     def has_expired(self, email: Email) -> bool:
-        """Whether another process may have claimed the e-mail, as after this process was suspended."""
+        """Whether another process may have claimed the e-mail, because no renewal came in time."""
         return time.monotonic() >= self._until[email.email_key]
 
     async def claim(self, limit: int) -> list[Email]:
         """Claim at most *limit* due e-mails."""
-        until = time.monotonic() + self._claim_seconds  # or a bit later
+        until = time.monotonic() + self._claim_seconds
         async with connections.acquired(self._pool, seconds=self._seconds) as connection:
             emails = await ledger.claim(
                 connection,
@@ -67,11 +70,9 @@ class Claims:
         return emails
 
     async def renew(self) -> None:
-        """Renew the claims for as long as this process lives."""
+        """Renew the claims forever."""
         while True:
-            await asyncio.sleep(self._claim_seconds / 6)
-            if not self._until:
-                continue
+            await asyncio.sleep(self._claim_seconds / 6)  # Some renewals may fail before a claim expires.
             until = time.monotonic() + self._claim_seconds
             with suppress(PostgresUnavailable):
                 async with connections.acquired(self._pool, seconds=self._seconds) as connection:
@@ -80,14 +81,14 @@ class Claims:
                     )
                 self._until.update(dict.fromkeys(renewed & self._until.keys(), until))
 
-    async def settle(self, email: Email, outcome: EmailEnd | Postponement) -> None:
+    async def settle(self, email: Email, outcome: Outcome) -> None:
         """Record the outcome of an attempt, which ends the claim."""
         try:
             await self._record(outcome)
         finally:
             del self._until[email.email_key]
         metrics.emails.labels(counted_as(outcome)).inc()
-        # In an outage thousands of e-mails are `given_back`. `mail_paused` reports the outage.
+        # At debug level if given back, because an outage causes thousands of these lines.
         log = _log.debug if outcome.label == "given_back" else _log.info
         log(
             "email_handled",
@@ -97,20 +98,22 @@ class Claims:
             attempts=email.attempts + 1,
         )
 
-    async def _record(self, outcome: EmailEnd | Postponement) -> None:
-        """Record an outcome. Retry an `EmailEnd` forever, because only this process knows the reply."""
+    async def _record(self, outcome: Outcome) -> None:
+        """Record an outcome. Retry until it is recorded, because only this process knows the reply.
+
+        But in an outage of Postgres a `Release` is not recorded, and the claim expires.
+        """
         while True:
             try:
                 if isinstance(outcome, EmailEnd):
-                    await self._ends.done(outcome)
+                    await self._ends.process(outcome)
                 else:
-                    # In an outage of Postgres a postponement is not recorded, and the claim expires.
                     with suppress(PostgresUnavailable):
                         async with connections.acquired(self._pool, seconds=self._seconds) as connection:
-                            await ledger.postpone(connection, self._process_id, outcome)
+                            await ledger.release(connection, self._process_id, outcome)
             except Exception as error:  # noqa: BLE001 - losing the outcome would send the e-mail again
                 _log.error("email_recording_failed", **logs.describe(error))
-                await asyncio.sleep(_RECORDING_PAUSE_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return
 

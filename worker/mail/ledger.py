@@ -1,8 +1,23 @@
-"""The ledger of e-mails: which are pending, sent or failed, with the mail server's replies."""
+"""The ledger of e-mails, a row for each, with the mail server's last reply.
+
+An e-mail is pending until it ends: until it is sent or has failed. A process claims an e-mail before it makes
+an attempt to send it, so that no other process does. Each attempt has one of these outcomes:
+
+- sent: the mail server accepted the content.
+- failed: the e-mail will not be sent. The mail server refused it for good, it was given up after days, or it
+  cannot be composed. (An e-mail that is cancelled has failed, too, without an attempt: email_changes.py.)
+- postponed: the mail server refused the e-mail for now, or did not reply. The e-mail is due again later.
+- internal_error: this service could not compose or send the e-mail. The e-mail is due again later.
+- given_back: the mail server accepts no e-mail now, or the process may not send the e-mail any more. The
+  e-mail is due again at once, and the attempt is not counted.
+
+A refusal is a reply that is not an acceptance, or no reply at all (replies.py). A claimed e-mail waits until
+a connection to the mail server takes it (postman.py).
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -36,20 +51,21 @@ class Email(msgspec.Struct, frozen=True):
         return time_of(self.request.id) if is_first else self.created_at
 
     def ended(self, reply: str, reason: Reason | None = None, smtp_code: int = 0) -> EmailEnd:
-        """Return how this e-mail ended: it was sent or, with a *reason*, it failed."""
+        """Return the outcome `sent` or, with a *reason*, `failed`."""
         return EmailEnd(self.email_key, self.request.id, reply, reason, smtp_code, self.traceparent)
 
 
-class Postponement(msgspec.Struct, frozen=True):
-    """An e-mail that has not ended, and is due again after *seconds*."""
+class Release(msgspec.Struct, frozen=True):
+    """An outcome after which the e-mail is still pending, and due again after *seconds*."""
 
     email_key: str
-    # `postponed`: the mail server refused this e-mail for now. `internal_error`: this service failed.
-    # `given_back`: the mail server accepts no e-mail now, or we did not send the content.
     label: Literal["postponed", "internal_error", "given_back"]
     seconds: float = 0.0
     reply: str | None = None  # the mail server's, or our own text
     smtp_code: int = 0
+
+
+Outcome: TypeAlias = EmailEnd | Release
 
 
 class EmailToSend(msgspec.Struct, frozen=True):
@@ -61,9 +77,9 @@ class EmailToSend(msgspec.Struct, frozen=True):
 
 
 async def add(connection: Connection, intents: Sequence[EmailToSend]) -> set[UUID]:
-    """Record e-mails to send. Returns the ids of the requests that exist.
+    """Add e-mails, unless they were added before. Returns the ids of those requests that exist.
 
-    A repeated event adds no e-mail. Even then the commit waits for a standby.
+    The commit waits for a standby, even if nothing was added.
     """
     request_ids = await connection.fetchval(
         f"""
@@ -97,8 +113,9 @@ async def claim(
     """Claim at most *limit* due e-mails. A claim lasts *seconds* by the database's clock, unless renewed.
 
     E-mails *under_way* in this process are excluded, because their claims may have expired while Postgres was
-    unreachable. Until Postgres has been up for *seconds* after a crash, failover or restart, expired claims
-    are left alone, because the claiming process may be alive and about to record the mail server's reply.
+    unreachable. E-mails whose claim has expired are left alone until Postgres has been up for *seconds* after
+    a crash, failover or restart. The process that claimed them could not renew the claims meanwhile, and may
+    still record the mail server's reply.
     """
     rows = await connection.fetch(_CLAIM, process_id, limit, seconds, under_way)
     return [
@@ -107,10 +124,13 @@ async def claim(
     ]
 
 
-# next_attempt_at is when an e-mail is due or, if it is claimed, when its claim expires. If postgres_up was
-# empty, the query on it is null, so no claim is taken over. A statement does not see its own INSERT.
+# next_attempt_at is when an e-mail is due or, if it is claimed, when its claim expires.
 #
-# LATERAL makes Postgres read each request by primary key, although a generic plan expects many e-mails.
+# A crash of Postgres empties postgres_up, which is unlogged. The first claim afterwards adds the row `since`,
+# but does not see it yet: a statement does not see its own INSERT. So it takes over no claim.
+#
+# With LATERAL and LIMIT, Postgres reads each request by its primary key. For a join, a generic plan, which
+# expects many e-mails, might read the whole table.
 _CLAIM = f"""
     WITH recovered AS (
         INSERT INTO postgres_up (since)
@@ -189,10 +209,10 @@ _FIND_PENDING = """
 """
 
 
-async def postpone(connection: Connection, process_id: UUID, email: Postponement) -> None:
-    """Release a process's claim on an e-mail. Count an attempt, unless the label is `given_back`.
+async def release(connection: Connection, process_id: UUID, outcome: Release) -> None:
+    """Record an outcome of a process's attempt, and release its claim.
 
-    If another transaction has locked the row, the row is left alone and the claim expires.
+    If another transaction has locked the row, nothing is recorded, and the claim expires.
     """
     await connection.execute(
         """
@@ -209,10 +229,10 @@ async def postpone(connection: Connection, process_id: UUID, email: Postponement
                               FOR UPDATE SKIP LOCKED)
         """,
         process_id,
-        email.email_key,
-        email.seconds,
-        email.reply,
-        email.label != "given_back",
+        outcome.email_key,
+        outcome.seconds,
+        outcome.reply,
+        outcome.label != "given_back",
     )
 
 

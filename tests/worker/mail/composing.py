@@ -11,6 +11,7 @@ import msgspec
 
 from tests.harness import stored
 from worker.mail import message as mail_message
+from worker.mail.ledger import Email
 from worker.mail.message import Sender
 
 SENDER = Sender("Calculations", "calculations@service.example.com")
@@ -34,7 +35,7 @@ A_STORED_REQUEST = msgspec.structs.replace(stored.new_request(), created_at=DATE
 def compose(firm: str = "Acme", **fields: Any) -> bytes:
     """Return the e-mail of a request with these fields, from the conveyancer *firm*."""
     request = msgspec.structs.replace(A_STORED_REQUEST, **fields)
-    return mail_message.compose(request, firm=firm, request_url=URL, key="event-1", date=DATE, sender=SENDER)
+    return mail_message.compose(Email(request, firm, "event-1", DATE, 0, None), URL, SENDER)
 
 
 def compose_all_of(text: str) -> bytes:

@@ -5,11 +5,10 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from service.calculation_requests.email_changes import EmailEnd
 from tests.harness.examples import SECRET_KEYS
 from tests.worker.mail.composing import A_STORED_REQUEST, SENDER, compose
-from worker.mail import outcomes
-from worker.mail.ledger import Email, Postponement
+from worker.mail import replies
+from worker.mail.ledger import Email, Outcome
 from worker.mail.replies import Reply
 from worker.mail.smtp import Mailer, MailServerUnavailable, Session
 from worker.settings import EmailSettings
@@ -29,28 +28,25 @@ def mail_settings(url: str, **changes: Any) -> EmailSettings:
 
 
 class Sending:
-    """Sends e-mails over one connection for as long as it is ready, as the postman does."""
+    """Sends e-mails over one connection for as long as possible, as the postman does."""
 
     def __init__(self, settings: EmailSettings) -> None:
         self._mailer = Mailer(settings)
         self._session: Session | None = None
 
-    async def send(self, content: bytes | None = None) -> EmailEnd | Postponement:
+    async def send(self, content: bytes | None = None) -> Outcome:
         """Send an e-mail. Returns the outcome."""
         try:
-            session = await self._ready_session()
+            if self._session is None:
+                self._session = await self._mailer.open_session(SENDER.address)
         except MailServerUnavailable as outage:
-            return outcomes.give_back(an_email(), outage.reply)
-        reply = await session.name_recipient("ada@customer.example.com")
+            return replies.given_back(an_email(), outage.reply)
+        reply = await self._session.name_recipient("ada@customer.example.com")
         if reply.is_acceptance:
-            reply = await session.send(content or compose())
-        return outcome_of(reply)
-
-    async def _ready_session(self) -> Session:
-        if self._session is None or not await self._session.is_ready():
+            reply = await self._session.send(content or compose())
+        if not await self._session.begin_next():
             await self.end()
-            self._session = await self._mailer.open_session(SENDER.address)
-        return self._session
+        return outcome_of(reply)
 
     async def end(self) -> None:
         """Close the connection."""
@@ -72,8 +68,8 @@ def an_email(*, attempts: int = 0, age: timedelta = timedelta()) -> Email:
 
 def outcome_of(
     reply: Reply, *, attempts: int = 0, age: timedelta = timedelta(), others_accepted: bool = True
-) -> EmailEnd | Postponement:
+) -> Outcome:
     """Return the outcome for an e-mail with so many attempts, and of this age."""
     email = an_email(attempts=attempts, age=age)
     settings = mail_settings("smtp://nowhere.invalid")
-    return outcomes.outcome_of(reply, email, settings, others_accepted=others_accepted)
+    return replies.outcome_of(reply, email, settings, others_accepted=others_accepted)
