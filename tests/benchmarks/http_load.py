@@ -22,7 +22,6 @@ def wrk() -> list[str]:
 
 
 async def create_on(stand: Stand, api: Process, *, seconds: int | None = None) -> Figures:
-    """Store requests over HTTP for some seconds."""
     return await load(stand, api, ["/v1/request"], body=subjects.JSON_BODY, seconds=seconds)
 
 

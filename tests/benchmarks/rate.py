@@ -49,7 +49,6 @@ class Waits:
         self.ended: dict[str, float] = {}
 
     def end(self, uuid: str) -> None:
-        """Note the end of a wait, unless it is noted already."""
         self.ended.setdefault(uuid, time.monotonic())
 
     async def complete(self) -> bool:
@@ -59,7 +58,6 @@ class Waits:
         )
 
     def forget(self) -> None:
-        """Forget all waits."""
         self.began.clear()
         self.ended.clear()
 

@@ -93,7 +93,6 @@ class Stand:
         )
 
     def api(self, database_url: str) -> AbstractAsyncContextManager[Process]:
-        """Run one API process, with its default logs."""
         settings = {
             "DATABASE_URL": database_url,
             "DATABASE_POOL_SIZE": str(POOL_SIZE),
@@ -109,7 +108,6 @@ class Stand:
         ready: bool = True,
         **settings: str,
     ) -> AbstractAsyncContextManager[Process]:
-        """Run one worker process."""
         settings |= {"DATABASE_URL": database_url, "SMTP_URL": smtp_url}
         return self._running("worker", self._product("worker", *roles), settings, ready=ready)
 
@@ -148,7 +146,6 @@ class Stand:
 
 
 def peer_command(script: str, *arguments: str) -> list[str]:
-    """Return the command that runs a program of tests/benchmarks/peers."""
     return [str(PEERS_PYTHON), str(Path(__file__).parent / "peers" / f"{script}.py"), *arguments]
 
 

@@ -27,7 +27,6 @@ _RESTRICTED = (
 
 
 def docker(*arguments: str | Path, seconds: float = 60) -> str:
-    """Run the Docker client, and return its output."""
     command = ["docker", *arguments]
     return run_command("docker", command, folder=CHECKOUT, seconds=seconds)
 

@@ -34,7 +34,6 @@ OF_ALL = {name for secrets in SECRETS.values() for name in secrets}
 
 @functools.cache
 def rendered(overlay: str) -> tuple[Manifest, ...]:
-    """Return every object of *overlay*."""
     return render(K8S / "overlays" / overlay)
 
 
@@ -59,7 +58,6 @@ def rendered_upon_production(*parts: str, folder: Path) -> dict[str, Manifest]:
 
 
 def of_kind(overlay: str, *kinds: str) -> dict[str, Manifest]:
-    """Return the objects of *kinds* by name."""
     return {found["metadata"]["name"]: found for found in rendered(overlay) if found["kind"] in kinds}
 
 

@@ -49,7 +49,6 @@ class AuthorizationServer:
 
     @asynccontextmanager
     async def up(self) -> AsyncIterator[None]:
-        """Serve until the block is left."""
         self._client = httpx.AsyncClient(
             base_url=f"https://127.0.0.1:{self.process.port}",
             auth=(CONVEYANCER, _SECRET),

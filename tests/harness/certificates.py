@@ -76,7 +76,6 @@ def _named(name: str) -> x509.Name:
 
 
 def context_with(certificate: Path) -> ssl.SSLContext:
-    """Return the context of a server with this certificate."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate)
     return context
@@ -100,5 +99,4 @@ def faulty_certificate(fault: str, authority: Authority, folder: Path) -> Path:
 
 
 def faulty_context(fault: str, authority: Authority, folder: Path) -> ssl.SSLContext:
-    """Return the context of a server with such a certificate."""
     return context_with(faulty_certificate(fault, authority, folder))

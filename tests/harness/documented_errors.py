@@ -22,7 +22,6 @@ _TABLE = [
 
 
 def is_documented(status: int, code: str, message: str) -> bool:
-    """Whether the table has this error."""
     return any((status, code) == row[:2] and row[2].fullmatch(message) for row in _TABLE)
 
 

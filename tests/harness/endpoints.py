@@ -8,8 +8,6 @@ DOCUMENT = app.describe()
 
 
 class Endpoint(NamedTuple):
-    """An operation of the document."""
-
     method: str
     path: str
     operation: dict[str, Any]
@@ -32,7 +30,6 @@ class Endpoint(NamedTuple):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema of the body."""
         schemas: dict[str, dict[str, Any]] = DOCUMENT["components"]["schemas"]
         return schemas[self._content["schema"]["$ref"].rpartition("/")[2]]
 
@@ -47,11 +44,9 @@ class Endpoint(NamedTuple):
         return security
 
     def at(self, uuid: str) -> str:
-        """Return its path for a request."""
         return self.path.replace("{uuid}", uuid)
 
     def __str__(self) -> str:
-        """Return the method and the path."""
         return f"{self.method} {self.path}"
 
 

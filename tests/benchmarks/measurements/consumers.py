@@ -96,7 +96,6 @@ async def _send_emails(stand: Stand, url: str, connection: Connection, messages:
 
 
 async def _fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:
-    """Replace what is in the queue by messages with these bodies."""
     async with queues.open_channel(stand.amqp_url) as channel:
         await (await channel.get_queue(queue.name, ensure=False)).purge()
         exchange = await channel.get_exchange(queue.exchange, ensure=False)

@@ -24,7 +24,6 @@ _FLOORS = (Bar(side=OURS, of=ORM, limit=5.0), Bar(side=OURS, of=_PGBENCH, limit=
 
 @asynccontextmanager
 async def orm_api(stand: Stand) -> AsyncIterator[Process]:
-    """Run the API written the usual way: FastAPI and an ORM."""
     url = await stand.database("orm", with_schema=False)
     settings = {"DATABASE_URL": url, "POOL_SIZE": str(POOL_SIZE), "TENANT": CONVEYANCER}
     async with stand.peer("fastapi_orm", ready=True, **settings) as running:

@@ -21,7 +21,6 @@ async def measure(stand: Stand) -> list[Comparison]:
 
 
 async def _relay(outbox: Outbox, stand: Stand) -> Figures:
-    """Fill an outbox, and relay it."""
     url = await outbox.open(stand)
     async with databases.connected(url) as connection:
         await outbox.refill(connection)

@@ -29,15 +29,11 @@ from service.server.limits import LARGEST_BODY
 
 
 class Colour(Enum):
-    """An enum."""
-
     RED = "red"
     BLUE = "blue"
 
 
 class Street(msgspec.Struct, forbid_unknown_fields=True):
-    """A struct in a list."""
-
     name: Annotated[str, Meta(max_length=5)]
     number: int | None = None
 

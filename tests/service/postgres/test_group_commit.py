@@ -41,7 +41,6 @@ class Callers:
 
 @pytest.fixture(autouse=True)
 async def table(database):
-    """A table for the test."""
     await database.execute("CREATE TABLE stored (id int PRIMARY KEY, note text CHECK (note <> 'refused'))")
     await database.execute(f"GRANT ALL ON stored TO {databases.user_of('api')}")
 
