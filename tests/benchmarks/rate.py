@@ -30,15 +30,14 @@ async def rate_of(done: Callable[[], Awaitable[int]], every: int, *, seconds: fl
 
 
 async def call_steadily(
-    call: Callable[[float], Coroutine[None, None, None]], *, rate: float, seconds: float
+    call: Callable[[], Coroutine[None, None, None]], *, rate: float, seconds: float
 ) -> None:
-    """Make *rate* calls a second with the time that each is due, even if earlier ones are not done."""
+    """Make *rate* calls a second, even if earlier ones are not done."""
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for number in range(round(rate * seconds)):
-            due = began + number / rate
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            group.create_task(call(due))
+            await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
+            group.create_task(call())
 
 
 class Waits:

@@ -42,27 +42,15 @@ async def measure(stand: Stand) -> list[Comparison]:
 
     async with stand.api(await stand.database("ours")) as api:
         await create_on(stand, api, seconds=1)
-        return [
-            await compare(
-                name,
-                {
-                    "ours": partial(ours, handle, a_second * stand.sizes.seconds),
-                    "create": partial(create_on, stand, api),
-                },
-                [bar],
-                stand,
-            )
-            for name, handle, a_second, bar in (
-                (
-                    "calculations recorded",
-                    _record_calculations,
-                    _CALCULATIONS_A_SECOND,
-                    Bar(side="ours", of="create", limit=0.5),
-                ),
-                # No mail server takes more from one sender.
-                ("e-mails accepted", _send_emails, _EMAILS_A_SECOND, Bar(side="ours", limit=400)),
-            )
-        ]
+        sides = {
+            "ours": partial(ours, _record_calculations, _CALCULATIONS_A_SECOND * stand.sizes.seconds),
+            "create": partial(create_on, stand, api),
+        }
+        floor = Bar(side="ours", of="create", limit=0.5)
+        recorded = await compare("calculations recorded", sides, [floor], stand)
+    sending = {"ours": partial(ours, _send_emails, _EMAILS_A_SECOND * stand.sizes.seconds)}
+    floor = Bar(side="ours", limit=400)  # No mail server takes more from one sender.
+    return [recorded, await compare("e-mails accepted", sending, [floor], stand)]
 
 
 async def _record_calculations(stand: Stand, url: str, connection: Connection, messages: int) -> Figures:

@@ -50,7 +50,7 @@ async def _arrive(stand: Stand, outbox: Outbox, rate: int) -> Figures:
     async with _arrivals(stand) as waits, outbox.relay(stand, url), open_pool(settings) as pool:
         waker = RelayWaker(pool, seconds=5.0)
 
-        async def store(_: float) -> None:
+        async def store() -> None:
             async with turn, connections.acquired(pool, seconds=_ACQUIRE_SECONDS) as connection:
                 uuid = await outbox.store(connection)
             waits.began[uuid] = time.monotonic()
