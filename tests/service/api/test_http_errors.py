@@ -204,16 +204,6 @@ async def test_router_gets_no_long_path(shared_client):
     assert (await shared_client.get("/" + "x" * 60_000)).json()["errors"][0]["code"] == "not_found"
 
 
-async def test_empty_body_is_refused_as_any_other_that_is_not_json(shared_client):
-    response = await shared_client.post("/v1/request", content=b"", headers=JSON)
-
-    (error,) = response.json()["errors"]
-    assert (error["code"], error["message"]) == (
-        "malformed_body",
-        "The body is not readable JSON: it is empty.",
-    )
-
-
 async def test_too_large_body_of_unknown_size_is_refused(shared_client):
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(257):

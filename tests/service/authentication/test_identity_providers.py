@@ -172,9 +172,7 @@ NO_SCOPE, NO_KIND = "none of this service's scopes", "its claim"
     ("name", "changes", "reason"),
     [
         (AUTH0, {"aud": "https://another-api.example.com"}, "another audience"),
-        (AUTH0, {"scope": "read:others"}, NO_SCOPE),
         (AUTH0, {"scope": None, "permissions": SCOPES.split()}, NO_SCOPE),
-        (ENTRA, {"aud": "00000003-0000-0000-c000-000000000000"}, "another audience"),
         # Any application of the tenant gets a token for the API, but without a role.
         (ENTRA, {"roles": None}, NO_SCOPE),
         # A user's token has delegated scopes, which any client may request.
@@ -183,23 +181,16 @@ NO_SCOPE, NO_KIND = "none of this service's scopes", "its claim"
         # A token of version 1.
         (ENTRA, {"azp": None, "appid": CONVEYANCER}, "names no client"),
         (KEYCLOAK, {"aud": "account"}, "another audience"),
-        (KEYCLOAK, {"aud": None}, "lacks the claim aud"),
-        (KEYCLOAK, {"scope": "email profile"}, NO_SCOPE),
         # With a mapper, an ID token may have any claim but this.
         (KEYCLOAK, {"typ": "ID"}, NO_KIND),
-        (KEYCLOAK, {"typ": "Refresh"}, NO_KIND),
         (COGNITO, {"client_id": FREE_CONVEYANCER}, "a client that the service does not accept"),
         (COGNITO, {"scope": "another/request:read request:read"}, NO_SCOPE),
-        (COGNITO, {"scope": "aws.cognito.signin.user.admin"}, NO_SCOPE),
         (COGNITO, {"token_use": "id"}, NO_KIND),
         (COGNITO, {"token_use": None}, NO_KIND),
         # A token bound to a resource, which is another service.
         (COGNITO, {"aud": "https://another-api.example.com"}, "another audience"),
-        (OKTA, {"aud": "api://default"}, "another audience"),
         (OKTA, {"iss": "https://DOMAIN"}, "another issuer"),
-        (OKTA, {"scp": ["openid"]}, NO_SCOPE),
         (OKTA, {"scp": None, "scope": SCOPES}, NO_SCOPE),
-        (OKTA, {"scp": {"request:read": True}}, "neither a string"),
     ],
 )
 async def test_token_for_something_else_is_refused_on_every_endpoint(
