@@ -14,9 +14,9 @@ from tests.benchmarks import subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures
 from tests.benchmarks.http_load import create_on
 from tests.benchmarks.rate import rate_of
-from tests.benchmarks.smtp_sink import SmtpSink
 from tests.benchmarks.stand import Stand, compare
 from tests.harness import databases, queues
+from tests.harness.mail_server import ScriptedMailServer
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import Queue
 
@@ -72,13 +72,13 @@ async def _send_emails(stand: Stand, url: str, connection: Connection, messages:
     """Return the rate at which a worker e-mails the customers of as many stored requests."""
     rows = await connection.fetch("SELECT payload FROM outbox LIMIT $1", messages)
     await connection.execute("TRUNCATE outbox")
-    async with SmtpSink() as sink:
+    async with ScriptedMailServer() as mail_server:
 
         async def accepted() -> int:
-            return sink.accepted
+            return len(mail_server.contents)
 
         await _fill(stand, topology.NOTIFICATIONS, [row["payload"] for row in rows])
-        settings = {"smtp_url": sink.url, "EMAIL_CONCURRENCY": str(_SESSIONS)}
+        settings = {"smtp_url": mail_server.url, "EMAIL_CONCURRENCY": str(_SESSIONS)}
         async with stand.worker(url, "notifications", ready=False, **settings):
             return await rate_of(accepted, messages, seconds=stand.sizes.seconds * _PATIENCE)
 

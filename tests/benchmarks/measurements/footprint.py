@@ -4,8 +4,8 @@ import asyncio
 
 from tests.benchmarks.comparison import Bar, Comparison, Figures
 from tests.benchmarks.http_load import create_on
-from tests.benchmarks.smtp_sink import SmtpSink
 from tests.benchmarks.stand import Stand, compare
+from tests.harness.mail_server import ScriptedMailServer
 from tests.harness.processes import Process
 
 _API, _WORKER = "API", "worker, all roles"
@@ -26,7 +26,7 @@ async def measure(stand: Stand) -> list[Comparison]:
             return _figures(running)
 
     async def worker() -> Figures:
-        async with SmtpSink() as sink, stand.worker(url, smtp_url=sink.url) as running:
+        async with ScriptedMailServer() as mail, stand.worker(url, smtp_url=mail.url) as running:
             await asyncio.sleep(stand.sizes.seconds)  # it relays and mails what the API has stored before
             return _figures(running)
 
