@@ -87,9 +87,7 @@ async def test_conveyancer_is_added_and_changed_which_is_listed_and_on_record(en
     ]
 
 
-async def test_api_key_without_a_firm_opens_the_questionnaire_until_it_is_revoked(
-    environment, client, database
-):
+async def test_api_key_without_a_firm_opens_the_questionnaire_until_revoked(environment, client, database):
     created = await run("service", "api-key", "create", "our-page", environment=environment)
     await database.execute("UPDATE conveyancer SET disabled_at = now()")
     key = created.output.strip()

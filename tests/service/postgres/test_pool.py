@@ -94,9 +94,7 @@ async def test_cancelled_caller_frees_its_place(pool, database):
 
 
 @pytest.mark.parametrize("acquired", [connections.acquired, connections.transaction])
-async def test_callers_are_refused_at_their_deadline_though_their_connections_do_not_answer(
-    pool, link, acquired
-):
+async def test_callers_are_refused_at_their_deadline_though_connections_do_not_answer(pool, link, acquired):
     async def work() -> None:
         async with acquired(pool, seconds=0.5) as connection:
             link.hold()
@@ -212,9 +210,7 @@ async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(
     ],
     ids=["from nobody", "not from this user"],
 )
-async def test_database_that_accepts_no_connections_counts_as_an_outage(
-    pool, administrator, database, change, cause
-):
+async def test_database_without_connections_counts_as_an_outage(pool, administrator, database, change, cause):
     name = await database.fetchval("SELECT current_database()")
     await administrator.execute(change.format(name))
 

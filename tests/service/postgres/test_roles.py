@@ -84,9 +84,7 @@ async def test_apply_takes_from_all_users_what_no_role_needs(database_url, datab
     await refuses_all(database_url, ["CREATE TEMPORARY TABLE mine ()", "CREATE TABLE mine ()"])
 
 
-async def test_administrator_can_take_locks_and_large_objects_from_users_that_do_not_need_them(
-    database_url, database
-):
+async def test_administrator_can_take_locks_and_large_objects_from_users(database_url, database):
     (statements,) = re.findall(r"```sql\n(DO .*?)```", section(INSTALLATION, "Users"), re.DOTALL)
     await database.execute(statements.replace("OWNER", databases.user_of("owner")))
 

@@ -94,9 +94,7 @@ async def test_command_waits_for_postgres_and_says_why():
         ("_REJECTED_SECONDS", "nobody_here", "Postgres at DATABASE_URL is unavailable: it rejects the login"),
     ],
 )
-async def test_command_fails_in_the_end_so_that_its_container_gets_a_new_password(
-    monkeypatch, database_url, limit, user, reason
-):
+async def test_command_fails_in_the_end_for_a_new_password(monkeypatch, database_url, limit, user, reason):
     monkeypatch.setattr(schema_command, limit, 0.5)
     url = URL(database_url)
     url = url.with_user(user).with_password("wrong") if user else url.with_port(1)
@@ -107,9 +105,7 @@ async def test_command_fails_in_the_end_so_that_its_container_gets_a_new_passwor
     assert ended == Ended(1, "", f"{reason}; waiting for it\n{reason}\n")
 
 
-async def test_versions_are_applied_while_requests_are_stored_even_while_they_wait_for_a_backup(
-    database, database_url, other_connection
-):
+async def test_versions_are_applied_while_requests_are_stored(database, database_url, other_connection):
     earlier_release = await asyncpg.connect(database_url)
     stored: list[object] = []
     enough = asyncio.Event()

@@ -247,7 +247,7 @@ async def test_caller_that_hangs_up_is_one_log_line(client, database, framing, s
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
 
 
-async def test_create_interrupted_by_shutdown_is_answered_and_counted_as_503_and_logged_with_its_uuid(
+async def test_create_interrupted_by_shutdown_is_503_and_logged_with_its_uuid(
     service_settings, issuer, database
 ):
     """It may have been stored nevertheless."""
