@@ -33,7 +33,7 @@ class Issuer:
         self.jwks.write_text(json.dumps({"keys": [{**jwk, "kid": key_id, "use": "sig", "alg": "ES256"}]}))
 
     def token(
-        self, client_id: str = CONVEYANCER, *, headers: dict[str, Any] | None = None, **claims: Any
+        self, client_id: str | None = CONVEYANCER, *, headers: dict[str, Any] | None = None, **claims: Any
     ) -> str:
         """Return a token, valid unless *claims* or *headers* say otherwise. A claim of None is left out."""
         usual = {
