@@ -32,7 +32,7 @@ async def load(
 
     A failed request is an error.
     """
-    seconds = seconds or stand.sizes.seconds
+    seconds = seconds or stand.seconds
     (stand.folder / "paths").write_text("".join(f"{path}\n" for path in paths))
     (stand.folder / "body").write_bytes(body)
     command = [

@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 from pathlib import Path
 
 import httpx
-import msgspec
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import CHECKOUT, Place, working_folder
@@ -27,19 +26,13 @@ PEERS_PYTHON = CHECKOUT / ".local" / "peers" / "bin" / "python"
 POOL_SIZE = 10  # connections to Postgres, of the product and of the peers
 
 
-class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the measurements are."""
-
-    rounds: int
-    seconds: int  # of load on the API, for each side and round
-
-
 class Stand:
     """The servers, and what can be started on them."""
 
-    def __init__(self, folder: Path, servers: Servers, sizes: Sizes) -> None:
+    def __init__(self, folder: Path, servers: Servers, *, rounds: int, seconds: int) -> None:
         self.folder = folder
-        self.sizes = sizes
+        self.rounds = rounds
+        self.seconds = seconds  # of load on the API, for each side and round
         self.amqp_url = servers.broker.url
         self._postgres_url = servers.postgres.url
         issuer = Issuer(folder)
@@ -156,7 +149,7 @@ async def compare(name: str, sides: Mapping[str, Measure], bars: Sequence[Bar], 
     loses by the one before it.
     """
     rounds: dict[str, list[Figures]] = {side: [] for side in sides}
-    for number in range(stand.sizes.rounds):
+    for number in range(stand.rounds):
         for side, measure in list(sides.items())[:: -1 if number % 2 else 1]:
             await stand.settle()
             rounds[side].append(await measure())
@@ -164,7 +157,7 @@ async def compare(name: str, sides: Mapping[str, Measure], bars: Sequence[Bar], 
 
 
 @asynccontextmanager
-async def open_stand(sizes: Sizes) -> AsyncIterator[Stand]:
+async def open_stand(*, rounds: int, seconds: int) -> AsyncIterator[Stand]:
     """Start the servers. Their data is thrown away, but written with fsync."""
     with ExitStack() as stack:
         place = Place(folder=LOCAL)
@@ -172,4 +165,4 @@ async def open_stand(sizes: Sizes) -> AsyncIterator[Stand]:
         servers = stack.enter_context(private_servers(Place(folder=folder, keep=True)))
         async with queues.open_channel(servers.broker.url) as channel:
             await queues.declare_topology(channel)
-        yield Stand(folder, servers, sizes)
+        yield Stand(folder, servers, rounds=rounds, seconds=seconds)

@@ -53,8 +53,7 @@ class Alerting:
         answer = (await self.client.get("/api/v1/query", params={"query": query})).json()
         assert answer["status"] == "success", answer
         assert "warnings" not in answer, answer
-        series: list[dict[str, Any]] = answer["data"]["result"]
-        return series
+        return answer["data"]["result"]
 
     async def receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take one call of Alertmanager's webhook."""

@@ -280,8 +280,7 @@ def source_of(path: str | None, container: Manifest, pod: Manifest) -> Manifest:
     folder, _, file = str(path).rpartition("/")
     assert file == "ca.crt"
     (name,) = {mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == folder}
-    volume: Manifest = next(each for each in pod["volumes"] if each["name"] == name)
-    return volume
+    return next(each for each in pod["volumes"] if each["name"] == name)
 
 
 @pytest.mark.parametrize("process", PROCESSES)

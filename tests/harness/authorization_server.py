@@ -71,8 +71,7 @@ class AuthorizationServer:
         form |= {} if is_opaque else {"resource": _RESOURCE}
         response = await self._client.post("/token", data=form)
         assert response.status_code == 200, response.text
-        token: str = response.json()["access_token"]
-        return token
+        return response.json()["access_token"]
 
     async def rotate(self) -> None:
         """Replace the signing key, and wait until only the new one is published."""

@@ -100,7 +100,7 @@ async def has_waiting_statement(database: Connection) -> bool:
 
 async def count_waiting_statements(database: Connection) -> int:
     """Return how many statements wait for the lock of another transaction."""
-    waiting: int = await database.fetchval(
+    return await database.fetchval(
         """
         SELECT count(*)
           FROM pg_locks
@@ -109,7 +109,6 @@ async def count_waiting_statements(database: Connection) -> int:
                 OR database = (SELECT oid FROM pg_database WHERE datname = current_database()))
         """
     )
-    return waiting
 
 
 async def is_gone(database: Connection, process: int) -> bool:

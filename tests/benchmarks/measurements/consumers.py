@@ -43,12 +43,12 @@ async def measure(stand: Stand) -> list[Comparison]:
     async with stand.api(await stand.database("ours")) as api:
         await create_on(stand, api, seconds=1)
         sides = {
-            "ours": partial(ours, _record_calculations, _CALCULATIONS_A_SECOND * stand.sizes.seconds),
+            "ours": partial(ours, _record_calculations, _CALCULATIONS_A_SECOND * stand.seconds),
             "create": partial(create_on, stand, api),
         }
         floor = Bar(side="ours", of="create", limit=0.5)
         recorded = await compare("calculations recorded", sides, [floor], stand)
-    sending = {"ours": partial(ours, _send_emails, _EMAILS_A_SECOND * stand.sizes.seconds)}
+    sending = {"ours": partial(ours, _send_emails, _EMAILS_A_SECOND * stand.seconds)}
     floor = Bar(side="ours", limit=400)  # No mail server takes more from one sender.
     return [recorded, await compare("e-mails accepted", sending, [floor], stand)]
 
@@ -65,7 +65,7 @@ async def _record_calculations(stand: Stand, url: str, connection: Connection, m
     calculations = [CalculationCreated(uuid, f"calculation-{uuid}") for uuid in uuids]
     await _fill(stand, topology.CALCULATION_RESULTS, [msgspec.json.encode(each) for each in calculations])
     async with stand.worker(url, "calculations", ready=False):
-        return await rate_of(recorded, messages, seconds=stand.sizes.seconds * _PATIENCE)
+        return await rate_of(recorded, messages, seconds=stand.seconds * _PATIENCE)
 
 
 async def _send_emails(stand: Stand, url: str, connection: Connection, messages: int) -> Figures:
@@ -80,7 +80,7 @@ async def _send_emails(stand: Stand, url: str, connection: Connection, messages:
         await _fill(stand, topology.NOTIFICATIONS, [row["payload"] for row in rows])
         settings = {"smtp_url": mail_server.url, "EMAIL_CONCURRENCY": str(_SESSIONS)}
         async with stand.worker(url, "notifications", ready=False, **settings):
-            return await rate_of(accepted, messages, seconds=stand.sizes.seconds * _PATIENCE)
+            return await rate_of(accepted, messages, seconds=stand.seconds * _PATIENCE)
 
 
 async def _fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:

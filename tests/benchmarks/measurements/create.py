@@ -50,11 +50,11 @@ async def _pgbench(stand: Stand, url: URL) -> Figures:
     command = [
         shutil.which("pgbench") or postgres_programs() / "pgbench",
         *("--no-vacuum", "--protocol", "prepared", "--client", str(CONNECTIONS), "--jobs", "1"),
-        *("--time", str(stand.sizes.seconds), "--file", stand.folder / "create.sql"),
+        *("--time", str(stand.seconds), "--file", stand.folder / "create.sql"),
         *(f"--define={name}={value}" for name, value in variables.items()),
         *("--host", url.host or "", "--port", str(url.port), "--username", url.user or "", url.path[1:]),
     ]
-    seconds = stand.sizes.seconds + 30
+    seconds = stand.seconds + 30
     output = await stand.run("pgbench", command, seconds=seconds, PGPASSWORD=url.password or "")
     return {PER_SECOND: float(re.findall(r"^tps = ([0-9.]+)", output, re.MULTILINE)[0])}
 

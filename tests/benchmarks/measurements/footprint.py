@@ -27,7 +27,7 @@ async def measure(stand: Stand) -> list[Comparison]:
 
     async def worker() -> Figures:
         async with ScriptedMailServer() as mail, stand.worker(url, smtp_url=mail.url) as running:
-            await asyncio.sleep(stand.sizes.seconds)  # it relays and mails what the API has stored before
+            await asyncio.sleep(stand.seconds)  # it relays and mails what the API has stored before
             return _figures(running)
 
     return [await compare("footprint", {_API: api, _WORKER: worker}, _LIMITS, stand)]

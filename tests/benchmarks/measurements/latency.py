@@ -61,7 +61,7 @@ async def _arrive(stand: Stand, outbox: Outbox, rate: int) -> Figures:
         await call_steadily(store, rate=2, seconds=1)
         await waits.complete()
         waits.forget()
-        await call_steadily(store, rate=rate, seconds=stand.sizes.seconds)
+        await call_steadily(store, rate=rate, seconds=stand.seconds)
         await waits.complete()
         waking.cancel()
     return waits.figures()
