@@ -8,7 +8,9 @@ from tests.harness.command_line import run
 from tests.harness.examples import CONVEYANCER
 
 SCOPES = "request:read, request:write"
-READ_ALL = {"scope": "request:read-all"}
+READ_ALL, READERS = {"scope": "request:read-all"}, {"AUTH_INTERNAL_CLIENTS": CONVEYANCER}
+NO_POSTGRES = {"DATABASE_URL": "postgresql://127.0.0.1:1/none"}
+NO_KEYS = {"AUTH_JWKS_URL": "file:///nowhere.json"}
 
 
 @pytest.mark.parametrize(
@@ -19,13 +21,8 @@ READ_ALL = {"scope": "request:read-all"}
         ({"scope": None}, {}, 1, f"accepted as the conveyancer '{CONVEYANCER}', with no scope"),
         ({"scope": "api:request:read"}, {}, 1, "AUTH_SCOPE_CLAIM='scope', AUTH_SCOPE_PREFIX=''"),
         ({"client_id": "unheard-of"}, {}, 1, "wrong    conveyancer  'unheard-of' is not registered"),
-        (
-            {},
-            {"DATABASE_URL": "postgresql://127.0.0.1:1/none"},
-            1,
-            "token     Postgres at DATABASE_URL is un",
-        ),
-        (READ_ALL, {"AUTH_INTERNAL_CLIENTS": CONVEYANCER}, 0, f"as the internal reader '{CONVEYANCER}'"),
+        ({}, NO_POSTGRES, 1, "token     Postgres at DATABASE_URL is unavailable: connection refused; are"),
+        (READ_ALL, READERS, 0, f"accepted as the internal reader '{CONVEYANCER}'"),
         ({"exp": 1}, {}, 1, "The access token has expired: request a new one\n"),
         ({"aud": "account"}, {}, 1, "AUTH_AUDIENCE='calculation-requests'"),
         ({"aud": None}, {}, 1, "AUTH_AUDIENCE='calculation-requests'"),
@@ -39,12 +36,7 @@ READ_ALL = {"scope": "request:read-all"}
         ({}, {"AUTH_TOKEN_TYPES": "at+jwt, JWT", "AUTH_SCOPE_CLAIM": "scp"}, 1, "AUTH_SCOPE_CLAIM='scp'"),
         ({}, {"DATABASE_URL": ""}, 1, "not checked without DATABASE_URL"),
         ({}, {"AUTH_ISSUER": ""}, 1, "not checked without AUTH_ISSUER"),
-        (
-            {},
-            {"AUTH_JWKS_URL": "file:///nowhere.json"},
-            1,
-            "Error; are AUTH_JWKS_URL and DATABASE_URL right?",
-        ),
+        ({}, NO_KEYS, 1, "FileNotFoundError; are AUTH_JWKS_URL and DATABASE_URL right?"),
     ],
 )
 async def test_token_is_judged(environment, issuer, claims, variables, status, says):
