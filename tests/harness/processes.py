@@ -107,7 +107,7 @@ class Process:
         """The log, of all its lives."""
         return self.log.read_text() if self.log.exists() else ""
 
-    async def becomes_ready(self, *, status: int = 200) -> None:
+    async def becomes_ready(self, *, status: int = 200, path: str = "/readyz") -> None:
         """Wait until its readiness probe answers with this status. Raises LocalStackError."""
         began = time.monotonic()
         async with httpx.AsyncClient(base_url=self.base_url, timeout=10, verify=NO_TLS) as client:
@@ -115,11 +115,11 @@ class Process:
             async def answers() -> bool:
                 self.check()
                 with suppress(httpx.TransportError):
-                    return (await client.get("/readyz")).status_code == status
+                    return (await client.get(path)).status_code == status
                 return False
 
             if not await until(answers, seconds=_START_SECONDS, pause_seconds=3 * _POLL_SECONDS):
-                raise LocalStackError(f"The {self.name} does not answer /readyz with {status}.")
+                raise LocalStackError(f"The {self.name} does not answer {path} with {status}.")
         self.seconds_to_ready = time.monotonic() - began
 
     def check(self) -> None:

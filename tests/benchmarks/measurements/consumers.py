@@ -29,7 +29,6 @@ Handle = Callable[[Stand, str, Connection, int], Awaitable[Figures]]
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Fill a queue, start a worker, and count what it does."""
     url = await stand.database("consumers")
 
     async def ours(handle: Handle, messages: int) -> Figures:

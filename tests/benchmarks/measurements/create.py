@@ -31,7 +31,6 @@ async def orm_api(stand: Stand) -> AsyncIterator[Process]:
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Store requests for some seconds: over HTTP in both APIs, and from pgbench without an API."""
     async with stand.api(await stand.database("ours")) as ours, orm_api(stand) as theirs:
         for api in (ours, theirs):
             await create_on(stand, api, seconds=1)

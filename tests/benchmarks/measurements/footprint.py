@@ -17,7 +17,6 @@ _LIMITS = [
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Start each process, put load on it, and read its figures."""
     url = await stand.database("footprint")
 
     async def api() -> Figures:

@@ -26,7 +26,6 @@ _SUBJECT = re.compile(rb'"subject":\s*"([^"]+)"')
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Store requests at each rate while a relay runs, and note when their events arrive."""
     return [
         await compare(
             f"latency at {rate} a second",
