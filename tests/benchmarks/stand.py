@@ -1,7 +1,6 @@
 """The test stand: private servers, a database for each side, processes and peers."""
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
@@ -15,9 +14,8 @@ from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import run_command
 from tests.benchmarks.comparison import Bar, Comparison, Figures, Measure
 from tests.harness import databases, queues
-from tests.harness.examples import CONVEYANCER, SECRET_KEYS
-from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
-from tests.harness.processes import Process, bare_environment
+from tests.harness.issuer import Issuer, api_settings
+from tests.harness.processes import Process, bare_environment, environment_of, python
 from tests.harness.servers import Servers, private_servers
 
 LOCAL = CHECKOUT / ".local" / "benchmarks"
@@ -37,13 +35,9 @@ class Stand:
         self._postgres_url = servers.postgres.url
         issuer = Issuer(folder)
         self.token = issuer.token(exp=int(time.time()) + 24 * 3600)
-        self._settings = {
+        usual = environment_of(api_settings("", issuer), DATABASE_POOL_SIZE=str(POOL_SIZE))
+        self._settings = usual | {
             "AMQP_URL": servers.broker.url,
-            "APP_URL": "https://app.example.com",
-            "REQUEST_SECRET_KEYS": SECRET_KEYS,
-            "AUTH_ISSUER": ISSUER,
-            "AUTH_AUDIENCE": AUDIENCE,
-            "AUTH_JWKS_URL": issuer.jwks.as_uri(),
             "MAIL_FROM": "calculations@service.example.com",
         }
         self._databases: dict[str, str] = {}
@@ -55,9 +49,8 @@ class Stand:
                 await databases.create(administrator, name)
             url = databases.url_of(self._postgres_url, name)
             if with_schema:
-                firm = ("add", CONVEYANCER, "--name", "Acme", "--charges-calculation-fee")
-                for command in (("schema", "apply"), ("conveyancer", *firm)):
-                    await self.run(command[0], self._product("service", *command), DATABASE_URL=url)
+                async with databases.connected(url) as connection:
+                    await databases.prepare(connection)
             self._databases[name] = url
         return self._databases[name]
 
@@ -80,18 +73,14 @@ class Stand:
             run_command,
             name,
             command,
-            environment=bare_environment(**self._settings, **variables),
+            environment=bare_environment(**(self._settings | variables)),
             folder=CHECKOUT,
             seconds=seconds,
         )
 
     def api(self, database_url: str) -> AbstractAsyncContextManager[Process]:
-        settings = {
-            "DATABASE_URL": database_url,
-            "DATABASE_POOL_SIZE": str(POOL_SIZE),
-            "DATABASE_TIMEOUT_SECONDS": "5",
-        }
-        return self._running("api", self._product("service", "serve"), settings)
+        settings = {"DATABASE_URL": database_url, "DATABASE_TIMEOUT_SECONDS": "5"}
+        return self._running("api", python("service", "serve"), settings)
 
     def worker(
         self,
@@ -102,7 +91,7 @@ class Stand:
         **settings: str,
     ) -> AbstractAsyncContextManager[Process]:
         settings |= {"DATABASE_URL": database_url, "SMTP_URL": smtp_url}
-        return self._running("worker", self._product("worker", *roles), settings, ready=ready)
+        return self._running("worker", python("worker", *roles), settings, ready=ready)
 
     def peer(
         self, script: str, *arguments: str, ready: bool = False, **settings: str
@@ -110,19 +99,16 @@ class Stand:
         """Run a program of tests/benchmarks/peers, in the environment with its packages."""
         return self._running(script, peer_command(script, *arguments), settings, ready=ready)
 
-    def _product(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", *arguments]
-
     @asynccontextmanager
     async def _running(
-        self, name: str, command: Sequence[str], settings: Mapping[str, str], *, ready: bool = True
+        self, name: str, command: Sequence[str], settings: dict[str, str], *, ready: bool = True
     ) -> AsyncIterator[Process]:
         port = free_port()
         ports = {"PORT": str(port), "HEALTH_PORT": str(port)}
         process = Process(
             name,
             command,
-            environment=bare_environment(**self._settings, **ports, **settings),
+            environment=bare_environment(**(self._settings | ports | settings)),
             port=port,
             folder=self.folder,
         )
