@@ -9,7 +9,7 @@ from deploy.local.errors import LocalStackError
 from tests.benchmarks.comparison import Comparison
 from tests.benchmarks.http_load import wrk
 from tests.benchmarks.measurements import consumers, create, footprint, latency, reading, relay
-from tests.benchmarks.stand import PEERS_PYTHON, Sizes, open_stand
+from tests.benchmarks.stand import PEERS_PYTHON, open_stand
 
 MEASUREMENTS = {
     "create": create.measure,
@@ -29,10 +29,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="in each of which every side is measured")
     parser.add_argument("--seconds", type=int, default=5, help="of load on an API")
     arguments = parser.parse_args()
-    sizes = Sizes(rounds=arguments.rounds, seconds=arguments.seconds)
     try:
         wrk()
-        comparisons = uvloop.run(_measure(sizes, arguments.only))
+        comparisons = uvloop.run(_measure(arguments))
     except LocalStackError as error:
         print(error, file=sys.stderr)
         return 2
@@ -40,12 +39,12 @@ def main() -> int:
     return 0 if all(each.meets(bar) for each in comparisons for bar in each.bars) else 1
 
 
-async def _measure(sizes: Sizes, names: list[str]) -> list[Comparison]:
+async def _measure(arguments: argparse.Namespace) -> list[Comparison]:
     if not PEERS_PYTHON.exists():
         raise LocalStackError("The peers are not installed: use `make bench`.")
     comparisons: list[Comparison] = []
-    async with open_stand(sizes) as opened:
-        for name in names:
+    async with open_stand(rounds=arguments.rounds, seconds=arguments.seconds) as opened:
+        for name in arguments.only:
             print(f"{name} …", flush=True)
             comparisons += await MEASUREMENTS[name](opened)
     return comparisons

@@ -23,7 +23,6 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> str:
-        """What it limits."""
         return f"{self.side}{f' / {self.of}' if self.of else ''}, {self.figure}"
 
 
@@ -43,7 +42,6 @@ class Comparison(msgspec.Struct):
         return median(one / other for one, other in zip(ours, theirs, strict=True))
 
     def meets(self, bar: Bar) -> bool:
-        """Whether a bar is met."""
         return self.value(bar) >= bar.limit if bar.kind == "at least" else self.value(bar) <= bar.limit
 
     def lines(self) -> Iterator[str]:

@@ -22,7 +22,6 @@ def wrk() -> list[str]:
 
 
 async def create_on(stand: Stand, api: Process, *, seconds: int | None = None) -> Figures:
-    """Store requests over HTTP for some seconds."""
     return await load(stand, api, ["/v1/request"], body=subjects.JSON_BODY, seconds=seconds)
 
 
@@ -33,7 +32,7 @@ async def load(
 
     A failed request is an error.
     """
-    seconds = seconds or stand.sizes.seconds
+    seconds = seconds or stand.seconds
     (stand.folder / "paths").write_text("".join(f"{path}\n" for path in paths))
     (stand.folder / "body").write_bytes(body)
     command = [

@@ -49,7 +49,6 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
         return uuid
 
     def relay(self, stand: Stand, url: str) -> AbstractAsyncContextManager[Process]:
-        """Run a relay of this outbox."""
         if not self.peer:
             return stand.worker(url, "relay", ready=False)
         return stand.peer(self.peer, "relay", DATABASE_URL=url)

@@ -30,15 +30,14 @@ async def rate_of(done: Callable[[], Awaitable[int]], every: int, *, seconds: fl
 
 
 async def call_steadily(
-    call: Callable[[float], Coroutine[None, None, None]], *, rate: float, seconds: float
+    call: Callable[[], Coroutine[None, None, None]], *, rate: float, seconds: float
 ) -> None:
-    """Make *rate* calls a second with the time that each is due, even if earlier ones are not done."""
+    """Make *rate* calls a second, even if earlier ones are not done."""
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for number in range(round(rate * seconds)):
-            due = began + number / rate
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            group.create_task(call(due))
+            await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
+            group.create_task(call())
 
 
 class Waits:
@@ -49,7 +48,6 @@ class Waits:
         self.ended: dict[str, float] = {}
 
     def end(self, uuid: str) -> None:
-        """Note the end of a wait, unless it is noted already."""
         self.ended.setdefault(uuid, time.monotonic())
 
     async def complete(self) -> bool:
@@ -59,7 +57,6 @@ class Waits:
         )
 
     def forget(self) -> None:
-        """Forget all waits."""
         self.began.clear()
         self.ended.clear()
 

@@ -1,14 +1,12 @@
 """The test stand: private servers, a database for each side, processes and peers."""
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
-import msgspec
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import CHECKOUT, Place, working_folder
@@ -16,9 +14,8 @@ from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import run_command
 from tests.benchmarks.comparison import Bar, Comparison, Figures, Measure
 from tests.harness import databases, queues
-from tests.harness.examples import CONVEYANCER, SECRET_KEYS
-from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
-from tests.harness.processes import Process, bare_environment
+from tests.harness.issuer import Issuer, api_settings
+from tests.harness.processes import Process, bare_environment, environment_of, python
 from tests.harness.servers import Servers, private_servers
 
 LOCAL = CHECKOUT / ".local" / "benchmarks"
@@ -27,30 +24,20 @@ PEERS_PYTHON = CHECKOUT / ".local" / "peers" / "bin" / "python"
 POOL_SIZE = 10  # connections to Postgres, of the product and of the peers
 
 
-class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the measurements are."""
-
-    rounds: int
-    seconds: int  # of load on the API, for each side and round
-
-
 class Stand:
     """The servers, and what can be started on them."""
 
-    def __init__(self, folder: Path, servers: Servers, sizes: Sizes) -> None:
+    def __init__(self, folder: Path, servers: Servers, *, rounds: int, seconds: int) -> None:
         self.folder = folder
-        self.sizes = sizes
+        self.rounds = rounds
+        self.seconds = seconds  # of load on the API, for each side and round
         self.amqp_url = servers.broker.url
         self._postgres_url = servers.postgres.url
         issuer = Issuer(folder)
         self.token = issuer.token(exp=int(time.time()) + 24 * 3600)
-        self._settings = {
+        usual = environment_of(api_settings("", issuer), DATABASE_POOL_SIZE=str(POOL_SIZE))
+        self._settings = usual | {
             "AMQP_URL": servers.broker.url,
-            "APP_URL": "https://app.example.com",
-            "REQUEST_SECRET_KEYS": SECRET_KEYS,
-            "AUTH_ISSUER": ISSUER,
-            "AUTH_AUDIENCE": AUDIENCE,
-            "AUTH_JWKS_URL": issuer.jwks.as_uri(),
             "MAIL_FROM": "calculations@service.example.com",
         }
         self._databases: dict[str, str] = {}
@@ -62,9 +49,8 @@ class Stand:
                 await databases.create(administrator, name)
             url = databases.url_of(self._postgres_url, name)
             if with_schema:
-                firm = ("add", CONVEYANCER, "--name", "Acme", "--charges-calculation-fee")
-                for command in (("schema", "apply"), ("conveyancer", *firm)):
-                    await self.run(command[0], self._product("service", *command), DATABASE_URL=url)
+                async with databases.connected(url) as connection:
+                    await databases.prepare(connection)
             self._databases[name] = url
         return self._databases[name]
 
@@ -87,19 +73,14 @@ class Stand:
             run_command,
             name,
             command,
-            environment=bare_environment(**self._settings, **variables),
+            environment=bare_environment(**(self._settings | variables)),
             folder=CHECKOUT,
             seconds=seconds,
         )
 
     def api(self, database_url: str) -> AbstractAsyncContextManager[Process]:
-        """Run one API process, with its default logs."""
-        settings = {
-            "DATABASE_URL": database_url,
-            "DATABASE_POOL_SIZE": str(POOL_SIZE),
-            "DATABASE_TIMEOUT_SECONDS": "5",
-        }
-        return self._running("api", self._product("service", "serve"), settings)
+        settings = {"DATABASE_URL": database_url, "DATABASE_TIMEOUT_SECONDS": "5"}
+        return self._running("api", python("service", "serve"), settings)
 
     def worker(
         self,
@@ -109,9 +90,8 @@ class Stand:
         ready: bool = True,
         **settings: str,
     ) -> AbstractAsyncContextManager[Process]:
-        """Run one worker process."""
         settings |= {"DATABASE_URL": database_url, "SMTP_URL": smtp_url}
-        return self._running("worker", self._product("worker", *roles), settings, ready=ready)
+        return self._running("worker", python("worker", *roles), settings, ready=ready)
 
     def peer(
         self, script: str, *arguments: str, ready: bool = False, **settings: str
@@ -119,19 +99,16 @@ class Stand:
         """Run a program of tests/benchmarks/peers, in the environment with its packages."""
         return self._running(script, peer_command(script, *arguments), settings, ready=ready)
 
-    def _product(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", *arguments]
-
     @asynccontextmanager
     async def _running(
-        self, name: str, command: Sequence[str], settings: Mapping[str, str], *, ready: bool = True
+        self, name: str, command: Sequence[str], settings: dict[str, str], *, ready: bool = True
     ) -> AsyncIterator[Process]:
         port = free_port()
         ports = {"PORT": str(port), "HEALTH_PORT": str(port)}
         process = Process(
             name,
             command,
-            environment=bare_environment(**self._settings, **ports, **settings),
+            environment=bare_environment(**(self._settings | ports | settings)),
             port=port,
             folder=self.folder,
         )
@@ -148,7 +125,6 @@ class Stand:
 
 
 def peer_command(script: str, *arguments: str) -> list[str]:
-    """Return the command that runs a program of tests/benchmarks/peers."""
     return [str(PEERS_PYTHON), str(Path(__file__).parent / "peers" / f"{script}.py"), *arguments]
 
 
@@ -159,7 +135,7 @@ async def compare(name: str, sides: Mapping[str, Measure], bars: Sequence[Bar], 
     loses by the one before it.
     """
     rounds: dict[str, list[Figures]] = {side: [] for side in sides}
-    for number in range(stand.sizes.rounds):
+    for number in range(stand.rounds):
         for side, measure in list(sides.items())[:: -1 if number % 2 else 1]:
             await stand.settle()
             rounds[side].append(await measure())
@@ -167,7 +143,7 @@ async def compare(name: str, sides: Mapping[str, Measure], bars: Sequence[Bar], 
 
 
 @asynccontextmanager
-async def open_stand(sizes: Sizes) -> AsyncIterator[Stand]:
+async def open_stand(*, rounds: int, seconds: int) -> AsyncIterator[Stand]:
     """Start the servers. Their data is thrown away, but written with fsync."""
     with ExitStack() as stack:
         place = Place(folder=LOCAL)
@@ -175,4 +151,4 @@ async def open_stand(sizes: Sizes) -> AsyncIterator[Stand]:
         servers = stack.enter_context(private_servers(Place(folder=folder, keep=True)))
         async with queues.open_channel(servers.broker.url) as channel:
             await queues.declare_topology(channel)
-        yield Stand(folder, servers, sizes)
+        yield Stand(folder, servers, rounds=rounds, seconds=seconds)

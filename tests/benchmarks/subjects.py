@@ -53,7 +53,6 @@ def new_event() -> tuple[str, bytes]:
 
 
 async def create(client: httpx.AsyncClient) -> str:
-    """Store a request through an API, and return its uuid."""
     response = await client.post("/v1/request", content=JSON_BODY)
     response.raise_for_status()
     return str(response.json()["data"]["uuid"])

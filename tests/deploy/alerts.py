@@ -18,6 +18,7 @@ RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules
 ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
 RECORDINGS = {rule["record"]: rule for rule in RULES if "record" in rule}
 
+_MINUTES = {"m": 1, "h": 60, "d": 24 * 60}
 _USUAL = {"namespace": "here", "pod": "1", "queue": "notifications"}
 _JOBS = {
     "cnpg_pgbouncer_": "-postgres-pooler",
@@ -28,13 +29,15 @@ _JOBS = {
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """Made-up series, a sample at every interval, and labels with which the alert fires, if it does."""
+    """Made-up series, a sample at every interval, and labels with which the alert fires, if it does.
+
+    A rule with `for` must not fire that long before *at*, in minutes.
+    """
 
     story: str
     series: Mapping[str, str]
-    at: str
+    at: float
     fires: Sequence[Mapping[str, str]] = ()
-    too_early: str = ""  # when the story has begun, but not lasted long enough
     every: str = "15s"
 
 
@@ -57,7 +60,9 @@ def _unit_test(alert: str, case: Case) -> dict[str, Any]:
         {"labels": f"ALERTS{{{','.join(_matchers(labels_of(alert, labels)))}}}", "value": 1}
         for labels in case.fires
     ]
-    looks = [(case.at, samples), *([(case.too_early, [])] if case.too_early else [])]
+    looks = [(case.at, samples)]
+    if case.fires and (lasting := ALERTS[alert].get("for")):
+        looks.append((case.at - int(lasting[:-1]) * _MINUTES[lasting[-1]], []))
     query = f'ALERTS{{alertname="{alert}",alertstate="firing"}}'
     return {
         "name": f"{alert}: {case.story}",
@@ -65,7 +70,9 @@ def _unit_test(alert: str, case: Case) -> dict[str, Any]:
         "input_series": [
             {"series": of_target(name), "values": values} for name, values in case.series.items()
         ],
-        "promql_expr_test": [{"expr": query, "eval_time": at, "exp_samples": seen} for at, seen in looks],
+        "promql_expr_test": [
+            {"expr": query, "eval_time": f"{at * 60:.0f}s", "exp_samples": seen} for at, seen in looks
+        ],
     }
 
 

@@ -27,7 +27,6 @@ _RESTRICTED = (
 
 
 def docker(*arguments: str | Path, seconds: float = 60) -> str:
-    """Run the Docker client, and return its output."""
     command = ["docker", *arguments]
     return run_command("docker", command, folder=CHECKOUT, seconds=seconds)
 
@@ -59,9 +58,7 @@ def test_image_holds_the_program_and_nothing_to_install_or_compile_with_and_its_
     assert set(files.split()) == {"schema.sql", "service", "worker"}
 
 
-async def test_api_runs_in_a_restricted_container_and_stops_in_time(
-    image, service_settings, issuer, tmp_path
-):
+async def test_api_runs_in_a_restricted_container_and_stops(image, service_settings, issuer, tmp_path):
     issuer.jwks.chmod(0o644)
     port = free_port()
     environment = environment_of(service_settings, HOST="127.0.0.1", PORT=str(port))

@@ -34,7 +34,6 @@ OF_ALL = {name for secrets in SECRETS.values() for name in secrets}
 
 @functools.cache
 def rendered(overlay: str) -> tuple[Manifest, ...]:
-    """Return every object of *overlay*."""
     return render(K8S / "overlays" / overlay)
 
 
@@ -59,7 +58,6 @@ def rendered_upon_production(*parts: str, folder: Path) -> dict[str, Manifest]:
 
 
 def of_kind(overlay: str, *kinds: str) -> dict[str, Manifest]:
-    """Return the objects of *kinds* by name."""
     return {found["metadata"]["name"]: found for found in rendered(overlay) if found["kind"] in kinds}
 
 
@@ -77,23 +75,18 @@ def overlay_outside(folder: Path, *parts: Manifest) -> tuple[Manifest, ...]:
 def the_one(overlay: str, kind: str, name: str) -> Manifest:
     """Return the object of that kind and name, without the hash that kustomize may append."""
     objects = of_kind(overlay, kind)
-    found: Manifest = objects.get(name) or next(
-        one for full, one in objects.items() if full.rpartition("-")[0] == name
-    )
-    return found
+    return objects.get(name) or next(one for full, one in objects.items() if full.rpartition("-")[0] == name)
 
 
 def pod_of(workload: Manifest) -> Manifest:
     """Return the pod's specification of a Deployment, StatefulSet or CronJob."""
     specification: Manifest = workload["spec"]
     job = specification.get("jobTemplate", {"spec": specification})
-    pod: Manifest = job["spec"]["template"]["spec"]
-    return pod
+    return job["spec"]["template"]["spec"]
 
 
 def container_of(workload: Manifest) -> Manifest:
     """Return the only container."""
-    container: Manifest
     (container,) = pod_of(workload)["containers"]
     return container
 
@@ -132,8 +125,7 @@ def grace_seconds() -> float:
 
 def configuration(overlay: str) -> dict[str, str]:
     """Return the values of the ConfigMap of the service's processes."""
-    values: dict[str, str] = the_one(overlay, "ConfigMap", "configuration")["data"]
-    return values
+    return the_one(overlay, "ConfigMap", "configuration")["data"]
 
 
 def environment_of(overlay: str, process: str) -> dict[str, str | None]:

@@ -19,7 +19,6 @@ _METRIC = re.compile(r"`([a-z_]+)(?:\{([a-z,]+)\})?`")
 
 
 def prose(page: Path) -> str:
-    """Return the text of a page without its blocks of code."""
     return _CODE_BLOCK.sub("", page.read_text())
 
 
@@ -30,12 +29,10 @@ def anchors(page: Path, levels: str = "1,6") -> set[str]:
 
 
 def sections(page: Path) -> set[str]:
-    """Return the names of the sections of a page."""
     return anchors(page, levels="2")
 
 
 def section(page: Path, name: str) -> str:
-    """Return the text of one section of a page."""
     return page.read_text().partition(f"\n## {name}\n")[2].partition("\n## ")[0]
 
 

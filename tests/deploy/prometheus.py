@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from tests.harness.fixed_answers import http_answer
 from tests.harness.http import NO_TLS
 from tests.harness.processes import Process, bare_environment, started
 from tests.harness.programs import debian_program
-from tests.harness.waiting import eventually
 
 # A minute of the rules takes a second. A scrape every half second is half as frequent as the manifests say.
 _FACTOR = 60
@@ -53,8 +52,7 @@ class Alerting:
         answer = (await self.client.get("/api/v1/query", params={"query": query})).json()
         assert answer["status"] == "success", answer
         assert "warnings" not in answer, answer
-        series: list[dict[str, Any]] = answer["data"]["result"]
-        return series
+        return answer["data"]["result"]
 
     async def receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take one call of Alertmanager's webhook."""
@@ -122,8 +120,8 @@ async def alerting(
     )
     written(folder / "prometheus-alertmanager.json", _routes(hook))
     async with receiver, servers.client, started(router, prometheus, ready=False):
-        await eventually(lambda: _is_ready(router))
-        await eventually(lambda: _is_ready(prometheus))
+        for server in (router, prometheus):
+            await server.becomes_ready(path="/-/ready")
         yield servers
 
 
@@ -158,11 +156,3 @@ def _relocated(program: Path, folder: Path) -> list[str]:
     copy.write_bytes(program.read_bytes().replace(b"/usr/share/prom", b"usr//share/prom"))
     copy.chmod(0o700)
     return ["env", "-C", str(packages.PACKAGES / program.name), str(copy)]
-
-
-async def _is_ready(process: Process) -> bool:
-    process.check()
-    async with httpx.AsyncClient(base_url=process.base_url, verify=NO_TLS) as client:
-        with suppress(httpx.TransportError):
-            return (await client.get("/-/ready")).is_success
-    return False

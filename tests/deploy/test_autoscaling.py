@@ -28,7 +28,6 @@ def question(name: str) -> str:
 
 @pytest.fixture
 async def autoscaler(database_url: str) -> AsyncIterator[Connection]:
-    """The connection of KEDA."""
     async with databases.connected(databases.as_role(database_url, "scaling")) as connection:
         yield connection
 

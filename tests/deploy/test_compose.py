@@ -27,7 +27,6 @@ FILE = CHECKOUT / "deploy" / "compose.yaml"
 
 @pytest.fixture(scope="module")
 def services():
-    """Every service, by name."""
     return msgspec.yaml.decode(FILE.read_bytes())["services"]
 
 

@@ -22,14 +22,11 @@ from tests.deploy.pages import API, section
 QUESTIONS: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(questionnaire.load()))[
     "questionnaire"
 ]
-YES_NO = (None, "YES", "NO")
-CHOICES: dict[str, tuple[str | None, ...]] = {
-    "is_leasehold": YES_NO,
-    "lease_type": (None, "RENT", "PREMIUM"),
-    "owns_other": YES_NO,
-    "selling_main_residence": YES_NO,
-    "is_dwelling": YES_NO,
-    "being_converted": YES_NO,
+# The answers to each question that a condition names.
+CHOICES: dict[str, list[str | None]] = {
+    question["ref"]: [None, *(option["value"] for option in question["responseOptions"])]
+    for question in QUESTIONS
+    if any(question["ref"] in other["conditions"] for other in QUESTIONS if other.get("conditions"))
 }
 # As the interface says, written out to their ends.
 SHOWN_IF: dict[str, dict[str, str]] = {

@@ -45,38 +45,29 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def make_run(checkout: Path, **variables: str) -> Iterator[None]:
-    """Keep `make run` running until the end of the block, and stop it with Ctrl-C."""
+def until_interrupted(
+    checkout: Path, *command: str, says: str, seconds: float, **variables: str
+) -> Iterator[Path]:
+    """Keep a program running until the end of the block, and stop it with Ctrl-C; yields its output."""
     program = Program(
-        name="make run",
-        command=[*MAKE, "run"],
+        name=command[-1],
+        command=command,
         environment={**os.environ, **variables},
         folder=checkout,
-        log=checkout / "run.log",
+        log=checkout / f"{command[0]}.log",
     )
-    with running(program) as make:
-        wait_for(make, lambda: "\nready\n" in program.log.read_text(), seconds=240)
-        yield
-        os.killpg(make.pid, signal.SIGINT)
-        assert wait_until(lambda: make.exit_status is not None, seconds=60)
-    assert "\nStopped. The data is kept in .local.\n" in program.log.read_text()
+    with running(program) as process:
+        wait_for(process, lambda: says in program.log.read_text(), seconds=seconds)
+        yield program.log
+        os.killpg(process.pid, signal.SIGINT)
+        assert wait_until(lambda: process.exit_status is not None, seconds=60)
 
 
 @contextmanager
-def calculation_team(checkout: Path, block: str) -> Iterator[Path]:
-    """Keep the program of a page running until the end of the block, and yield the file of its output."""
-    program = Program(
-        name="calculation team",
-        command=["sh", "-euc", block],
-        environment={**os.environ, "PYTHONUNBUFFERED": "1"},
-        folder=checkout,
-        log=checkout / "team.log",
-    )
-    with running(program) as team:
-        wait_for(team, lambda: "Waiting for requests." in program.log.read_text(), seconds=60)
-        yield program.log
-        os.killpg(team.pid, signal.SIGINT)
-        assert wait_until(lambda: team.exit_status is not None, seconds=60)
+def make_run(checkout: Path, **variables: str) -> Iterator[Path]:
+    with until_interrupted(checkout, *MAKE, "run", says="\nready\n", seconds=240, **variables) as output:
+        yield output
+    assert "\nStopped. The data is kept in .local.\n" in output.read_text()
 
 
 def sourced(file: Path) -> dict[str, str]:
@@ -95,24 +86,27 @@ def run(checkout: Path, *command: str) -> str:
 def test_stack_answers_restarts_its_servers_and_keeps_its_data_until_it_is_cleaned(checkout):
     calculating = code_blocks(WORKER, "First queue to first calculation", "sh")[0]
     calls = code_blocks(README, "Two commands", "sh")[-1]
-    with make_run(checkout):
-        with calculation_team(checkout, calculating) as output:
+    with make_run(checkout) as log:
+        team = ("sh", "-euc", calculating)
+        with until_interrupted(
+            checkout, *team, says="Waiting for requests.", seconds=60, PYTHONUNBUFFERED="1"
+        ) as output:
             printed = run(checkout, "sh", "-euc", calls)
             created = json.JSONDecoder().raw_decode(printed)[0]["data"]
             accepted = f"accepted calc_{created['uuid']}\n"
             assert wait_until(lambda: accepted in output.read_text(), seconds=60)
         e_mailed = f"{created['uuid']}: e-mailed, "
-        assert wait_until(lambda: e_mailed in (checkout / "run.log").read_text(), seconds=60)
+        assert wait_until(lambda: e_mailed in log.read_text(), seconds=60)
         stored = run(checkout, ".local/bin/psql", "-Atc", "SELECT count(*) FROM calculation_request")
         terminal = sourced(checkout / ".local" / "env")
-    with make_run(checkout, **terminal):
+    with make_run(checkout, **terminal) as log:
         terminal = sourced(checkout / ".local" / "env")
         for server in ("postgres", "rabbitmq"):
             os.kill(int((checkout / ".local" / f"{server}.pid").read_text()), signal.SIGKILL)
         assert wait_until(lambda: answers(check_rabbitmq, terminal["CALCULATOR_AMQP_URL"]), seconds=60)
         assert wait_until(lambda: is_ready(terminal["BASE_URL"]), seconds=60)
         found = json.loads(run(checkout, "sh", "-euc", RETRIEVE.format(created["uuid"])))["data"]
-        address = (checkout / "run.log").read_text().rpartition("\nOpen ")[2].split()[0]
+        address = log.read_text().rpartition("\nOpen ")[2].split()[0]
         page = run(checkout, "curl", "-s", address)
     cleaned = run(checkout, *MAKE, "clean")
 

@@ -262,8 +262,7 @@ def secrets_in(manifest: Any) -> dict[str, set[str]]:
 
 
 def test_hosts_in_production_are_services_that_the_operators_make():
-    pooler = next(iter(of_kind("production", "Pooler")))
-    broker = next(iter(of_kind("production", "RabbitmqCluster")))
+    (pooler,), (broker,) = (of_kind("production", kind) for kind in ("Pooler", "RabbitmqCluster"))
     database = the_one("production", "Cluster", "postgres")["spec"]["bootstrap"]["initdb"]["database"]
 
     for process in PROCESSES:
@@ -281,8 +280,7 @@ def source_of(path: str | None, container: Manifest, pod: Manifest) -> Manifest:
     folder, _, file = str(path).rpartition("/")
     assert file == "ca.crt"
     (name,) = {mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == folder}
-    volume: Manifest = next(each for each in pod["volumes"] if each["name"] == name)
-    return volume
+    return next(each for each in pod["volumes"] if each["name"] == name)
 
 
 @pytest.mark.parametrize("process", PROCESSES)
@@ -363,9 +361,17 @@ def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode_and_the_schema_
     assert (database["name"], URL(database["value"]).host) == ("DATABASE_URL", "postgres-rw")
 
 
-def connections_of(overlay: str, process: str) -> float:
-    """Return the connections in the pool of a pod."""
-    return float(environment_of(overlay, process).get("DATABASE_POOL_SIZE") or 10)
+def pods_in_a_rollout(overlay: str) -> dict[str, int]:
+    """Return the most pods of each process: one more than it scales to."""
+    return {name: most + 1 for name, (_, most) in replicas(overlay).items()}
+
+
+def pooled(overlay: str) -> float:
+    """Return the connections in the pools of all pods."""
+    return sum(
+        count * float(environment_of(overlay, name).get("DATABASE_POOL_SIZE") or 10)
+        for name, count in pods_in_a_rollout(overlay).items()
+    )
 
 
 @each_overlay_with_engines
@@ -373,16 +379,14 @@ def test_connections_fit_when_everything_is_scaled_out(overlay):
     pooler = the_one(overlay, "Pooler", "postgres-pooler")["spec"]
     parameters = pooler["pgbouncer"]["parameters"]
     cluster = the_one(overlay, "Cluster", "postgres")["spec"]["postgresql"]["parameters"]
-    pods = {name: most + 1 for name, (_, most) in replicas(overlay).items()}  # one more in a rollout
-
-    clients = sum(count * connections_of(overlay, name) for name, count in pods.items())
+    pods = pods_in_a_rollout(overlay)
     listening, schema = pods["relay"], pods["api"]  # each API applies the schema before it starts
     keda, operators, engine = len(of_kind(overlay, "ScaledObject")), 5, 15
     users = 3  # PgBouncer has a pool for each: the API's, the worker's, and in a rotation another one's.
     servers = pooler["instances"] * users * int(parameters["default_pool_size"])
 
     # One PgBouncer may have to carry all of them.
-    assert clients <= int(parameters["max_client_conn"])
+    assert pooled(overlay) <= int(parameters["max_client_conn"])
     assert servers + listening + keda + schema + operators + engine <= int(cluster["max_connections"])
 
 
@@ -417,17 +421,10 @@ def test_page_says_what_the_pods_request_and_how_many_connections_there_must_be(
         cluster = the_one(overlay, "Cluster", "postgres")["spec"]["postgresql"]["parameters"]
         assert listed[overlay][2] == cluster["max_connections"]
     else:
+        listening, schema = (pods_in_a_rollout(overlay)[name] for name in ("relay", "api"))
+        operators, superusers = 5, 3
+        assert listed[overlay][2] == f"{pooled(overlay) + listening + schema + operators + superusers:.0f}"
         assert f"{listed[overlay][2]} connections" in PAGE
-
-
-def test_page_says_how_many_connections_an_external_postgres_must_allow():
-    deployments = of_kind("external", "Deployment")
-    pods = {name: deployments[name]["spec"]["replicas"] + 1 for name in PROCESSES}
-
-    pools = sum(count * connections_of("external", name) for name, count in pods.items())
-    listening, schema, operators, superusers = pods["relay"], pods["api"], 5, 3
-
-    assert f"{pools + listening + schema + operators + superusers:.0f} connections" in PAGE
 
 
 @each_overlay_with_engines

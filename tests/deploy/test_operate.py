@@ -28,9 +28,7 @@ esac
 @pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
 @pytest.mark.parametrize("overlay", ["external", "production"])
 @pytest.mark.parametrize(("succeeded", "status"), [("1", 0), ("", 1)])
-def test_operate_runs_the_words_as_the_login_prints_the_log_and_fails_with_the_command(
-    overlay, succeeded, status, tmp_path
-):
+def test_operate_runs_the_words_as_the_login_and_fails_with_the_command(overlay, succeeded, status, tmp_path):
     template = workloads(overlay)["operator"]["spec"]["jobTemplate"]
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "operator-1"}, **template}
     (tmp_path / "job.json").write_bytes(msgspec.json.encode(job))

@@ -29,7 +29,7 @@ async def test_alert_counts_the_nodes_that_hold_each_of_our_queues(place, tmp_pa
     for nodes, fires in ((2, [{"vhost": "/", "queue": name} for name in NAMES]), (3, [])):
         of_all = [f'{one.rstrip("}")},instance="{node}"}}' for one in of_a_node for node in range(nodes)]
         series = dict.fromkeys(of_all, "1x400")
-        cases.append(Case(story=f"{nodes} nodes", series=series, at="91m", fires=fires))
+        cases.append(Case(story=f"{nodes} nodes", series=series, at=91, fires=fires))
     await asyncio.to_thread(see, {"QueueMemberMissing": cases}, tmp_path)
 
 

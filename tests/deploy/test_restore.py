@@ -12,8 +12,7 @@ A_SECOND_RESTORE = A_RESTORE + textwrap.indent(_SECOND, " " * 6)
 
 def before() -> Manifest:
     """Return the Cluster's specification without a restore."""
-    specification: Manifest = the_one("production", "Cluster", "postgres")["spec"]
-    return specification
+    return the_one("production", "Cluster", "postgres")["spec"]
 
 
 def archives(cluster: Manifest) -> tuple[str, str]:

@@ -73,9 +73,7 @@ def test_account_that_is_made_has_the_rights_on_the_page():
     assert re.findall(r"'(\^.*?)'", page) == list(clients.RIGHTS.values())
 
 
-def test_only_the_worker_gets_broker_and_mail_server_and_the_journey_no_database_and_no_key(
-    tmp_path, monkeypatch
-):
+def test_only_the_worker_gets_broker_and_mail_server_and_the_journey_no_database(tmp_path, monkeypatch):
     for variable in ("AMQP_URL", "LD_LIBRARY_PATH", "SSL_CERT_FILE"):
         monkeypatch.setenv(variable, "from the shell")
     ports = Ports(api=8000, worker=8001, smtp=8002, journey=8003)

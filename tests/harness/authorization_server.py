@@ -49,7 +49,6 @@ class AuthorizationServer:
 
     @asynccontextmanager
     async def up(self) -> AsyncIterator[None]:
-        """Serve until the block is left."""
         self._client = httpx.AsyncClient(
             base_url=f"https://127.0.0.1:{self.process.port}",
             auth=(CONVEYANCER, _SECRET),
@@ -72,8 +71,7 @@ class AuthorizationServer:
         form |= {} if is_opaque else {"resource": _RESOURCE}
         response = await self._client.post("/token", data=form)
         assert response.status_code == 200, response.text
-        token: str = response.json()["access_token"]
-        return token
+        return response.json()["access_token"]
 
     async def rotate(self) -> None:
         """Replace the signing key, and wait until only the new one is published."""

@@ -76,7 +76,6 @@ def _named(name: str) -> x509.Name:
 
 
 def context_with(certificate: Path) -> ssl.SSLContext:
-    """Return the context of a server with this certificate."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate)
     return context
@@ -87,18 +86,14 @@ FAULTS = ("expired", "of another host", "of another authority")
 
 def faulty_certificate(fault: str, authority: Authority, folder: Path) -> Path:
     """Return a certificate that clients who trust *authority* must refuse for this fault."""
-    match fault:
-        case "expired":
-            return authority.certificate(days=-1)
-        case "of another host":
-            return authority.certificate(address="127.0.0.2")
-        case "of another authority":
-            (folder / "another").mkdir()
-            return Authority(folder / "another").certificate()
-        case _:
-            raise ValueError(fault)
+    if fault == "expired":
+        return authority.certificate(days=-1)
+    if fault == "of another host":
+        return authority.certificate(address="127.0.0.2")
+    assert fault == "of another authority"
+    (folder / "another").mkdir()
+    return Authority(folder / "another").certificate()
 
 
 def faulty_context(fault: str, authority: Authority, folder: Path) -> ssl.SSLContext:
-    """Return the context of a server with such a certificate."""
     return context_with(faulty_certificate(fault, authority, folder))

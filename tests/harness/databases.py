@@ -40,13 +40,11 @@ async def copied(administrator: Connection, server_url: str, template: str) -> A
 
 
 def url_of(server_url: str, name: str) -> str:
-    """Return the URL of a database on the server of *server_url*."""
     server = URL(server_url)
     return str(server.with_path(f"/{name}").with_query(server.query))
 
 
 def user_of(role: str) -> str:
-    """Return the Postgres user of a role."""
     return f"calculation_requests_{role}"
 
 
@@ -97,13 +95,12 @@ async def connected(url: str) -> AsyncIterator[Connection]:
 
 
 async def has_waiting_statement(database: Connection) -> bool:
-    """Whether a statement waits for the lock of another transaction."""
     return await count_waiting_statements(database) > 0
 
 
 async def count_waiting_statements(database: Connection) -> int:
     """Return how many statements wait for the lock of another transaction."""
-    waiting: int = await database.fetchval(
+    return await database.fetchval(
         """
         SELECT count(*)
           FROM pg_locks
@@ -112,7 +109,6 @@ async def count_waiting_statements(database: Connection) -> int:
                 OR database = (SELECT oid FROM pg_database WHERE datname = current_database()))
         """
     )
-    return waiting
 
 
 async def is_gone(database: Connection, process: int) -> bool:

@@ -4,15 +4,12 @@ import re
 
 import httpx
 
-from deploy.local.machine.folders import CHECKOUT
+from tests.deploy import pages
 
 
 def rows() -> list[list[str]]:
     """Return the cells of each row: status, code, message, cause and remedy."""
-    page = (CHECKOUT / "service" / "README.md").read_text()
-    errors = page.partition("\n## Errors\n")[2].partition("\n## ")[0]
-    table = [line.strip("|").split("|") for line in errors.splitlines() if re.match(r"\| \d", line)]
-    return [[cell.strip() for cell in row] for row in table]
+    return pages.rows(pages.API, "Errors", "status")
 
 
 _TABLE = [
@@ -22,7 +19,6 @@ _TABLE = [
 
 
 def is_documented(status: int, code: str, message: str) -> bool:
-    """Whether the table has this error."""
     return any((status, code) == row[:2] and row[2].fullmatch(message) for row in _TABLE)
 
 

@@ -8,8 +8,6 @@ DOCUMENT = app.describe()
 
 
 class Endpoint(NamedTuple):
-    """An operation of the document."""
-
     method: str
     path: str
     operation: dict[str, Any]
@@ -32,26 +30,20 @@ class Endpoint(NamedTuple):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema of the body."""
-        schemas: dict[str, dict[str, Any]] = DOCUMENT["components"]["schemas"]
-        return schemas[self._content["schema"]["$ref"].rpartition("/")[2]]
+        return DOCUMENT["components"]["schemas"][self._content["schema"]["$ref"].rpartition("/")[2]]
 
     @property
     def _content(self) -> dict[str, Any]:
-        content: dict[str, dict[str, Any]] = self.operation.get("requestBody", {}).get("content", {})
-        return content.get("application/json", {})
+        return self.operation.get("requestBody", {}).get("content", {}).get("application/json", {})
 
     @property
     def _security(self) -> list[dict[str, list[str]]]:
-        security: list[dict[str, list[str]]] = self.operation.get("security", [])
-        return security
+        return self.operation.get("security", [])
 
     def at(self, uuid: str) -> str:
-        """Return its path for a request."""
         return self.path.replace("{uuid}", uuid)
 
     def __str__(self) -> str:
-        """Return the method and the path."""
         return f"{self.method} {self.path}"
 
 

@@ -62,6 +62,5 @@ async def answering(answer: bytes | None, context: ssl.SSLContext | None = None)
 
 
 def http_answer(status: str, body: bytes, *headers: str) -> bytes:
-    """Return a complete HTTP response."""
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers, "", ""]
     return "\r\n".join(lines).encode() + body

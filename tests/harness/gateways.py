@@ -48,8 +48,6 @@ class Gateway(Process):
 
 
 class Nginx(Gateway):
-    """nginx in front of *apis*, not yet started."""
-
     closes_connections = True
     repeats_creates_with_key = False
     refusals_of_encodings = (501,)
@@ -99,8 +97,6 @@ class Nginx(Gateway):
 
 
 class HAProxy(Gateway):
-    """HAProxy in front of *apis*, not yet started."""
-
     closes_connections = False
     repeats_creates_with_key = True
     refusals_of_encodings = (422,)

@@ -10,7 +10,6 @@ NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def bearer(token: str) -> dict[str, str]:
-    """Return the header with a token."""
     return {"Authorization": f"Bearer {token}"}
 
 

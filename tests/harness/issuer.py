@@ -33,7 +33,7 @@ class Issuer:
         self.jwks.write_text(json.dumps({"keys": [{**jwk, "kid": key_id, "use": "sig", "alg": "ES256"}]}))
 
     def token(
-        self, client_id: str = CONVEYANCER, *, headers: dict[str, Any] | None = None, **claims: Any
+        self, client_id: str | None = CONVEYANCER, *, headers: dict[str, Any] | None = None, **claims: Any
     ) -> str:
         """Return a token, valid unless *claims* or *headers* say otherwise. A claim of None is left out."""
         usual = {
@@ -70,13 +70,10 @@ class HttpsIssuer(AnsweringServer):
 
     @property
     def url(self) -> str:
-        """The URL of the keys."""
         return f"https://127.0.0.1:{self.port}/jwks.json"
 
 
 def status(code: int, body: bytes = b"", *headers: str) -> Answer:
-    """Answer with this status, body and more headers."""
-
     async def answer(writer: asyncio.StreamWriter) -> None:
         writer.write(http_answer(f"{code} Status", body, *headers))
 
@@ -84,8 +81,6 @@ def status(code: int, body: bytes = b"", *headers: str) -> Answer:
 
 
 def after(seconds: float, answer: Answer) -> Answer:
-    """Answer late."""
-
     async def answer_late(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(seconds)
         await answer(writer)
@@ -111,5 +106,4 @@ async def pour(writer: asyncio.StreamWriter) -> None:
 
 
 async def babble(writer: asyncio.StreamWriter) -> None:
-    """Answer with something other than HTTP."""
     writer.write(b"\x00\xff nonsense\r\n\r\n")

@@ -44,8 +44,6 @@ class Accepted(msgspec.Struct, frozen=True):
 
 
 class Login(msgspec.Struct, frozen=True):
-    """A name and a password."""
-
     name: str
     password: str
 
@@ -73,11 +71,9 @@ class MailServer:
 
     @property
     def url(self) -> str:
-        """The SMTP_URL of this server."""
         return self.url_for(self._login)
 
     def url_for(self, login: Login | None) -> str:
-        """Return the SMTP_URL of this server with another login, or none."""
         account = f"{quote(login.name, safe='')}:{quote(login.password, safe='')}@" if login else ""
         return f"{self._scheme}://{account}127.0.0.1:{self.port}"
 
@@ -126,7 +122,6 @@ class MailServer:
     async def handle_MAIL(  # noqa: N802 - aiosmtpd's name
         self, _server: SMTP, session: Any, envelope: Envelope, address: str, options: list[str]
     ) -> str:
-        """Accept a sender, if it has logged in where that is required."""
         if self._login is not None and not session.authenticated:
             return "530 Authentication required"
         envelope.mail_from = address
@@ -136,13 +131,11 @@ class MailServer:
     async def handle_RCPT(  # noqa: N802 - aiosmtpd's name
         self, _server: SMTP, _session: Any, envelope: Envelope, address: str, _options: list[str]
     ) -> str:
-        """Accept or refuse a recipient."""
         if self.rcpt_reply.startswith("2"):
             envelope.rcpt_tos.append(address)
         return self.rcpt_reply
 
     async def handle_DATA(self, _server: SMTP, _session: Any, envelope: Envelope) -> str:  # noqa: N802
-        """Accept or refuse a message."""
         await asyncio.sleep(self.data_delay_seconds)
         if self.data_reply.startswith("2"):
             content = envelope.content
@@ -165,7 +158,6 @@ class Session:
         self._writer = writer
 
     def abort(self) -> None:
-        """Break the connection."""
         self.is_aborted = True
         self._writer.transport.abort()
 
@@ -188,16 +180,13 @@ class ScriptedMailServer:
 
     @property
     def open_connections(self) -> int:
-        """How many connections neither end has closed."""
         return len(self._open)
 
     @property
     def url(self) -> str:
-        """The SMTP_URL of this server."""
         return self.url_for("")
 
     def url_for(self, sender: str) -> str:
-        """Return the SMTP_URL for one of the senders."""
         return f"smtp://127.0.0.1:{self._ports[sender]}"
 
     async def __aenter__(self) -> Self:
@@ -222,7 +211,6 @@ class ScriptedMailServer:
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Break every connection."""
         for session in list(self._open):
             session.abort()
 

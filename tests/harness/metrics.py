@@ -47,5 +47,4 @@ def rises(name: str, *, by: float = 1, **labels: str) -> Iterator[None]:
 
 
 def is_unknown(name: str) -> bool:
-    """Whether a gauge of this process is NaN."""
     return math.isnan(value(name))

@@ -107,7 +107,6 @@ class Postfix:
         (self._folder / "config" / "main.cf").write_text("".join(lines))
 
     def reload(self, **settings: str) -> None:
-        """Change its settings for new connections."""
         self.configure(**settings)
         self._process.send_signal(signal.SIGHUP)
 
@@ -134,7 +133,6 @@ class Postfix:
 
     @property
     def mailbox(self) -> list[Delivered]:
-        """The e-mails that were delivered."""
         return [_delivered(path) for path in (self._folder / _MAILBOX).glob("new/*")]
 
 

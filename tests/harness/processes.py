@@ -53,7 +53,6 @@ class Process:
         self._running: processes.Process | None = None
 
     def start(self) -> None:
-        """Start it, for the first time or again."""
         if self._running is None:
             self._running = processes.Process(self._program)
         else:
@@ -66,7 +65,6 @@ class Process:
         return self._running
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self.running.send_signal(signal.SIGTERM)
 
     async def stop(self) -> int:
@@ -75,11 +73,9 @@ class Process:
         return await self.exit_status()
 
     def freeze(self) -> None:
-        """Send SIGSTOP."""
         self.running.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Send SIGCONT."""
         self.running.send_signal(signal.SIGCONT)
 
     async def kill(self) -> None:
@@ -104,7 +100,6 @@ class Process:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
         return self._running is not None and self._running.exit_status is None
 
     @property
@@ -112,7 +107,7 @@ class Process:
         """The log, of all its lives."""
         return self.log.read_text() if self.log.exists() else ""
 
-    async def becomes_ready(self, *, status: int = 200) -> None:
+    async def becomes_ready(self, *, status: int = 200, path: str = "/readyz") -> None:
         """Wait until its readiness probe answers with this status. Raises LocalStackError."""
         began = time.monotonic()
         async with httpx.AsyncClient(base_url=self.base_url, timeout=10, verify=NO_TLS) as client:
@@ -120,11 +115,11 @@ class Process:
             async def answers() -> bool:
                 self.check()
                 with suppress(httpx.TransportError):
-                    return (await client.get("/readyz")).status_code == status
+                    return (await client.get(path)).status_code == status
                 return False
 
             if not await until(answers, seconds=_START_SECONDS, pause_seconds=3 * _POLL_SECONDS):
-                raise LocalStackError(f"The {self.name} does not answer /readyz with {status}.")
+                raise LocalStackError(f"The {self.name} does not answer {path} with {status}.")
         self.seconds_to_ready = time.monotonic() - began
 
     def check(self) -> None:
@@ -133,11 +128,9 @@ class Process:
             raise LocalStackError(trouble)
 
     def rss_megabytes(self) -> float:
-        """Return the memory it has in use."""
         return self._megabytes("VmRSS:")
 
     def peak_megabytes(self) -> float:
-        """Return the most memory that it has had in use."""
         return self._megabytes("VmHWM:")
 
     def _megabytes(self, name: str) -> float:
@@ -159,14 +152,12 @@ def api_process(
 
 
 def worker_process(settings: WorkerSettings, folder: Path, *roles: str, **variables: str) -> Process:
-    """Return a worker, not yet started, with a free port for its probes."""
     port = free_port()
     environment = environment_of(settings, HEALTH_PORT=str(port), **variables)
     return Process("worker", python("worker", *roles), environment=environment, port=port, folder=folder)
 
 
 def python(*arguments: str) -> list[str]:
-    """Return the command `python -m` *arguments*."""
     return [sys.executable, "-m", *arguments]
 
 
@@ -185,8 +176,6 @@ async def started(*processes: Process, ready: bool = True) -> AsyncIterator[None
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """What a command printed, and its exit status."""
-
     status: int
     output: str
     errors: str

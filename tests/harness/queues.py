@@ -35,11 +35,9 @@ async def declare_topology(channel: AbstractChannel) -> None:
 
 
 async def count(channel: AbstractChannel, queue: str) -> int:
-    """Return the number of messages that are ready in a queue."""
     declared = await channel.declare_queue(queue, passive=True)
     return declared.declaration_result.message_count or 0
 
 
 async def holds(channel: AbstractChannel, queue: str, number: int) -> bool:
-    """Whether this number of messages is ready in a queue."""
     return await count(channel, queue) == number

@@ -29,11 +29,8 @@ cluster_formation.classic_config.nodes.1 = {first}
 
 
 class Node(KillableBroker):
-    """One node of a cluster."""
-
     @property
     def name(self) -> str:
-        """Its name in Erlang."""
         return self.process.program.environment["RABBITMQ_NODENAME"]
 
     async def control(self, command: str) -> str:
@@ -48,11 +45,9 @@ class Node(KillableBroker):
         await self.start()
 
     def freeze(self) -> None:
-        """Send SIGSTOP."""
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Send SIGCONT."""
         self.process.send_signal(signal.SIGCONT)
 
     async def raise_disk_alarm(self) -> None:
@@ -84,11 +79,9 @@ class Cluster:
         self.nodes = nodes
 
     def others(self, node: Node) -> list[Node]:
-        """Return the nodes but *node*."""
         return [each for each in self.nodes if each is not node]
 
     async def leader(self, queue: str) -> Node:
-        """Return the node that leads a queue."""
         listed = await self.nodes[0].control("rabbitmqctl -q --no-table-headers list_queues name leader")
         name = dict(line.split() for line in listed.splitlines())[queue]
         return next(node for node in self.nodes if node.name == name)

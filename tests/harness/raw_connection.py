@@ -8,23 +8,18 @@ import msgspec
 
 
 class Answer(msgspec.Struct):
-    """An answer as received."""
-
     status: int
     headers: dict[str, str]  # names in lower case
     body: bytes
 
 
 class RawConnection:
-    """A connection that can send any bytes."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self._latest: Answer | None = None
 
     def send(self, data: bytes) -> None:
-        """Send these bytes."""
         self._writer.write(data)
 
     async def send_in_pieces(self, data: bytes, size: int) -> None:
@@ -84,11 +79,9 @@ async def connect_to(api: httpx.AsyncClient | str) -> RawConnection:
 
 
 def head(client: httpx.AsyncClient, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
-    """Return the head of a request with the client's token."""
     return head_with(client.headers["Authorization"].removeprefix("Bearer "), *headers, line=line)
 
 
 def head_with(token: str, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
-    """Return the head of a request with *token*."""
     usual = ["Host: api", f"Authorization: Bearer {token}", "Content-Type: application/json"]
     return "\r\n".join([line, *usual, *headers, "", ""]).encode()

@@ -70,8 +70,6 @@ ILLEGAL = UNDECODABLE | {
 
 
 class NotText(str):
-    """Text that is sent in another encoding than UTF-8, as AMQP allows."""
-
     __slots__ = ()
 
     def encode(self, encoding: str = "", errors: str = "strict") -> bytes:  # noqa: ARG002 - pamqp passes one

@@ -75,7 +75,6 @@ class ScriptedBroker:
 
     @property
     def url(self) -> str:
-        """The AMQP_URL of this broker."""
         assert self._server is not None
         return f"amqp://guest:guest@127.0.0.1:{self._server.sockets[0].getsockname()[1]}/"
 
@@ -87,7 +86,6 @@ class ScriptedBroker:
         self.reading.clear()
 
     def clear_alarm(self) -> None:
-        """Unblock the connections."""
         self.reading.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

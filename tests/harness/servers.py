@@ -28,8 +28,6 @@ _PROC = Path("/proc")
 
 
 class KillableServer:
-    """A server whose processes can be killed."""
-
     def __init__(self, server: Server, check: Callable[[str], None]) -> None:
         assert server.process is not None, "a server in a container cannot be killed like this"
         self.url = server.url
@@ -44,7 +42,6 @@ class KillableServer:
         await until(lambda: self.process.trouble() is not None, seconds=_START_SECONDS, pause_seconds=0.01)
 
     async def start(self) -> None:
-        """Start it again, and wait until it answers."""
         self.process.restart()
         await self.wait_for_answer()
 
@@ -61,11 +58,9 @@ class KillableBroker(KillableServer):
     """A RabbitMQ node, which can also raise its memory alarm."""
 
     async def raise_memory_alarm(self) -> None:
-        """Lower its memory limit below what it uses."""
         await self._limit_memory("absolute 1MB")
 
     async def clear_memory_alarm(self) -> None:
-        """Restore its usual memory limit."""
         await self._limit_memory(_USUAL_WATERMARK)
 
     async def _limit_memory(self, limit: str) -> None:
@@ -82,12 +77,10 @@ class Servers:
 
     @property
     def postgres_url(self) -> str:
-        """Where clients find Postgres."""
         return self.postgres.url
 
     @property
     def broker_url(self) -> str:
-        """Where clients find RabbitMQ."""
         return self.broker.url
 
 

@@ -49,19 +49,16 @@ class Replicated:
             )
 
     async def admit(self) -> None:
-        """Let the standby catch up."""
         self._network.admit()
         in_step = "SELECT EXISTS (SELECT FROM pg_stat_replication WHERE sync_state = 'sync')"
         async with databases.connected(self.primary_url) as administrator:
             await eventually(lambda: administrator.fetchval(in_step))
 
     async def fail_over(self) -> None:
-        """Kill the primary, and promote the standby."""
         await self.primary.kill()
         await self.promote()
 
     async def promote(self) -> None:
-        """Promote the standby."""
         async with databases.connected(self.standby_url) as standby:
             await standby.execute("SELECT pg_promote()")  # It has no standby of its own, and waits for none.
 

@@ -67,7 +67,6 @@ async def holding(database_url: str, idempotency: Idempotency | None) -> AsyncIt
 
 
 async def count_rows(database: Connection) -> tuple[int, int]:
-    """Return how many requests and events are stored."""
     counts = "SELECT (SELECT count(*) FROM calculation_request), (SELECT count(*) FROM outbox)"
     (row,) = await database.fetch(counts)
     return row[0], row[1]

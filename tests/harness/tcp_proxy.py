@@ -76,12 +76,10 @@ class TcpProxy:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is any connection."""
         return bool(self._open)
 
     @property
     def youngest_seconds(self) -> float:
-        """The age of the youngest connection."""
         now = asyncio.get_running_loop().time()
         return min((now - connection.began for connection in self._open), default=60.0)
 
@@ -107,7 +105,6 @@ class TcpProxy:
         await self.cut()
 
     def admit(self) -> None:
-        """End `refuse`."""
         self._refusing = False
 
     async def cut(self) -> None:
@@ -157,7 +154,6 @@ class TcpProxy:
         self._seconds_per_chunk, self._seconds_per_byte = delay_seconds, 1 / bytes_per_second
 
     def hurry(self) -> None:
-        """End `slow`."""
         self._seconds_per_chunk = self._seconds_per_byte = 0.0
 
     async def swallow_answers_and_cut(self, seconds: float) -> None:
@@ -262,7 +258,6 @@ class _Connection:
         self.began = asyncio.get_running_loop().time()
 
     def reset(self) -> None:
-        """Send RST to both ends."""
         for end in self.ends:
             _reset(end)
         self.task.cancel()

@@ -47,6 +47,6 @@ async def watched_client(
     service_settings: ServiceSettings, issuer: Issuer, link: TcpProxy
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an API with one connection to Postgres, over `link`."""
-    settings = msgspec.structs.replace(service_settings, database_url=link.url, database_pool_size=1)
-    async with api_client(settings, issuer.token()) as connected:
+    changes = {"database_url": link.url, "database_pool_size": 1}
+    async with api_client(service_settings, issuer.token(), **changes) as connected:
         yield connected

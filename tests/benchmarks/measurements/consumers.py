@@ -14,9 +14,9 @@ from tests.benchmarks import subjects
 from tests.benchmarks.comparison import Bar, Comparison, Figures
 from tests.benchmarks.http_load import create_on
 from tests.benchmarks.rate import rate_of
-from tests.benchmarks.smtp_sink import SmtpSink
 from tests.benchmarks.stand import Stand, compare
 from tests.harness import databases, queues
+from tests.harness.mail_server import ScriptedMailServer
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import Queue
 
@@ -29,7 +29,6 @@ Handle = Callable[[Stand, str, Connection, int], Awaitable[Figures]]
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Fill a queue, start a worker, and count what it does."""
     url = await stand.database("consumers")
 
     async def ours(handle: Handle, messages: int) -> Figures:
@@ -42,27 +41,15 @@ async def measure(stand: Stand) -> list[Comparison]:
 
     async with stand.api(await stand.database("ours")) as api:
         await create_on(stand, api, seconds=1)
-        return [
-            await compare(
-                name,
-                {
-                    "ours": partial(ours, handle, a_second * stand.sizes.seconds),
-                    "create": partial(create_on, stand, api),
-                },
-                [bar],
-                stand,
-            )
-            for name, handle, a_second, bar in (
-                (
-                    "calculations recorded",
-                    _record_calculations,
-                    _CALCULATIONS_A_SECOND,
-                    Bar(side="ours", of="create", limit=0.5),
-                ),
-                # No mail server takes more from one sender.
-                ("e-mails accepted", _send_emails, _EMAILS_A_SECOND, Bar(side="ours", limit=400)),
-            )
-        ]
+        sides = {
+            "ours": partial(ours, _record_calculations, _CALCULATIONS_A_SECOND * stand.seconds),
+            "create": partial(create_on, stand, api),
+        }
+        floor = Bar(side="ours", of="create", limit=0.5)
+        recorded = await compare("calculations recorded", sides, [floor], stand)
+    sending = {"ours": partial(ours, _send_emails, _EMAILS_A_SECOND * stand.seconds)}
+    floor = Bar(side="ours", limit=400)  # No mail server takes more from one sender.
+    return [recorded, await compare("e-mails accepted", sending, [floor], stand)]
 
 
 async def _record_calculations(stand: Stand, url: str, connection: Connection, messages: int) -> Figures:
@@ -77,26 +64,25 @@ async def _record_calculations(stand: Stand, url: str, connection: Connection, m
     calculations = [CalculationCreated(uuid, f"calculation-{uuid}") for uuid in uuids]
     await _fill(stand, topology.CALCULATION_RESULTS, [msgspec.json.encode(each) for each in calculations])
     async with stand.worker(url, "calculations", ready=False):
-        return await rate_of(recorded, messages, seconds=stand.sizes.seconds * _PATIENCE)
+        return await rate_of(recorded, messages, seconds=stand.seconds * _PATIENCE)
 
 
 async def _send_emails(stand: Stand, url: str, connection: Connection, messages: int) -> Figures:
     """Return the rate at which a worker e-mails the customers of as many stored requests."""
     rows = await connection.fetch("SELECT payload FROM outbox LIMIT $1", messages)
     await connection.execute("TRUNCATE outbox")
-    async with SmtpSink() as sink:
+    async with ScriptedMailServer() as mail_server:
 
         async def accepted() -> int:
-            return sink.accepted
+            return len(mail_server.contents)
 
         await _fill(stand, topology.NOTIFICATIONS, [row["payload"] for row in rows])
-        settings = {"smtp_url": sink.url, "EMAIL_CONCURRENCY": str(_SESSIONS)}
+        settings = {"smtp_url": mail_server.url, "EMAIL_CONCURRENCY": str(_SESSIONS)}
         async with stand.worker(url, "notifications", ready=False, **settings):
-            return await rate_of(accepted, messages, seconds=stand.sizes.seconds * _PATIENCE)
+            return await rate_of(accepted, messages, seconds=stand.seconds * _PATIENCE)
 
 
 async def _fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:
-    """Replace what is in the queue by messages with these bodies."""
     async with queues.open_channel(stand.amqp_url) as channel:
         await (await channel.get_queue(queue.name, ensure=False)).purge()
         exchange = await channel.get_exchange(queue.exchange, ensure=False)

@@ -24,7 +24,6 @@ _FLOORS = (Bar(side=OURS, of=ORM, limit=5.0), Bar(side=OURS, of=_PGBENCH, limit=
 
 @asynccontextmanager
 async def orm_api(stand: Stand) -> AsyncIterator[Process]:
-    """Run the API written the usual way: FastAPI and an ORM."""
     url = await stand.database("orm", with_schema=False)
     settings = {"DATABASE_URL": url, "POOL_SIZE": str(POOL_SIZE), "TENANT": CONVEYANCER}
     async with stand.peer("fastapi_orm", ready=True, **settings) as running:
@@ -32,7 +31,6 @@ async def orm_api(stand: Stand) -> AsyncIterator[Process]:
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Store requests for some seconds: over HTTP in both APIs, and from pgbench without an API."""
     async with stand.api(await stand.database("ours")) as ours, orm_api(stand) as theirs:
         for api in (ours, theirs):
             await create_on(stand, api, seconds=1)
@@ -51,11 +49,11 @@ async def _pgbench(stand: Stand, url: URL) -> Figures:
     command = [
         shutil.which("pgbench") or postgres_programs() / "pgbench",
         *("--no-vacuum", "--protocol", "prepared", "--client", str(CONNECTIONS), "--jobs", "1"),
-        *("--time", str(stand.sizes.seconds), "--file", stand.folder / "create.sql"),
+        *("--time", str(stand.seconds), "--file", stand.folder / "create.sql"),
         *(f"--define={name}={value}" for name, value in variables.items()),
         *("--host", url.host or "", "--port", str(url.port), "--username", url.user or "", url.path[1:]),
     ]
-    seconds = stand.sizes.seconds + 30
+    seconds = stand.seconds + 30
     output = await stand.run("pgbench", command, seconds=seconds, PGPASSWORD=url.password or "")
     return {PER_SECOND: float(re.findall(r"^tps = ([0-9.]+)", output, re.MULTILINE)[0])}
 

@@ -4,8 +4,8 @@ import asyncio
 
 from tests.benchmarks.comparison import Bar, Comparison, Figures
 from tests.benchmarks.http_load import create_on
-from tests.benchmarks.smtp_sink import SmtpSink
 from tests.benchmarks.stand import Stand, compare
+from tests.harness.mail_server import ScriptedMailServer
 from tests.harness.processes import Process
 
 _API, _WORKER = "API", "worker, all roles"
@@ -17,7 +17,6 @@ _LIMITS = [
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Start each process, put load on it, and read its figures."""
     url = await stand.database("footprint")
 
     async def api() -> Figures:
@@ -26,8 +25,8 @@ async def measure(stand: Stand) -> list[Comparison]:
             return _figures(running)
 
     async def worker() -> Figures:
-        async with SmtpSink() as sink, stand.worker(url, smtp_url=sink.url) as running:
-            await asyncio.sleep(stand.sizes.seconds)  # it relays and mails what the API has stored before
+        async with ScriptedMailServer() as mail, stand.worker(url, smtp_url=mail.url) as running:
+            await asyncio.sleep(stand.seconds)  # it relays and mails what the API has stored before
             return _figures(running)
 
     return [await compare("footprint", {_API: api, _WORKER: worker}, _LIMITS, stand)]

@@ -26,7 +26,6 @@ _SUBJECT = re.compile(rb'"subject":\s*"([^"]+)"')
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Store requests at each rate while a relay runs, and note when their events arrive."""
     return [
         await compare(
             f"latency at {rate} a second",
@@ -50,7 +49,7 @@ async def _arrive(stand: Stand, outbox: Outbox, rate: int) -> Figures:
     async with _arrivals(stand) as waits, outbox.relay(stand, url), open_pool(settings) as pool:
         waker = RelayWaker(pool, seconds=5.0)
 
-        async def store(_: float) -> None:
+        async def store() -> None:
             async with turn, connections.acquired(pool, seconds=_ACQUIRE_SECONDS) as connection:
                 uuid = await outbox.store(connection)
             waits.began[uuid] = time.monotonic()
@@ -61,7 +60,7 @@ async def _arrive(stand: Stand, outbox: Outbox, rate: int) -> Figures:
         await call_steadily(store, rate=2, seconds=1)
         await waits.complete()
         waits.forget()
-        await call_steadily(store, rate=rate, seconds=stand.sizes.seconds)
+        await call_steadily(store, rate=rate, seconds=stand.seconds)
         await waits.complete()
         waking.cancel()
     return waits.figures()

@@ -15,7 +15,6 @@ _FLOORS = {"retrieve": 5.0, "list": 3.0, "questionnaire": 3.5}
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Retrieve some requests, list the newest, and fetch the questionnaire, each for some seconds."""
     async with stand.api(await stand.database("ours")) as ours, orm_api(stand) as theirs:
         apis = {OURS: ours, ORM: theirs}
         paths = {side: await _paths(stand, api) for side, api in apis.items()}

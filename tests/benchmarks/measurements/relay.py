@@ -15,13 +15,11 @@ _FLOOR = Bar(side=OURS.side, of=TXOUTBOX.side, limit=1.5)
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    """Have each relay deliver the same events, or as many of them as it can in its time."""
     sides = {outbox.side: partial(_relay, outbox, stand) for outbox in (OURS, TXOUTBOX)}
     return [await compare("relay", sides, [_FLOOR], stand)]
 
 
 async def _relay(outbox: Outbox, stand: Stand) -> Figures:
-    """Fill an outbox, and relay it."""
     url = await outbox.open(stand)
     async with databases.connected(url) as connection:
         await outbox.refill(connection)

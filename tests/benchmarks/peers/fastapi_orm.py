@@ -46,8 +46,6 @@ class Base(DeclarativeBase):
 
 
 class Conveyancer(Base):
-    """A tenant."""
-
     __tablename__ = "conveyancer"
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -56,8 +54,6 @@ class Conveyancer(Base):
 
 
 class CalculationRequest(Base):
-    """A request."""
-
     __tablename__ = "calculation_request"
     __table_args__ = (Index("newest", "conveyancer_id", "created_at", "id"),)
 
@@ -86,18 +82,14 @@ class CalculationRequest(Base):
 
     @property
     def uuid(self) -> str:
-        """The id as callers see it."""
         return f"req_{self.id.hex}"
 
     @property
     def request_url(self) -> str:
-        """The customer's link."""
         return f"{APP_URL}/calculator/request/{self.uuid}?secret={self.secret}"
 
 
 class OutboxEvent(Base):
-    """An event on its way."""
-
     __tablename__ = "outbox"
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
@@ -111,8 +103,6 @@ Text255 = Annotated[str, StringConstraints(min_length=1, max_length=255, strip_w
 
 
 class RequestFields(BaseModel):
-    """The fields that are returned as submitted."""
-
     customer_phone: Annotated[str, Field(max_length=32)] | None = None
     customer_first_name: Text255
     customer_last_name: Text255
@@ -130,8 +120,6 @@ class RequestFields(BaseModel):
 
 
 class RequestIn(RequestFields):
-    """A request as submitted."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
 
     customer_email: EmailStr
@@ -139,7 +127,6 @@ class RequestIn(RequestFields):
 
     @model_validator(mode="after")
     def has_reason(self) -> "RequestIn":
-        """See that a waiver has its reason."""
         if self.calculation_fee_exempt and not self.calculation_fee_exempt_reason:
             raise ValueError("calculation_fee_exempt_reason is required")
         return self
@@ -161,22 +148,16 @@ class RequestOut(RequestFields):
 
 
 class Page(BaseModel):
-    """The newest requests."""
-
     requests: list[RequestOut]
     next_cursor: str | None
 
 
 class Option(BaseModel):
-    """An answer to choose."""
-
     value: str
     name: str
 
 
 class Question(BaseModel):
-    """A question of the form."""
-
     ref: str
     question: str
     info: str
@@ -186,8 +167,6 @@ class Question(BaseModel):
 
 
 class Questions(BaseModel):
-    """The form."""
-
     questionnaire: list[Question]
 
 
@@ -205,21 +184,15 @@ Data = TypeVar("Data")
 
 
 class Status(BaseModel):
-    """The head of the envelope."""
-
     code: int = 200
     message: str = "OK"
 
 
 class Meta(BaseModel):
-    """The foot of the envelope."""
-
     timestamp: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
 
 class Envelope(BaseModel, Generic[Data]):
-    """The envelope of every answer."""
-
     status: Status = Field(default_factory=Status)
     data: Data
     errors: None = None
@@ -246,7 +219,6 @@ Reader = Annotated[str, Security(tenant_of_caller, scopes=["request:read"])]
 
 
 async def session() -> AsyncIterator[AsyncSession]:
-    """Lend a session for one HTTP request."""
     async with sessions() as opened:
         yield opened
 
@@ -256,7 +228,6 @@ Session = Annotated[AsyncSession, Depends(session)]
 
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-    """Make the tables and the tenant."""
     async with engine.begin() as connection:
         await connection.run_sync(Base.metadata.create_all)
     async with sessions() as opened:
@@ -271,7 +242,6 @@ app = FastAPI(lifespan=lifespan)
 
 @app.get("/readyz")
 async def readyz() -> str:
-    """Say that it serves."""
     return "ready"
 
 
@@ -295,7 +265,6 @@ async def create_request(body: RequestIn, tenant: Writer, session: Session) -> E
 
 
 def event_of(row: CalculationRequest) -> bytes:
-    """Return the event that announces a request."""
     event = {
         "specversion": "1.0",
         "id": f"{row.uuid}.request.created.1",
@@ -319,7 +288,6 @@ def event_of(row: CalculationRequest) -> bytes:
 
 @app.get("/v1/request/{uuid_}")
 async def retrieve_request(uuid_: str, tenant: Reader, session: Session) -> Envelope[RequestOut]:
-    """Read a request back."""
     statement = select(CalculationRequest).where(
         CalculationRequest.id == UUID(uuid_.removeprefix("req_")),
         CalculationRequest.conveyancer_id == tenant,
@@ -334,7 +302,6 @@ async def retrieve_request(uuid_: str, tenant: Reader, session: Session) -> Enve
 async def list_requests(
     tenant: Reader, session: Session, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> Envelope[Page]:
-    """List the newest requests."""
     statement = (
         select(CalculationRequest)
         .where(CalculationRequest.conveyancer_id == tenant)
@@ -347,7 +314,6 @@ async def list_requests(
 
 @app.get("/v1/questionnaire/structure")
 async def questionnaire_structure(_: Reader) -> Envelope[Questions]:
-    """Return the questions."""
     return Envelope(data=QUESTIONS)
 
 

@@ -1,7 +1,6 @@
 """The body of a create: which values are accepted, and why the others are refused, all of them at once."""
 
 import json
-from collections import Counter
 from typing import Any
 
 import msgspec
@@ -24,7 +23,6 @@ _WHOLE_ADDRESS = "Expected an address such as ada@example.com: a name, an @ and 
 _DOMAIN = "The domain after the @ is incomplete or invalid."
 _LOCAL_PART = "The part before the @ is malformed, too long or not ASCII."
 _INT64 = "Numbers must be within the range of 64-bit integers."
-_UNKNOWN = "There is no such field: check its name."
 
 
 def accepted(**fields: Any) -> dict[str, Any]:
@@ -77,17 +75,9 @@ def test_text_without_a_visible_character_is_blank(invisible):
 @pytest.mark.parametrize(
     ("name", "value", "code", "message"),
     [
-        ("property_value", "300000", "invalid_type", "Expected an integer or null, got a string."),
-        ("property_value", 300_000.5, "invalid_type", "Expected an integer or null, got a number."),
-        ("property_value", True, "invalid_type", "Expected an integer or null, got a boolean."),
         ("property_value", -1, "out_of_range", "Expected an integer >= 0."),
         ("property_value", 10**12 + 1, "out_of_range", "Expected an integer <= 1000000000000."),
-        ("calculation_fee_exempt", 1, "invalid_type", "Expected a boolean, got an integer."),
-        ("calculation_fee_exempt", None, "invalid_type", "Expected a boolean, got null."),
-        ("case_ref", None, "invalid_type", "Expected a string, got null."),
         ("case_ref", {_MARK: 1}, "invalid_type", "Expected a string, got an object."),
-        ("customer_phone", [_MARK], "invalid_type", "Expected a string or null, got an array."),
-        ("meta_data", [1], "invalid_type", "Expected an object or null, got an array."),
         ("request_type", _MARK, "invalid_choice", "Expected SDLT_CALCULATION."),
         ("customer_email", "ada@example.com\r\nBcc: eve@example.com", "invalid_characters", _CHARACTERS),
         ("customer_last_name", "Love\x00lace", "invalid_characters", _CHARACTERS),
@@ -107,7 +97,6 @@ def test_text_without_a_visible_character_is_blank(invisible):
         ("customer_phone", "1" * 33, "too_long", "Expected at most 32 characters, got 33."),
         ("customer_email", "a" * 250 + "@x.co", "too_long", "Expected at most 254 characters, got 255."),
         ("notes", "x" * 10_001, "too_long", "Expected at most 10000 characters, got 10001."),
-        (_MARK, 1, "unknown_field", _UNKNOWN),
     ],
     ids=lambda value: ascii(value)[:30],
 )
@@ -234,13 +223,6 @@ def test_name_of_an_unknown_field_is_cut():
     assert (error.code, error.field, error.pointer) == ("unknown_field", "é" * 255, "/" + "é" * 255)
 
 
-def test_at_most_fifty_unknown_fields_are_reported():
-    unknown = {f"unknown-{number}": 1 for number in range(2_000)}
-    codes = Counter(error.code for error in refusals(json.dumps(unknown | {"case_ref": 7}).encode()))
-
-    assert codes == {"required": 7, "invalid_type": 1, "unknown_field": 50}
-
-
 def test_pointer_is_escaped_as_rfc_6901_requires():
     (error,) = refusals(json.dumps(A_REQUEST | {"a/b~c": 1}).encode())
 
@@ -256,16 +238,12 @@ def test_body_that_is_not_an_object_is_refused_as_a_whole(body):
     ("body", "reason"),
     [
         (b"", "it is empty"),
-        (b" ", "it is empty"),
         (b'{"a": zqmark}', "invalid character (byte 6)"),
-        (b'{"zqmark" 1}', "expected ':' (byte 10)"),
         (b'{"a": 1} zqmark', "trailing characters (byte 10)"),
         (b'{"a": "zqmark', "it ends too early (byte 13)"),
         (b'{"a": "zqmark\xff"}', "it is not UTF-8"),
-        (b'["zqmark\\q"]', "invalid escape character in string (byte 10)"),
         (b'{"a": 1e999999, "b": "zqmark"}', "a number is too large"),
         (b"[" * 100_000, "it nests too deeply"),
-        (b'{"a":' * 100_000, "it nests too deeply"),
     ],
 )
 def test_malformed_body_is_refused_with_the_reason_and_the_position(body, reason):

@@ -29,15 +29,11 @@ from service.server.limits import LARGEST_BODY
 
 
 class Colour(Enum):
-    """An enum."""
-
     RED = "red"
     BLUE = "blue"
 
 
 class Street(msgspec.Struct, forbid_unknown_fields=True):
-    """A struct in a list."""
-
     name: Annotated[str, Meta(max_length=5)]
     number: int | None = None
 
@@ -80,40 +76,26 @@ VALID = {
     "a_raw": {"a": [1]},
     "a_union": "x",
 }
+_A_TIME = "a time with its zone, such as 2026-03-02T09:30:00Z"
 REFUSED: list[tuple[str, Any, ErrorCode, str]] = [
-    ("a_str", 1, "invalid_type", "Expected a string, got an integer."),
     ("a_str", None, "invalid_type", "Expected a string, got null."),
     ("a_str", "zqmark", "too_long", "Expected at most 5 characters, got 6."),
     ("a_str", "", "out_of_range", "Expected a string of length >= 1."),
-    ("an_int", "zqmark", "invalid_type", "Expected an integer, got a string."),
     ("an_int", 1.5, "invalid_type", "Expected an integer, got a number."),
     ("an_int", True, "invalid_type", "Expected an integer, got a boolean."),
     ("an_int", -1, "out_of_range", "Expected an integer >= 0."),
     ("an_int", 7, "out_of_range", "Expected an integer that's a multiple of 5."),
-    ("a_float", "zqmark", "invalid_type", "Expected a number, got a string."),
     ("a_float", 1.5, "out_of_range", "Expected a number < 1.0."),
     ("a_bool", 1, "invalid_type", "Expected a boolean, got an integer."),
     ("a_date", "zqmark", "invalid_type", "Expected a date, such as 2026-03-02, got another string."),
     ("a_date", 1, "invalid_type", "Expected a date or null, got an integer."),
-    (
-        "a_datetime",
-        "zqmark",
-        "invalid_type",
-        "Expected a time with its zone, such as 2026-03-02T09:30:00Z, got another string.",
-    ),
-    (
-        "a_datetime",
-        "2026-03-02T09:30:00",
-        "invalid_type",
-        "Expected a time with its zone, such as 2026-03-02T09:30:00Z, got another string.",
-    ),
+    ("a_datetime", "zqmark", "invalid_type", f"Expected {_A_TIME}, got another string."),
+    ("a_datetime", "2026-03-02T09:30:00", "invalid_type", f"Expected {_A_TIME}, got another string."),
     ("a_datetime", [], "invalid_type", "Expected a time with its date or null, got an array."),
     ("a_uuid", "zqmark", "invalid_type", "Expected a UUID, got another string."),
-    ("a_uuid", 1, "invalid_type", "Expected a UUID, got an integer."),
     ("a_decimal", "zqmark", "invalid_type", "Expected a decimal number, got another string."),
     ("a_decimal", [], "invalid_type", "Expected a decimal number, got an array."),
     ("a_literal", "zqmark", "invalid_choice", "Expected a or b."),
-    ("a_literal", 1, "invalid_type", "Expected a string or null, got an integer."),
     ("an_enum", "zqmark", "invalid_choice", "Expected red or blue."),
     ("a_list", {}, "invalid_type", "Expected an array, got an object."),
     ("a_list", [1, 2, 3], "too_long", "Expected at most 2 items, got 3."),
@@ -123,17 +105,13 @@ REFUSED: list[tuple[str, Any, ErrorCode, str]] = [
     ("a_union", [], "invalid_type", "Expected an integer or a string or null, got an array."),
     ("zqmark", 1, "unknown_field", "There is no such field: check its name."),
 ]
+_NO_FIELD = "It has a field that does not exist: check their names."
 # Of a part of a field: the pointer to it, too.
 REFUSED_PARTS: list[tuple[Any, str, ErrorCode, str]] = [
     ([{"name": 1}], "/streets/0/name", "invalid_type", "Expected a string, got an integer."),
     ([{"name": "a"}, {}], "/streets/1/name", "required", "This field is required."),
     ([{"name": "zqmark"}], "/streets/0/name", "too_long", "Expected at most 5 characters."),
-    (
-        [{"name": "a", "zqmark": 1}],
-        "/streets/0",
-        "unknown_field",
-        "It has a field that does not exist: check their names.",
-    ),
+    ([{"name": "a", "zqmark": 1}], "/streets/0", "unknown_field", _NO_FIELD),
     ([7], "/streets/0", "invalid_type", "Expected an object, got an integer."),
 ]
 

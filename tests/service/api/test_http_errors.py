@@ -34,9 +34,7 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 JSON = {"Content-Type": "application/json"}
 
 
-async def test_every_answer_carries_the_request_id_and_so_does_its_one_log_line(
-    client, service_settings, issuer, database
-):
+async def test_every_answer_and_its_log_line_carry_the_request_id(client, service_settings, issuer, database):
     etag = (await client.get(STRUCTURE)).headers["ETag"]
     unknown = uuid_of(new_request_id())
     a_path = f"/v1/request/{unknown}"
@@ -85,9 +83,7 @@ async def test_every_answer_carries_the_request_id_and_so_does_its_one_log_line(
             assert line.get("reason") == (body["errors"][0]["message"] if expected == 401 else None)
 
 
-async def test_every_line_about_a_request_has_its_uuid_and_the_trace_of_the_call(
-    service_settings, issuer, database
-):
+async def test_every_line_about_a_request_has_its_uuid_and_trace(service_settings, issuer, database):
     async with api_client(
         service_settings, issuer.token(), auth_internal_clients=READER, database_timeout_seconds=0.5
     ) as client:
@@ -178,9 +174,7 @@ async def test_path_with_letters_that_are_not_ascii_is_not_found(shared_client):
         *((other, False) for other in ("", "ada@example.com", "x" * 129, "a b")),
     ],
 )
-async def test_request_id_is_kept_if_it_is_short_plain_and_begins_with_a_letter_or_digit(
-    shared_client, sent, is_kept
-):
+async def test_request_id_is_kept_if_it_is_short_and_plain(shared_client, sent, is_kept):
     response = await shared_client.get("/livez", headers={"X-Request-Id": sent})
 
     assert (response.headers["X-Request-Id"] == sent) == is_kept
@@ -202,16 +196,6 @@ async def test_router_gets_no_long_path(shared_client):
     assert [answer.status_code for answer in answers] == [200, 200, 404, 404]
     assert routed == ours
     assert (await shared_client.get("/" + "x" * 60_000)).json()["errors"][0]["code"] == "not_found"
-
-
-async def test_empty_body_is_refused_as_any_other_that_is_not_json(shared_client):
-    response = await shared_client.post("/v1/request", content=b"", headers=JSON)
-
-    (error,) = response.json()["errors"]
-    assert (error["code"], error["message"]) == (
-        "malformed_body",
-        "The body is not readable JSON: it is empty.",
-    )
 
 
 async def test_too_large_body_of_unknown_size_is_refused(shared_client):

@@ -85,9 +85,7 @@ def test_bodies_are_the_same_if_their_content_is(again, is_the_same):
 
 
 @pytest.mark.parametrize(("conveyancer", "charges"), [(CONVEYANCER, False), (FREE_CONVEYANCER, True)])
-async def test_request_with_a_waiver_is_repeated_after_the_fee_setting_has_changed(
-    client, issuer, database, conveyancer, charges
-):
+async def test_waiver_is_repeated_after_the_fee_changed(client, issuer, database, conveyancer, charges):
     headers = bearer(issuer.token(conveyancer))
     first = await post(client, "k", A_REQUEST | WAIVER, **headers)
     await conveyancers.register(database, conveyancer, name="Changed", charges_calculation_fee=charges)
@@ -134,7 +132,7 @@ def test_malformed_key_is_refused_and_its_caller_told_to_quote_it(key):
 
 
 @pytest.mark.parametrize("key", ["k", None], ids=["with a key", "without"])
-async def test_create_whose_outcome_is_unknown_is_logged_with_the_uuid_that_it_may_have(
+async def test_create_of_unknown_outcome_is_logged_with_its_uuid(
     watched_client, database, link, statements, key
 ):
     first = await post(watched_client, key and "another")  # connects, and prepares the statement
@@ -160,9 +158,7 @@ def test_too_long_key_is_refused_with_its_length_and_two_keys_as_two():
         parse_key(["k", "k"])
 
 
-async def test_refused_create_is_logged_without_a_uuid_and_its_key_may_be_tried_again(
-    client, issuer, database_url
-):
+async def test_refused_create_is_logged_without_a_uuid_and_its_key_is_free(client, issuer, database_url):
     await post(client, "used")
     invalid = await post(client, "busy", A_REQUEST | {"customer_email": "nobody"})
     async with holding(database_url, parse(CreateBody, msgspec.json.encode(A_REQUEST)).idempotency("busy")):
@@ -183,7 +179,7 @@ def served_uuids(logs: list[EventDict]) -> list[str | None]:
     return [line.get("uuid") for line in served(logs)]
 
 
-async def test_one_deadline_bounds_a_create_that_reads_the_fee_setting_first(
+async def test_one_deadline_bounds_a_create_with_a_waiver(
     service_settings, issuer, database, other_connection
 ):
     seconds = 1.0

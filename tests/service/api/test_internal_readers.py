@@ -29,9 +29,7 @@ async def reader(service_settings, issuer):
         yield connected
 
 
-async def test_internal_reader_reads_any_firms_request_without_its_secret_and_its_events(
-    reader, client, created
-):
+async def test_internal_reader_reads_any_request_without_its_secret_and_its_events(reader, client, created):
     path = f"/v1/request/{created['uuid']}"
     response = await reader.get(path)
     firms_events, events = [await each.get(f"{path}/events") for each in (client, reader)]
@@ -60,7 +58,7 @@ async def test_each_attempt_is_logged_with_client_and_uuid(reader, client, creat
 
 
 @pytest.mark.parametrize("client_id", [READER, FREE_CONVEYANCER])
-async def test_internal_reader_opens_nothing_else_whatever_its_token_has(
+async def test_internal_reader_opens_nothing_else_with_any_scopes(
     reader, issuer, database, created, client_id
 ):
     others = [endpoint for endpoint in ENDPOINTS if READ_ALL not in endpoint.scopes]

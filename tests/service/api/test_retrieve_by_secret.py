@@ -91,9 +91,7 @@ async def test_what_is_nearly_the_secret_gets_one_answer(client, created):
 
 
 @pytest.mark.parametrize("change", ["secret_salt = sha256('new')", "secret_key_id = 'lost'"])
-async def test_secret_of_an_old_salt_or_a_lost_key_gets_the_same_answer_at_once(
-    client, created, database, change
-):
+async def test_secret_of_an_old_salt_or_a_lost_key_gets_the_same_answer(client, created, database, change):
     """So a secret that was right is not remembered."""
     assert (await ask(client, created["uuid"], created["secret"])).status_code == 200
     await database.execute(f"UPDATE calculation_request SET {change}")  # noqa: S608 - constants only

@@ -33,9 +33,7 @@ async def test_retrieved_request_is_the_one_that_was_created(client):
 
 
 @pytest.mark.parametrize("what", ["", "/events"], ids=["record", "events"])
-async def test_token_opens_its_requests_and_hides_whether_there_are_others(
-    service_settings, issuer, database, what
-):
+async def test_token_opens_its_requests_and_hides_all_others(service_settings, issuer, database, what):
     async with api_client(service_settings, issuer.token(), auth_internal_clients="reader") as client:
         gone = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
         async with database.transaction():

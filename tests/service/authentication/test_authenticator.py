@@ -120,9 +120,7 @@ RSA_ALGORITHMS = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
         (ED_25519, None, OF_ED_25519, OF_ED_25519),
     ],
 )
-async def test_key_verifies_the_algorithm_it_is_published_for_or_any_of_its_type(
-    service_settings, own_issuer, kind, published, signing, accepted
-):
+async def test_key_verifies_its_algorithms(service_settings, own_issuer, kind, published, signing, accepted):
     form, generate = kind
     private = generate()
     key = form.to_jwk(private.public_key(), as_dict=True) | {"kid": "the key"}
@@ -202,9 +200,7 @@ async def test_token_is_accepted_until_the_end_of_the_leeway_and_then_forgotten(
         await eventually(lambda: is_refused(client))
 
 
-async def test_token_is_trusted_for_a_while_after_its_key_is_withdrawn_and_use_does_not_prolong_it(
-    service_settings, own_issuer, monkeypatch
-):
+async def test_use_does_not_prolong_the_trust_in_a_withdrawn_key(service_settings, own_issuer, monkeypatch):
     monkeypatch.setattr(authenticator, "_LONGEST_CACHED_SECONDS", 1.0)
     keys = SigningKeys(own_issuer.jwks.as_uri())
     remembered, new = own_issuer.token(), own_issuer.token(jti="never seen before")
@@ -228,9 +224,7 @@ async def test_token_is_trusted_for_a_while_after_its_key_is_withdrawn_and_use_d
         await eventually(lambda: is_refused(remembered))
 
 
-async def test_first_call_with_a_new_key_gets_503_and_its_retry_succeeds(
-    service_settings, own_issuer, monkeypatch
-):
+async def test_first_call_with_a_new_key_gets_503_and_a_retry_200(service_settings, own_issuer, monkeypatch):
     token = own_issuer.token(headers={"kid": "next"})
     async with api_client(service_settings, token, auth_jwks_url=own_issuer.jwks.as_uri()) as client:
         await client.get("/livez")  # The API has started, with the key "local".

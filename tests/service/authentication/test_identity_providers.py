@@ -6,21 +6,17 @@ distinguish access tokens.
 
 import re
 import time
-from pathlib import Path
 from typing import Any
 
-import jwt
 import msgspec
 import pytest
-from cryptography.hazmat.primitives.asymmetric import rsa
-from jwt.algorithms import RSAAlgorithm
 
 from service.settings import ServiceSettings
 from tests.deploy.pages import INSTALLATION, rows
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client
-from tests.harness.issuer import AUDIENCE
+from tests.harness.issuer import AUDIENCE, Issuer
 from tests.service.authentication.test_authenticator import ask
 
 AUTH0, AUTH0_STANDARD = "Auth0, access token profile Auth0", "Auth0, access token profile RFC 9068"
@@ -99,31 +95,16 @@ ID: dict[str, dict[str, Any]] = {
 ID[AUTH0_STANDARD], ID[KEYCLOAK_STANDARD] = ID[AUTH0], ID[KEYCLOAK]
 
 
-_KEY = rsa.generate_private_key(65_537, 2048)
+def token_of(issuer: Issuer, name: str, header: dict[str, Any], claims: dict[str, Any]) -> str:
+    """Return a token of a provider. A header or claim of None is left out."""
+    now = int(time.time())
+    usual: dict[str, Any] = {"iss": SETTINGS[name]["auth_issuer"], "iat": now, "nbf": now}
+    return issuer.token(headers=header, **(dict.fromkeys(("client_id", "aud", "scope")) | usual | claims))
 
 
-class Provider:
-    """Signs tokens with RS256, and publishes its key. Entra publishes no `alg` with it."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self.settings = SETTINGS[name]
-        jwk = RSAAlgorithm.to_jwk(_KEY.public_key(), as_dict=True) | {"kid": "1", "use": "sig"}
-        jwk |= {} if name == ENTRA else {"alg": "RS256"}
-        self.jwks = folder / "jwks.json"
-        self.jwks.write_bytes(msgspec.json.encode({"keys": [jwk]}))
-
-    def token(self, header: dict[str, Any], claims: dict[str, Any]) -> str:
-        """Return a token of this provider. A header or claim of None is left out."""
-        now = int(time.time())
-        usual = {"iss": self.settings["auth_issuer"], "iat": now, "nbf": now, "exp": now + 600}
-        every = usual | claims
-        present = {name: value for name, value in every.items() if value is not None}
-        return jwt.encode(present, _KEY, algorithm="RS256", headers={"kid": "1", **header})
-
-
-def settings_of(provider: Provider, settings: ServiceSettings) -> ServiceSettings:
-    audience = None if "auth_clients" in provider.settings else AUDIENCE
-    changes = provider.settings | {"auth_jwks_url": provider.jwks.as_uri()}
+def settings_of(name: str, settings: ServiceSettings) -> ServiceSettings:
+    audience = None if "auth_clients" in SETTINGS[name] else AUDIENCE
+    changes = SETTINGS[name] | {"auth_jwks_url": settings.auth_jwks_url}
     return msgspec.structs.replace(settings, auth_audience=audience, **changes)
 
 
@@ -132,18 +113,17 @@ def test_page_has_the_providers():
 
 
 @pytest.mark.parametrize("name", ACCESS)
-async def test_access_token_is_accepted_as_its_clients_with_its_scopes(name, service_settings, tmp_path):
-    provider = Provider(name, tmp_path)
+async def test_access_token_is_accepted_as_its_clients_with_its_scopes(name, service_settings, issuer):
     header, claims = ACCESS[name]
-    scope_claim = provider.settings.get("auth_scope_claim", "scope")
-    prefix = provider.settings.get("auth_scope_prefix", "")
+    scope_claim = SETTINGS[name].get("auth_scope_claim", "scope")
+    prefix = SETTINGS[name].get("auth_scope_prefix", "")
     reading: Any = f"{prefix}request:read"
     reading = [reading] if isinstance(claims[scope_claim], list) else reading
 
-    async with api_client(settings_of(provider, service_settings), None) as client:
-        full = await ask(client, bearer(provider.token(header, claims)))
-        users = await ask(client, bearer(provider.token(header, claims | {"sub": USER})))
-        partial = await ask(client, bearer(provider.token(header, claims | {scope_claim: reading})))
+    async with api_client(settings_of(name, service_settings), None) as client:
+        full = await ask(client, bearer(token_of(issuer, name, header, claims)))
+        users = await ask(client, bearer(token_of(issuer, name, header, claims | {"sub": USER})))
+        partial = await ask(client, bearer(token_of(issuer, name, header, claims | {scope_claim: reading})))
 
     for answers in (full, users):
         assert [response.status_code for response in answers] == [200, 404, 200]
@@ -152,16 +132,15 @@ async def test_access_token_is_accepted_as_its_clients_with_its_scopes(name, ser
 
 
 @pytest.mark.parametrize("name", ID)
-async def test_id_token_is_refused_even_with_our_audience(name, service_settings, tmp_path):
+async def test_id_token_is_refused_even_with_our_audience(name, service_settings, issuer):
     """API and client may be one registration at Entra, and Keycloak's mapper may be for ID tokens too."""
-    provider = Provider(name, tmp_path)
     header = {"typ": None} if ACCESS[name][0]["typ"] is None else JWT_HEADER
-    settings = settings_of(provider, service_settings)
+    settings = settings_of(name, service_settings)
     our_audience = ID[name] | {"aud": settings.auth_audience}
 
     async with api_client(settings, None) as client:
         for claims in (ID[name], our_audience):
-            for response in await ask(client, bearer(provider.token(header, claims))):
+            for response in await ask(client, bearer(token_of(issuer, name, header, claims))):
                 assert response.status_code == 401
 
 
@@ -172,9 +151,7 @@ NO_SCOPE, NO_KIND = "none of this service's scopes", "its claim"
     ("name", "changes", "reason"),
     [
         (AUTH0, {"aud": "https://another-api.example.com"}, "another audience"),
-        (AUTH0, {"scope": "read:others"}, NO_SCOPE),
         (AUTH0, {"scope": None, "permissions": SCOPES.split()}, NO_SCOPE),
-        (ENTRA, {"aud": "00000003-0000-0000-c000-000000000000"}, "another audience"),
         # Any application of the tenant gets a token for the API, but without a role.
         (ENTRA, {"roles": None}, NO_SCOPE),
         # A user's token has delegated scopes, which any client may request.
@@ -183,45 +160,34 @@ NO_SCOPE, NO_KIND = "none of this service's scopes", "its claim"
         # A token of version 1.
         (ENTRA, {"azp": None, "appid": CONVEYANCER}, "names no client"),
         (KEYCLOAK, {"aud": "account"}, "another audience"),
-        (KEYCLOAK, {"aud": None}, "lacks the claim aud"),
-        (KEYCLOAK, {"scope": "email profile"}, NO_SCOPE),
         # With a mapper, an ID token may have any claim but this.
         (KEYCLOAK, {"typ": "ID"}, NO_KIND),
-        (KEYCLOAK, {"typ": "Refresh"}, NO_KIND),
         (COGNITO, {"client_id": FREE_CONVEYANCER}, "a client that the service does not accept"),
         (COGNITO, {"scope": "another/request:read request:read"}, NO_SCOPE),
-        (COGNITO, {"scope": "aws.cognito.signin.user.admin"}, NO_SCOPE),
         (COGNITO, {"token_use": "id"}, NO_KIND),
         (COGNITO, {"token_use": None}, NO_KIND),
         # A token bound to a resource, which is another service.
         (COGNITO, {"aud": "https://another-api.example.com"}, "another audience"),
-        (OKTA, {"aud": "api://default"}, "another audience"),
         (OKTA, {"iss": "https://DOMAIN"}, "another issuer"),
-        (OKTA, {"scp": ["openid"]}, NO_SCOPE),
         (OKTA, {"scp": None, "scope": SCOPES}, NO_SCOPE),
-        (OKTA, {"scp": {"request:read": True}}, "neither a string"),
     ],
 )
-async def test_token_for_something_else_is_refused_on_every_endpoint(
-    name, changes, reason, service_settings, tmp_path
-):
-    provider = Provider(name, tmp_path)
+async def test_token_for_something_else_opens_nothing(name, changes, reason, service_settings, issuer):
     header, claims = ACCESS[name]
 
-    async with api_client(settings_of(provider, service_settings), None) as client:
-        for response in await ask(client, bearer(provider.token(header, claims | changes))):
+    async with api_client(settings_of(name, service_settings), None) as client:
+        for response in await ask(client, bearer(token_of(issuer, name, header, claims | changes))):
             assert response.status_code == 401
             assert reason in response.headers["WWW-Authenticate"]
 
 
-async def test_client_that_is_listed_reads_internally_only_with_the_scope(service_settings, tmp_path):
-    provider = Provider(COGNITO, tmp_path)
+async def test_client_that_is_listed_reads_internally_only_with_the_scope(service_settings, issuer):
     header, claims = ACCESS[COGNITO]
     claims = claims | {"client_id": "us"}
     changes = {"auth_internal_clients": "us"}
 
-    async with api_client(settings_of(provider, service_settings), None, **changes) as client:
+    async with api_client(settings_of(COGNITO, service_settings), None, **changes) as client:
         for scope, status in (("IDENTIFIER/request:read-all", 404), ("request:read-all", 401)):
-            token = provider.token(header, claims | {"scope": scope})
+            token = token_of(issuer, COGNITO, header, claims | {"scope": scope})
             (_, retrieved, _) = await ask(client, bearer(token))
             assert retrieved.status_code == status

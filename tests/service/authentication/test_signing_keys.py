@@ -178,9 +178,7 @@ async def test_wrong_answer_keeps_the_cached_keys_and_the_fetch_ends_in_time(ser
 
 
 @pytest.mark.parametrize("refused", ["compressed", "compressed twice", "too large", "elsewhere"])
-async def test_document_is_not_decompressed_nor_read_if_it_is_too_large_or_elsewhere(
-    server, own_issuer, refused
-):
+async def test_document_is_not_read_if_it_is_compressed_too_large_or_elsewhere(server, own_issuer, refused):
     document = own_issuer.jwks.read_bytes()
     compressed = gzip.compress(document)
     server.answer = {

@@ -6,6 +6,9 @@ from tests.harness.command_line import run
 from tests.harness.examples import CONVEYANCER
 
 SCOPES = "request:read, request:write"
+READ_ALL, READERS = {"scope": "request:read-all"}, {"AUTH_INTERNAL_CLIENTS": CONVEYANCER}
+NO_POSTGRES = {"DATABASE_URL": "postgresql://127.0.0.1:1/none"}
+NO_KEYS = {"AUTH_JWKS_URL": "file:///nowhere.json"}
 
 
 @pytest.mark.parametrize(
@@ -16,18 +19,8 @@ SCOPES = "request:read, request:write"
         ({"scope": None}, {}, 1, f"accepted as the conveyancer '{CONVEYANCER}', with no scope"),
         ({"scope": "api:request:read"}, {}, 1, "with no scope of this service"),
         ({"client_id": "unheard-of"}, {}, 1, "wrong    conveyancer  'unheard-of' is not registered"),
-        (
-            {},
-            {"DATABASE_URL": "postgresql://127.0.0.1:1/none"},
-            1,
-            "Postgres at DATABASE_URL is unavailable: connection refused; are",
-        ),
-        (
-            {"scope": "request:read-all"},
-            {"AUTH_INTERNAL_CLIENTS": CONVEYANCER},
-            0,
-            f"accepted as the internal reader '{CONVEYANCER}'",
-        ),
+        ({}, NO_POSTGRES, 1, "token     Postgres at DATABASE_URL is unavailable: connection refused; are"),
+        (READ_ALL, READERS, 0, f"accepted as the internal reader '{CONVEYANCER}'"),
         ({"exp": 1}, {}, 1, "The access token has expired: request a new one\n"),
         ({"aud": "account"}, {}, 1, "is for another audience"),
         ({"aud": None}, {}, 1, "lacks the claim aud\n"),
@@ -37,24 +30,9 @@ SCOPES = "request:read, request:write"
         ({"headers": {"kid": "another"}}, {}, 1, "a key that the issuer does not publish\n"),
         ({"client_id": None}, {}, 1, "names no client"),
         ({}, {"AUTH_CLIENTS": "others"}, 1, "a client that the service does not accept\n"),
-        (
-            {"token_use": None},
-            {"AUTH_AUDIENCE": "", "AUTH_CLIENTS": CONVEYANCER},
-            1,
-            "token_use must be access\n",
-        ),
-        (
-            {},
-            {"AUTH_TOKEN_TYPES": "at+jwt, JWT", "AUTH_SCOPE_CLAIM": "scp"},
-            1,
-            "none of this service's scopes",
-        ),
-        (
-            {},
-            {"AUTH_JWKS_URL": "file:///nowhere.json"},
-            1,
-            "FileNotFoundError; are AUTH_JWKS_URL and DATABASE_URL right?",
-        ),
+        ({"token_use": None}, {"AUTH_AUDIENCE": "", "AUTH_CLIENTS": CONVEYANCER}, 1, "token_use must be"),
+        ({}, {"AUTH_TOKEN_TYPES": "at+jwt, JWT", "AUTH_SCOPE_CLAIM": "scp"}, 1, "none of this service"),
+        ({}, NO_KEYS, 1, "FileNotFoundError; are AUTH_JWKS_URL and DATABASE_URL right?"),
     ],
 )
 async def test_token_is_judged(environment, issuer, claims, variables, status, says):

@@ -35,9 +35,7 @@ async def test_commits_during_the_pause_after_a_notify_share_the_next(waker, dat
     assert arrived.empty()
 
 
-async def test_create_succeeds_and_nothing_fails_while_postgres_refuses_each_notify(
-    database, service_settings, issuer
-):
+async def test_create_succeeds_while_postgres_refuses_each_notify(database, service_settings, issuer):
     """As it does while others fill its queue for NOTIFY. Here a function of the same name refuses."""
     name = await database.fetchval("SELECT current_database()")
     await database.execute(

@@ -41,7 +41,6 @@ class Callers:
 
 @pytest.fixture(autouse=True)
 async def table(database):
-    """A table for the test."""
     await database.execute("CREATE TABLE stored (id int PRIMARY KEY, note text CHECK (note <> 'refused'))")
     await database.execute(f"GRANT ALL ON stored TO {databases.user_of('api')}")
 
@@ -178,7 +177,7 @@ async def test_caller_does_not_join_a_leader_that_was_cancelled_while_it_waited(
     assert await asyncio.wait_for(other, SECONDS)
 
 
-async def test_leader_cancelled_during_the_statement_fails_its_followers_and_keeps_nothing(
+async def test_leader_cancelled_in_the_statement_fails_its_followers(
     group_commit, pool, database, statements
 ):
     async def has_ended() -> bool:

@@ -94,9 +94,7 @@ async def test_cancelled_caller_frees_its_place(pool, database):
 
 
 @pytest.mark.parametrize("acquired", [connections.acquired, connections.transaction])
-async def test_callers_are_refused_at_their_deadline_though_their_connections_do_not_answer(
-    pool, link, acquired
-):
+async def test_callers_are_refused_at_their_deadline_though_connections_do_not_answer(pool, link, acquired):
     async def work() -> None:
         async with acquired(pool, seconds=0.5) as connection:
             link.hold()

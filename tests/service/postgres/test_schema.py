@@ -1,6 +1,7 @@
 """The schema: laid into an empty database, and carried forward by versions while the database is in use."""
 
 import asyncio
+import re
 import shutil
 import sys
 import uuid
@@ -10,21 +11,18 @@ import asyncpg
 import pytest
 from yarl import URL
 
-from deploy.local.machine.folders import CHECKOUT, Place
-from deploy.local.servers.postgres_process import postgres_process
-from deploy.local.servers.server import check_postgres
+from deploy.local.machine.folders import CHECKOUT
 from service.commands import schema as schema_command
 from service.postgres import schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated, read_versions
-from tests.harness import scratch
 from tests.harness.command_line import run
 from tests.harness.databases import has_waiting_statement
 from tests.harness.metrics import rises
 from tests.harness.processes import Ended, bare_environment
-from tests.harness.servers import KillableServer
 from tests.harness.stored import count_rows
+from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store
 
@@ -67,24 +65,17 @@ async def test_schema_is_laid_by_a_copy_that_has_what_the_image_has(database, da
     assert again == Ended(0, APPLIED, "")
 
 
-async def test_command_waits_for_postgres_and_says_why():
-    with scratch.folder() as folder, postgres_process(Place(folder=folder)) as server:
-        postgres = KillableServer(server, check_postgres)
-        await postgres.kill()
-        applying = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "service", "schema", "apply"),
-            env=bare_environment(DATABASE_URL=postgres.url),
-            cwd=CHECKOUT,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert applying.stderr
-        reason = await asyncio.wait_for(applying.stderr.readline(), 60)
-        await postgres.start()
-        output, _ = await applying.communicate()
+async def test_command_waits_for_postgres_and_says_why(database_url):
+    async with TcpProxy(database_url) as link:
+        await link.refuse()
+        environment = bare_environment(DATABASE_URL=link.url)
+        applying = asyncio.create_task(run("service", "schema", "apply", environment=environment))
+        await eventually(lambda: link.refused)
+        link.admit()
+        applied = await asyncio.wait_for(applying, 60)
 
-    assert reason == b"Postgres at DATABASE_URL is unavailable: connection refused; waiting for it\n"
-    assert (applying.returncode, output.decode()) == (0, APPLIED)
+    assert (applied.status, applied.output) == (0, APPLIED)
+    assert re.fullmatch("Postgres at DATABASE_URL is unavailable: .+; waiting for it\n", applied.errors)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +85,7 @@ async def test_command_waits_for_postgres_and_says_why():
         ("_REJECTED_SECONDS", "nobody_here", "Postgres at DATABASE_URL is unavailable: it rejects the login"),
     ],
 )
-async def test_command_fails_in_the_end_so_that_its_container_gets_a_new_password(
-    monkeypatch, database_url, limit, user, reason
-):
+async def test_command_fails_in_the_end_for_a_new_password(monkeypatch, database_url, limit, user, reason):
     monkeypatch.setattr(schema_command, limit, 0.5)
     url = URL(database_url)
     url = url.with_user(user).with_password("wrong") if user else url.with_port(1)
@@ -107,9 +96,7 @@ async def test_command_fails_in_the_end_so_that_its_container_gets_a_new_passwor
     assert ended == Ended(1, "", f"{reason}; waiting for it\n{reason}\n")
 
 
-async def test_versions_are_applied_while_requests_are_stored_even_while_they_wait_for_a_backup(
-    database, database_url, other_connection
-):
+async def test_versions_are_applied_while_requests_are_stored(database, database_url, other_connection):
     earlier_release = await asyncpg.connect(database_url)
     stored: list[object] = []
     enough = asyncio.Event()
