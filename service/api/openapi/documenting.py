@@ -19,11 +19,12 @@ from litestar import Litestar, MediaType, Response
 from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
-from service.api.decoding import Sent
+from service.api.decoding import Sent, parse
 from service.api.envelope import ErrorEnvelope, succeed
 from service.api.errors import translate
 from service.api.openapi import schemas
-from service.api.openapi.declarations import Documented, common_failures
+from service.api.openapi.declarations import Documented, common_failures, refusal
+from service.api.openapi.examples import bodies_of
 from service.server import asgi
 
 _EVERYWHERE = [{"$ref": f"#/components/parameters/{name}"} for name in ("X-Request-Id", "traceparent")]
@@ -37,11 +38,13 @@ def complete(app: Litestar) -> dict[str, Any]:
     document = app.openapi_schema.to_schema()
     answers: list[Any] = [ErrorEnvelope]
     bodies: list[type[Sent]] = []
-    for path, method, handler in _described(app):
+    for path, method, handler in described(app):
         documented: Documented = handler.opt.get("documented", Documented())
         operation = document["paths"][path][method]
-        _describe(operation, handler, documented)
+        _describe(operation, handler)
         failures = common_failures(operation, path) | dict(documented.failures)
+        for body in _bodies(handler):
+            failures["refused_fields"] = refusal(parse, body, documented.refused_body)
         operation["responses"] = _answers(operation, handler, documented) | _refusals(failures)
         answers.append(_payload(handler))
         bodies += _bodies(handler)
@@ -54,7 +57,7 @@ def complete(app: Litestar) -> dict[str, Any]:
     return document
 
 
-def _described(app: Litestar) -> Iterator[tuple[str, str, HTTPRouteHandler]]:
+def described(app: Litestar) -> Iterator[tuple[str, str, HTTPRouteHandler]]:
     """Yield the path, the method and the handler of each operation in the document."""
     for route in app.routes:
         if isinstance(route, HTTPRoute):
@@ -63,7 +66,7 @@ def _described(app: Litestar) -> Iterator[tuple[str, str, HTTPRouteHandler]]:
                     yield route.path_format, method.lower(), handler
 
 
-def _describe(operation: dict[str, Any], handler: HTTPRouteHandler, documented: Documented) -> None:
+def _describe(operation: dict[str, Any], handler: HTTPRouteHandler) -> None:
     """Take the summary from the docstring, and complete the parameters and the body."""
     operation["summary"], _, description = operation.pop("description").partition(".")
     if description:
@@ -74,7 +77,7 @@ def _describe(operation: dict[str, Any], handler: HTTPRouteHandler, documented: 
             parameters += schemas.parameters(field.annotation)
     operation["parameters"] = parameters + _EVERYWHERE
     for body in _bodies(handler):
-        operation["requestBody"]["content"] = _content(body, documented.bodies)
+        operation["requestBody"]["content"] = _content(body, bodies_of(body))
 
 
 def _bodies(handler: HTTPRouteHandler) -> list[type[Sent]]:
