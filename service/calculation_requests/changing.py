@@ -32,12 +32,6 @@ class LockedRequest(EventSource, kw_only=True):
     secret_key_id: str | UnsetType = UNSET
     announced: list[tuple[RequestEvent, str | None]] = msgspec.field(default_factory=list)
 
-    def __setattr__(self, name: str, value: object) -> None:
-        """Set a field. Another attribute would not be written, so it raises AttributeError."""
-        if name not in self.__struct_fields__:
-            raise AttributeError(f"{name} is no column that a change can set: see LockedRequest")
-        super().__setattr__(name, value)
-
     def announce(self, event: type[RequestEvent], *, traceparent: str | None = None, **facts: object) -> None:
         """Announce the next event of the request. *facts* are the fields that only this type has."""
         self.sequence += 1

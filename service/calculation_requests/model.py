@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import cached_property
 from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_type_hints
 from uuid import UUID
@@ -53,7 +52,7 @@ def now() -> datetime:
     return datetime.fromtimestamp(int(time.time()), UTC)
 
 
-class EventSource(msgspec.Struct, dict=True):
+class EventSource(msgspec.Struct):
     """The columns of a request from which its events are made. They are neither personal nor secret."""
 
     id: UUID
@@ -66,7 +65,7 @@ class EventSource(msgspec.Struct, dict=True):
     calculation_id: ForCustomer[str | None]
     sequence: int
 
-    @cached_property
+    @property
     def uuid(self) -> str:
         """The identifier that callers and customers see."""
         return uuid_of(self.id)
