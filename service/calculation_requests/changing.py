@@ -30,12 +30,15 @@ class LockedRequest(EventSource, kw_only=True):
     customer_email: str | UnsetType = UNSET
     secret_salt: bytes | UnsetType = UNSET
     secret_key_id: str | UnsetType = UNSET
-    announced: list[tuple[RequestEvent, str | None]] = msgspec.field(default_factory=list)
+    announced: list[tuple[Any, ...]] = msgspec.field(default_factory=list)
 
     def announce(self, event: type[RequestEvent], *, traceparent: str | None = None, **facts: object) -> None:
         """Announce the next event of the request. *facts* are the fields that only this type has."""
         self.sequence += 1
-        self.announced.append((self.event(event, sequence=self.sequence, **facts), traceparent))
+        announced = self.event(event, sequence=self.sequence, **facts)
+        payload = events.encode(announced, time=self.locked_at, traceparent=traceparent)
+        place = (lanes.lane_of(self.id), self.id, event.type, self.sequence)
+        self.announced.append((*place, traceparent, payload, self.locked_at, events.own_facts(announced)))
 
 
 # The columns that a change can set, with their types. The other columns in events are fixed: a replay would
@@ -131,13 +134,7 @@ async def _update(connection: Connection, columns: Sequence[str], requests: Iter
 
 async def _write_events(connection: Connection, requests: Iterable[LockedRequest]) -> None:
     """Record the events of locked requests, and write them to the outbox."""
-    rows: list[tuple[Any, ...]] = []
-    for request in requests:
-        for event, traceparent in request.announced:
-            payload = events.encode(event, time=request.locked_at, traceparent=traceparent)
-            place = (lanes.lane_of(request.id), request.id, event.type, event.sequence)
-            rows.append((*place, traceparent, payload, request.locked_at, events.own_facts(event)))
-    if rows:
+    if rows := [row for request in requests for row in request.announced]:
         await connection.execute(_WRITE_EVENTS, *zip(*rows, strict=True))
 
 

@@ -80,8 +80,12 @@ class Storage:
         """
         waits_until = time.monotonic() + self._seconds * KEY_WAIT_SHARE
         pause = _FIRST_PAUSE_SECONDS
+        arguments = insert_arguments(request, idempotency, traceparent)
         while True:
-            if await self._insert(request, idempotency, traceparent, until):
+            with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
+                is_new = await self._group_commit.execute(request.id, arguments, until=until)
+            if is_new:
+                self._relay.wake()
                 return Stored(request, is_repeat=False)
             if idempotency is None:
                 raise UnknownConveyancer
@@ -96,21 +100,6 @@ class Storage:
                 raise IdempotencyKeyInFlight
             await asyncio.sleep(min(pause, left))
             pause *= 2
-
-    async def _insert(
-        self,
-        request: CalculationRequest,
-        idempotency: Idempotency | None,
-        traceparent: str | None,
-        until: float,
-    ) -> bool:
-        """Run INSERT. Return whether it has stored the request, and if so, wake the relays."""
-        with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
-            arguments = insert_arguments(request, idempotency, traceparent)
-            is_new = await self._group_commit.execute(request.id, arguments, until=until)
-        if is_new:
-            self._relay.wake()
-        return is_new
 
 
 _SPAN = {
