@@ -95,7 +95,8 @@ async def change_all(
             changed[columns].append(request)
     for columns, alike in changed.items():
         await _update(connection, columns, alike)
-    await _write_events(connection, requests)
+    if announced := [row for request in requests for row in request.announced]:
+        await connection.execute(_WRITE_EVENTS, *zip(*announced, strict=True))
 
 
 _LOCK = f"""
@@ -132,12 +133,7 @@ async def _update(connection: Connection, columns: Sequence[str], requests: Iter
     )
 
 
-async def _write_events(connection: Connection, requests: Iterable[LockedRequest]) -> None:
-    """Record the events of locked requests, and write them to the outbox."""
-    if rows := [row for request in requests for row in request.announced]:
-        await connection.execute(_WRITE_EVENTS, *zip(*rows, strict=True))
-
-
+# Records events, and writes them to the outbox.
 _WRITE_EVENTS = """
     WITH announced AS (
         SELECT *

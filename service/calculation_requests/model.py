@@ -1,9 +1,8 @@
 """The request as a row, in its events and in answers of the API. api/bodies.py has the body of a create."""
 
-import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from operator import attrgetter, itemgetter
+from datetime import datetime
+from operator import itemgetter
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_type_hints
 from uuid import UUID
 
@@ -47,11 +46,6 @@ class Idempotency(NamedTuple):
     sha256: bytes
 
 
-def now() -> datetime:
-    """Return the time in whole seconds, because neither the API nor events show fractions."""
-    return datetime.fromtimestamp(int(time.time()), UTC)
-
-
 class EventSource(msgspec.Struct):
     """The columns of a request from which its events are made. They are neither personal nor secret."""
 
@@ -77,12 +71,11 @@ class EventSource(msgspec.Struct):
 
     def event(self, event: type[Event], *, sequence: int, **facts: Any) -> Event:  # noqa: ANN401 - its fields
         """Return an event of this request. *facts* are the fields that only events of this type have."""
-        facts |= zip(_IN_EVENTS, _values_in_events(self), strict=True)
+        facts |= {name: getattr(self, name) for name in _IN_EVENTS}
         return event(sequence=sequence, **facts)
 
 
 _IN_EVENTS = tuple(name for name in RequestEvent.__struct_fields__ if name != "sequence")
-_values_in_events = attrgetter(*_IN_EVENTS)
 
 
 class CalculationRequest(EventSource):
@@ -118,7 +111,7 @@ class CalculationRequest(EventSource):
         return CalculationRequestView(**self._shown(), secret=secret, request_url=request_url)
 
     def _shown(self) -> dict[str, Any]:
-        shown = dict(zip(_SHOWN, _shown_values(self), strict=True))
+        shown = {name: getattr(self, name) for name in _SHOWN}
         if self.meta_data is not None:
             shown["meta_data"] = msgspec.json.decode(self.meta_data)
         return shown
@@ -182,4 +175,3 @@ class CalculationRequestView(RetrievedCalculationRequest, frozen=True, kw_only=T
 _SHOWN = tuple(
     name for name in RetrievedCalculationRequest.__struct_fields__ if name not in {"secret", "request_url"}
 )
-_shown_values = attrgetter(*_SHOWN)

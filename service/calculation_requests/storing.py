@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +16,6 @@ from service.calculation_requests.model import (
     CalculationRequest,
     Idempotency,
     IdempotencyKeyInFlight,
-    now,
 )
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
@@ -32,7 +32,7 @@ _FIRST_PAUSE_SECONDS = 0.005  # before checking again whether a key is free: abo
 
 def new_request(sent: Mapping[str, Any], *, conveyancer_id: str, keys: SecretKeyRing) -> CalculationRequest:
     """Return the row of a new request, made from the columns that the caller sent."""
-    created_at = now()
+    created_at = datetime.now(UTC).replace(microsecond=0)  # The API and events show no fractions of seconds.
     return CalculationRequest(
         id=new_request_id(),
         conveyancer_id=conveyancer_id,

@@ -110,24 +110,20 @@ def _channel(address: str, binding: Mapping[str, Any], messages: tuple[str, ...]
 
 
 def _operations() -> dict[str, Any]:
+    sent = [(f"send_{event.type.replace('.', '_')}", event.type, event.__doc__) for event in events.SENT]
+    received = [
+        ("receive_calculation_created", CalculationCreated.type, CalculationCreated.__doc__),
+        ("read_notifications", events.NOTIFICATIONS_QUEUE, "E-mail the customer."),
+        ("read_calculation_results", events.CALCULATION_RESULTS_QUEUE, "Record the calculation."),
+    ]
     return {
-        **{
-            f"send_{event.type.replace('.', '_')}": _operation("send", event.type, event.__doc__, event.type)
-            for event in events.SENT
-        },
-        "receive_calculation_created": _operation(
-            "receive", CalculationCreated.type, CalculationCreated.__doc__, *_RECEIVED
-        ),
-        "read_notifications": _operation(
-            "receive", events.NOTIFICATIONS_QUEUE, "E-mail the customer.", RequestCreated.type
-        ),
-        "read_calculation_results": _operation(
-            "receive", events.CALCULATION_RESULTS_QUEUE, "Record the calculation.", *_RECEIVED
-        ),
+        **{name: _operation("send", channel, summary) for name, channel, summary in sent},
+        **{name: _operation("receive", channel, summary) for name, channel, summary in received},
     }
 
 
-def _operation(action: str, channel: str, summary: str | None, *messages: str) -> dict[str, Any]:
+def _operation(action: str, channel: str, summary: str | None) -> dict[str, Any]:
+    messages = _channels()[channel]["messages"]
     return {
         "action": action,
         "channel": {"$ref": f"#/channels/{channel}"},
