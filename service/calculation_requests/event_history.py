@@ -92,7 +92,7 @@ def _history(row: asyncpg.Record) -> EventHistory:
 
 _SELECT = f"""
     SELECT {", ".join(EventSource.__struct_fields__)},
-           ARRAY (SELECT (type, sequence, at, facts)
+           ARRAY (SELECT ({", ".join(RecordedEvent.__struct_fields__)})
                     FROM recorded_event
                    WHERE request_id = calculation_request.id
                    ORDER BY sequence) AS later

@@ -135,20 +135,17 @@ def _operation(action: str, channel: str, summary: str | None) -> dict[str, Any]
 
 def _messages() -> Iterator[dict[str, Any]]:
     """Describe all messages. Those that the service accepts need no headers."""
+    in_headers = ("specversion", "id", "source", "type", "subject")
     for event in SENT_EXAMPLES:
         payload = msgspec.to_builtins(in_envelope(event, time=EXAMPLE_TIME, traceparent=_TRACEPARENT))
-        headers = {f"cloudEvents:{name}": payload[name] for name in _MIRRORED}
+        headers = {f"cloudEvents:{name}": payload[name] for name in in_headers}
         headers |= {"traceparent": _TRACEPARENT, "sequence": event.sequence}
         message = _message(event.type, type(event).__doc__, schema_name(type(event)), payload)
         message["examples"][0]["headers"] = headers
         yield {**message, "headers": _headers(event.type)}
-    about = {
-        CalculationCreated.type: "In the CloudEvents envelope.",
-        BARE: "Without the CloudEvents envelope.",
-    }
-    schemas = {CalculationCreated.type: schema_name(CalculationCreated), BARE: CalculationCreated.__name__}
-    for name, example in RECEIVED_EXAMPLES.items():
-        yield _message(name, about[name], schemas[name], msgspec.to_builtins(example))
+    (name, enveloped), (bare_name, bare) = msgspec.to_builtins(RECEIVED_EXAMPLES).items()
+    yield _message(name, "In the CloudEvents envelope.", schema_name(CalculationCreated), enveloped)
+    yield _message(bare_name, "Without the CloudEvents envelope.", CalculationCreated.__name__, bare)
 
 
 def _message(name: str, summary: str | None, schema: str, payload: dict[str, Any]) -> dict[str, Any]:
@@ -160,9 +157,6 @@ def _message(name: str, summary: str | None, schema: str, payload: dict[str, Any
         "bindings": {"amqp": {"messageType": name.removesuffix(".bare"), **_AMQP}},
         "examples": [{"name": name, "payload": payload}],
     }
-
-
-_MIRRORED = ("specversion", "id", "source", "type", "subject")
 
 
 def _headers(event_type: str) -> dict[str, Any]:
