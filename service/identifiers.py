@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import product
 from uuid import UUID
 
@@ -29,6 +30,7 @@ def time_of(request_id: UUID) -> datetime:
     return datetime.fromtimestamp((request_id.int >> 80) / 1000, UTC)
 
 
+@lru_cache(maxsize=128)  # While an HTTP request is served, its uuid is needed up to four times.
 def uuid_of(request_id: UUID) -> str:
     """Return the `req_…` form that callers and customers see."""
     number = request_id.int

@@ -14,7 +14,7 @@ from litestar.status_codes import HTTP_200_OK
 
 from service.api.api_request import ApiRequest
 from service.api.bodies import CreateBody
-from service.api.decoding import parse, parse_query, provide_query
+from service.api.decoding import parse_query, provide_query
 from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.guards import (
     SecretHolder,
@@ -71,7 +71,7 @@ class Requests(Controller):
         security=[{"access_token": [WRITE]}],
         documented=Documented(
             answers=examples.CREATED,
-            bodies=examples.BODIES,
+            refused_body=b'{"customer_email": "ada", "property_value": -1, "waive_fee": true}',
             parameters=[PARAMETER],
             headers=[frozenset(), {REPLAYED.lower()}],
             links=_TO_THE_REQUEST | _TO_ITS_EVENTS,
@@ -82,7 +82,6 @@ class Requests(Controller):
                 "key_in_flight": IdempotencyKeyInFlight(),
                 "key_reused": IdempotencyKeyReused(),
                 "secret_key_missing": SecretKeyMissing(),
-                "refused_fields": refusal(parse, CreateBody, examples.REFUSED_REQUEST.encode()),
             },
         ),
     )

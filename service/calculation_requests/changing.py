@@ -30,18 +30,15 @@ class LockedRequest(EventSource, kw_only=True):
     customer_email: str | UnsetType = UNSET
     secret_salt: bytes | UnsetType = UNSET
     secret_key_id: str | UnsetType = UNSET
-    announced: list[tuple[RequestEvent, str | None]] = msgspec.field(default_factory=list)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Set a field. Another attribute would not be written, so it raises AttributeError."""
-        if name not in self.__struct_fields__:
-            raise AttributeError(f"{name} is no column that a change can set: see LockedRequest")
-        super().__setattr__(name, value)
+    announced: list[tuple[Any, ...]] = msgspec.field(default_factory=list)
 
     def announce(self, event: type[RequestEvent], *, traceparent: str | None = None, **facts: object) -> None:
         """Announce the next event of the request. *facts* are the fields that only this type has."""
         self.sequence += 1
-        self.announced.append((self.event(event, sequence=self.sequence, **facts), traceparent))
+        announced = self.event(event, sequence=self.sequence, **facts)
+        payload = events.encode(announced, time=self.locked_at, traceparent=traceparent)
+        place = (lanes.lane_of(self.id), self.id, event.type, self.sequence)
+        self.announced.append((*place, traceparent, payload, self.locked_at, events.own_facts(announced)))
 
 
 # The columns that a change can set, with their types. The other columns in events are fixed: a replay would
@@ -98,7 +95,8 @@ async def change_all(
             changed[columns].append(request)
     for columns, alike in changed.items():
         await _update(connection, columns, alike)
-    await _write_events(connection, requests)
+    if announced := [row for request in requests for row in request.announced]:
+        await connection.execute(_WRITE_EVENTS, *zip(*announced, strict=True))
 
 
 _LOCK = f"""
@@ -135,18 +133,7 @@ async def _update(connection: Connection, columns: Sequence[str], requests: Iter
     )
 
 
-async def _write_events(connection: Connection, requests: Iterable[LockedRequest]) -> None:
-    """Record the events of locked requests, and write them to the outbox."""
-    rows: list[tuple[Any, ...]] = []
-    for request in requests:
-        for event, traceparent in request.announced:
-            payload = events.encode(event, time=request.locked_at, traceparent=traceparent)
-            place = (lanes.lane_of(request.id), request.id, event.type, event.sequence)
-            rows.append((*place, traceparent, payload, request.locked_at, events.own_facts(event)))
-    if rows:
-        await connection.execute(_WRITE_EVENTS, *zip(*rows, strict=True))
-
-
+# Records events, and writes them to the outbox.
 _WRITE_EVENTS = """
     WITH announced AS (
         SELECT *

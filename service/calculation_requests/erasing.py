@@ -8,9 +8,6 @@ from service.calculation_requests.changing import change_all
 from service.outbox import lanes
 from service.postgres.pool import Connection
 
-# The tables of events that are not published yet.
-_OUTBOXES = ("outbox", "outbox_held")
-
 
 async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID]:
     """Erase requests in the caller's transaction. Returns the ids of those that existed.
@@ -25,7 +22,7 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
     # The mail server's replies may quote addresses.
     await connection.execute("UPDATE email SET server_reply = NULL WHERE request_id = ANY($1)", found)
     lanes_of_found = list({lanes.lane_of(each) for each in found})
-    for outbox in _OUTBOXES:
+    for outbox in ("outbox", "outbox_held"):  # the events that are not published yet
         await connection.execute(_STRIP_EVENTS.format(outbox), lanes_of_found, found)
     await connection.execute(_REPLACE_ROWS, found)
     return set(found)

@@ -1,9 +1,7 @@
 """Rebuilds the events of a request from its rows: same ids, and same bodies except for the trace context."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from itertools import groupby
-from operator import itemgetter
 from uuid import UUID
 
 import asyncpg
@@ -51,11 +49,11 @@ class EventHistory(msgspec.Struct, frozen=True):
 
 async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> EventHistory:
     """Return the history of a request of this conveyancer. Raises as `reading.find` does."""
-    found = _histories(await connection.fetch(_FIND, request_id, conveyancer_id))
-    if not found:
+    row = await connection.fetchrow(_FIND, request_id, conveyancer_id)
+    if row is None:
         await reading.find(connection, request_id, conveyancer_id=conveyancer_id)  # Raises the exact error.
         raise RequestNotFound
-    return found[0]
+    return _history(row)
 
 
 async def read_internally(connection: Connection, request_id: UUID) -> EventHistory:
@@ -68,7 +66,7 @@ async def read_internally(connection: Connection, request_id: UUID) -> EventHist
 
 async def read(connection: Connection, request_ids: Sequence[UUID]) -> list[EventHistory]:
     """Return the histories of these requests, in the order of their ids."""
-    return _histories(await connection.fetch(_READ, request_ids))
+    return [_history(row) for row in await connection.fetch(_READ, request_ids)]
 
 
 async def read_recorded(
@@ -86,37 +84,27 @@ def _created(at: datetime) -> RecordedEvent:
     return RecordedEvent(RequestCreated.type, 1, at)
 
 
-def _histories(rows: Iterable[asyncpg.Record]) -> list[EventHistory]:
-    """Return the histories in these rows. A request has one row, or one for each of its later events."""
-    return [_history(list(group)) for _, group in groupby(rows, key=itemgetter("id"))]
+def _history(row: asyncpg.Record) -> EventHistory:
+    *columns, later = row
+    request = EventSource(*columns)
+    return EventHistory(request, [_created(request.created_at), *(RecordedEvent(*each) for each in later)])
 
 
-def _history(rows: Sequence[asyncpg.Record]) -> EventHistory:
-    request = EventSource(*_request_in(rows[0]))
-    later = [
-        RecordedEvent(row["type"], row["event_sequence"], row["at"], row["facts"])
-        for row in rows
-        if row["type"] is not None
-    ]
-    return EventHistory(request, [_created(request.created_at), *later])
-
-
-_request_in = itemgetter(*EventSource.__struct_fields__)
 _SELECT = f"""
-    SELECT {", ".join(f"request.{column}" for column in EventSource.__struct_fields__)},
-           event.type, event.sequence AS event_sequence, event.at, event.facts
-      FROM calculation_request AS request
-      LEFT JOIN recorded_event AS event
-        ON event.request_id = request.id
+    SELECT {", ".join(EventSource.__struct_fields__)},
+           ARRAY (SELECT ({", ".join(RecordedEvent.__struct_fields__)})
+                    FROM recorded_event
+                   WHERE request_id = calculation_request.id
+                   ORDER BY sequence) AS later
+      FROM calculation_request
 """.rstrip()  # noqa: S608 - constants only
 
 _FIND = f"""{_SELECT}
-     WHERE request.id = $1
-       AND request.conveyancer_id = $2
+     WHERE id = $1
+       AND conveyancer_id = $2
        AND EXISTS (SELECT FROM active_conveyancer WHERE id = $2)
-     ORDER BY event.sequence
 """
 _READ = f"""{_SELECT}
-     WHERE request.id = ANY($1)
-     ORDER BY request.id, event.sequence
+     WHERE id = ANY($1)
+     ORDER BY id
 """

@@ -1,9 +1,7 @@
 """The request as a row, in its events and in answers of the API. api/bodies.py has the body of a create."""
 
-import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from functools import cached_property
+from datetime import datetime
 from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_type_hints
 from uuid import UUID
@@ -48,12 +46,7 @@ class Idempotency(NamedTuple):
     sha256: bytes
 
 
-def now() -> datetime:
-    """Return the time in whole seconds, because neither the API nor events show fractions."""
-    return datetime.fromtimestamp(int(time.time()), UTC)
-
-
-class EventSource(msgspec.Struct, dict=True):
+class EventSource(msgspec.Struct):
     """The columns of a request from which its events are made. They are neither personal nor secret."""
 
     id: UUID
@@ -66,7 +59,7 @@ class EventSource(msgspec.Struct, dict=True):
     calculation_id: ForCustomer[str | None]
     sequence: int
 
-    @cached_property
+    @property
     def uuid(self) -> str:
         """The identifier that callers and customers see."""
         return uuid_of(self.id)

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +16,6 @@ from service.calculation_requests.model import (
     CalculationRequest,
     Idempotency,
     IdempotencyKeyInFlight,
-    now,
 )
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
@@ -32,7 +32,7 @@ _FIRST_PAUSE_SECONDS = 0.005  # before checking again whether a key is free: abo
 
 def new_request(sent: Mapping[str, Any], *, conveyancer_id: str, keys: SecretKeyRing) -> CalculationRequest:
     """Return the row of a new request, made from the columns that the caller sent."""
-    created_at = now()
+    created_at = datetime.now(UTC).replace(microsecond=0)  # The API and events show no fractions of seconds.
     return CalculationRequest(
         id=new_request_id(),
         conveyancer_id=conveyancer_id,
@@ -80,8 +80,12 @@ class Storage:
         """
         waits_until = time.monotonic() + self._seconds * KEY_WAIT_SHARE
         pause = _FIRST_PAUSE_SECONDS
+        arguments = insert_arguments(request, idempotency, traceparent)
         while True:
-            if await self._insert(request, idempotency, traceparent, until):
+            with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
+                is_new = await self._group_commit.execute(request.id, arguments, until=until)
+            if is_new:
+                self._relay.wake()
                 return Stored(request, is_repeat=False)
             if idempotency is None:
                 raise UnknownConveyancer
@@ -96,21 +100,6 @@ class Storage:
                 raise IdempotencyKeyInFlight
             await asyncio.sleep(min(pause, left))
             pause *= 2
-
-    async def _insert(
-        self,
-        request: CalculationRequest,
-        idempotency: Idempotency | None,
-        traceparent: str | None,
-        until: float,
-    ) -> bool:
-        """Run INSERT. Return whether it has stored the request, and if so, wake the relays."""
-        with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
-            arguments = insert_arguments(request, idempotency, traceparent)
-            is_new = await self._group_commit.execute(request.id, arguments, until=until)
-        if is_new:
-            self._relay.wake()
-        return is_new
 
 
 _SPAN = {

@@ -110,24 +110,20 @@ def _channel(address: str, binding: Mapping[str, Any], messages: tuple[str, ...]
 
 
 def _operations() -> dict[str, Any]:
+    sent = [(f"send_{event.type.replace('.', '_')}", event.type, event.__doc__) for event in events.SENT]
+    received = [
+        ("receive_calculation_created", CalculationCreated.type, CalculationCreated.__doc__),
+        ("read_notifications", events.NOTIFICATIONS_QUEUE, "E-mail the customer."),
+        ("read_calculation_results", events.CALCULATION_RESULTS_QUEUE, "Record the calculation."),
+    ]
     return {
-        **{
-            f"send_{event.type.replace('.', '_')}": _operation("send", event.type, event.__doc__, event.type)
-            for event in events.SENT
-        },
-        "receive_calculation_created": _operation(
-            "receive", CalculationCreated.type, CalculationCreated.__doc__, *_RECEIVED
-        ),
-        "read_notifications": _operation(
-            "receive", events.NOTIFICATIONS_QUEUE, "E-mail the customer.", RequestCreated.type
-        ),
-        "read_calculation_results": _operation(
-            "receive", events.CALCULATION_RESULTS_QUEUE, "Record the calculation.", *_RECEIVED
-        ),
+        **{name: _operation("send", channel, summary) for name, channel, summary in sent},
+        **{name: _operation("receive", channel, summary) for name, channel, summary in received},
     }
 
 
-def _operation(action: str, channel: str, summary: str | None, *messages: str) -> dict[str, Any]:
+def _operation(action: str, channel: str, summary: str | None) -> dict[str, Any]:
+    messages = _channels()[channel]["messages"]
     return {
         "action": action,
         "channel": {"$ref": f"#/channels/{channel}"},
@@ -139,20 +135,17 @@ def _operation(action: str, channel: str, summary: str | None, *messages: str) -
 
 def _messages() -> Iterator[dict[str, Any]]:
     """Describe all messages. Those that the service accepts need no headers."""
+    in_headers = ("specversion", "id", "source", "type", "subject")
     for event in SENT_EXAMPLES:
         payload = msgspec.to_builtins(in_envelope(event, time=EXAMPLE_TIME, traceparent=_TRACEPARENT))
-        headers = {f"cloudEvents:{name}": payload[name] for name in _MIRRORED}
+        headers = {f"cloudEvents:{name}": payload[name] for name in in_headers}
         headers |= {"traceparent": _TRACEPARENT, "sequence": event.sequence}
         message = _message(event.type, type(event).__doc__, schema_name(type(event)), payload)
         message["examples"][0]["headers"] = headers
         yield {**message, "headers": _headers(event.type)}
-    about = {
-        CalculationCreated.type: "In the CloudEvents envelope.",
-        BARE: "Without the CloudEvents envelope.",
-    }
-    schemas = {CalculationCreated.type: schema_name(CalculationCreated), BARE: CalculationCreated.__name__}
-    for name, example in RECEIVED_EXAMPLES.items():
-        yield _message(name, about[name], schemas[name], msgspec.to_builtins(example))
+    (name, enveloped), (bare_name, bare) = msgspec.to_builtins(RECEIVED_EXAMPLES).items()
+    yield _message(name, "In the CloudEvents envelope.", schema_name(CalculationCreated), enveloped)
+    yield _message(bare_name, "Without the CloudEvents envelope.", CalculationCreated.__name__, bare)
 
 
 def _message(name: str, summary: str | None, schema: str, payload: dict[str, Any]) -> dict[str, Any]:
@@ -164,9 +157,6 @@ def _message(name: str, summary: str | None, schema: str, payload: dict[str, Any
         "bindings": {"amqp": {"messageType": name.removesuffix(".bare"), **_AMQP}},
         "examples": [{"name": name, "payload": payload}],
     }
-
-
-_MIRRORED = ("specversion", "id", "source", "type", "subject")
 
 
 def _headers(event_type: str) -> dict[str, Any]:

@@ -144,9 +144,6 @@ class CloudEvent(msgspec.Struct, Generic[Data], frozen=True, kw_only=True, omit_
     data: Data
 
 
-_encoder = msgspec.json.Encoder()
-
-
 def event_id(uuid: str, event_type: str, sequence: int) -> str:
     """Return the id of an event, by which consumers deduplicate. A replay makes the same id."""
     return f"{uuid}.{event_type}.{sequence}"
@@ -169,10 +166,10 @@ def in_envelope(data: RequestEvent, *, time: datetime, traceparent: str | None) 
 
 def encode(data: RequestEvent, *, time: datetime, traceparent: str | None) -> bytes:
     """Return the message body of an event."""
-    return _encoder.encode(in_envelope(data, time=time, traceparent=traceparent))
+    return msgspec.json.encode(in_envelope(data, time=time, traceparent=traceparent))
 
 
 def own_facts(data: RequestEvent) -> str:
     """Return as JSON the fields that only events of this type have."""
     names = data.__struct_fields__[len(RequestEvent.__struct_fields__) :]
-    return _encoder.encode({name: getattr(data, name) for name in names}).decode()
+    return msgspec.json.encode({name: getattr(data, name) for name in names}).decode()

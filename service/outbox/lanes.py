@@ -51,8 +51,7 @@ async def try_lock(connection: Connection, lanes: Sequence[int]) -> list[int]:
     )
     if row["is_read_only"]:
         raise PostgresUnavailable.counted()
-    locked: list[int] = row["lanes"]
-    return locked
+    return list(row["lanes"])
 
 
 async def notify(connection: Connection) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -13,7 +14,7 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from service.calculation_requests.changing import change
-from service.calculation_requests.model import CalculationRequest, now
+from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id
 from service.outbox import events, lanes
 from service.outbox.events import RequestCreated, RequestEmailSent
@@ -74,7 +75,7 @@ def outbox_row(number: int, **changes: Any) -> OutboxRow:
         sequence=number,
         traceparent=None,
         payload=b"{}",
-        created_at=now(),
+        created_at=datetime.now(UTC),
         attempts=0,
         is_held=False,
         must_wait=False,

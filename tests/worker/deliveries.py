@@ -1,8 +1,9 @@
 """One message, handled as its consumer handles a batch."""
 
+from datetime import UTC, datetime
+
 import msgspec
 
-from service.calculation_requests.model import now
 from service.outbox import events
 from service.outbox.events import CalculationCreated, RequestCreated
 from service.postgres import connections
@@ -13,7 +14,7 @@ from worker.consumers import calculations, incoming, notifications
 
 async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
     """Record that an e-mail is to be sent. Raises as its failure says."""
-    body = events.encode(event, time=now(), traceparent=None)
+    body = events.encode(event, time=datetime.now(UTC), traceparent=None)
     intent = notifications.decode(incoming.read(body), None)
     async with connections.acquired(pool, seconds=5.0) as connection:
         failures = await notifications.record_emails(connection, [intent])

@@ -26,14 +26,15 @@ LARGE_BODY = 300_000  # bytes
 class Documented(msgspec.Struct, frozen=True, kw_only=True):
     """What the document says of a handler, beside what follows from its signature and decorator.
 
-    *answers* are payloads, *bodies* are bodies, and *failures* are errors, by the names of their examples.
-    The example of an error is the actual response to it. What `common_failures` returns need not be listed.
+    *answers* are payloads, and *failures* are errors, by the names of their examples. The example of an error
+    is the actual response to it. What `common_failures` returns need not be listed. A handler with a body has
+    a *refused_body*, in which fields are invalid. Valid bodies are made of the examples of the fields.
     *parameters* are headers that the handler reads itself, because Litestar passes on one of several with the
     same name. *headers* are those that successful answers can have: sets of names, in lower case.
     """
 
     answers: Mapping[str, msgspec.Struct] = {}
-    bodies: Mapping[str, Any] = {}
+    refused_body: bytes = b""
     failures: Mapping[str, Exception] = {}
     parameters: Sequence[Parameter] = ()
     headers: Sequence[AbstractSet[str]] = (frozenset(),)

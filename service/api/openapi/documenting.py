@@ -19,11 +19,12 @@ from litestar import Litestar, MediaType, Response
 from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
-from service.api.decoding import Sent
+from service.api.decoding import Sent, parse
 from service.api.envelope import ErrorEnvelope, fail, succeed
 from service.api.errors import ApiError, translate
 from service.api.openapi import schemas
-from service.api.openapi.declarations import Documented, common_failures
+from service.api.openapi.declarations import Documented, common_failures, refusal
+from service.api.openapi.examples import bodies_of
 
 _EVERYWHERE = [{"$ref": f"#/components/parameters/{name}"} for name in ("X-Request-Id", "traceparent")]
 # The same access tokens as those of the scheme access_token: it shows how to request them.
@@ -34,7 +35,7 @@ CLIENT_CREDENTIALS = "client_credentials"
 def complete(app: Litestar) -> dict[str, Any]:
     """Return the OpenAPI document of an application."""
     document = app.openapi_schema.to_schema()
-    handlers = _handlers(app)
+    handlers = handlers_by_operation(app)
     types: list[Any] = [ErrorEnvelope]
     for path, item in document["paths"].items():
         for operation in item.values():
@@ -43,11 +44,13 @@ def complete(app: Litestar) -> dict[str, Any]:
             documented: Documented = handler.opt.get("documented", Documented())
             _describe(operation, handler, documented)
             failures = common_failures(operation, path) | dict(documented.failures)
-            operation["responses"] = _answers(answer, documented) | _refusals(failures)
             types.append(answer)
-            if body := handler.parsed_data_field:
-                operation["requestBody"]["content"] = _content(body.annotation, documented.bodies)
-                types.append(body.annotation)
+            if handler.parsed_data_field:
+                body = handler.parsed_data_field.annotation
+                operation["requestBody"]["content"] = _content(body, bodies_of(body))
+                failures["refused_fields"] = refusal(parse, body, documented.refused_body)
+                types.append(body)
+            operation["responses"] = _answers(answer, documented) | _refusals(failures)
             if CLIENT_CREDENTIALS in document["components"]["securitySchemes"]:
                 scopes = [each["access_token"] for each in operation["security"] if "access_token" in each]
                 operation["security"] += [{CLIENT_CREDENTIALS: each} for each in scopes]
@@ -57,7 +60,7 @@ def complete(app: Litestar) -> dict[str, Any]:
     return document
 
 
-def _handlers(app: Litestar) -> dict[str, HTTPRouteHandler]:
+def handlers_by_operation(app: Litestar) -> dict[str, HTTPRouteHandler]:
     """Return the handlers by the ids of their operations."""
     routes = [route for route in app.routes if isinstance(route, HTTPRoute)]
     return {handler.handler_name: handler for route in routes for handler in route.route_handlers}

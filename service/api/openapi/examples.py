@@ -7,6 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from service.api.bodies import CreateBody
+from service.api.decoding import Sent
 from service.api.listing import CalculationRequestPage
 from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.model import (
@@ -20,12 +21,16 @@ from service.outbox.events import RequestEmailFailed, in_envelope
 UUID = "req_01a9ZkW3mT6qPxB8vNcR4d"
 _SECRET = "3q2-7wAAbmV2ZXIgYSByZWFsIHNlY3JldCBoZXJlISE"  # noqa: S105 - an example
 
-_BODY = msgspec.json.schema_components([CreateBody])[1][CreateBody.__name__]
-# Made of the examples in field_docs.py.
-FULL_REQUEST: dict[str, Any] = {name: field["examples"][0] for name, field in _BODY["properties"].items()}
-SMALLEST_REQUEST: dict[str, Any] = {name: FULL_REQUEST[name] for name in _BODY["required"]}
-BODIES = {"smallest": SMALLEST_REQUEST, "full": FULL_REQUEST}
-REFUSED_REQUEST = '{"customer_email": "ada", "property_value": -1, "waive_fee": true}'
+
+def bodies_of(kind: type[Sent]) -> dict[str, dict[str, Any]]:
+    """Return bodies of a type, by the names of the examples. They are made of the examples of its fields."""
+    full = asyncapi.examples_in(kind)
+    required = [field.name for field in msgspec.structs.fields(kind) if field.required]
+    smallest = {"smallest": {name: full[name] for name in required}} if required else {}
+    return {**smallest, "full": full}
+
+
+SMALLEST_REQUEST, FULL_REQUEST = bodies_of(CreateBody).values()
 REFUSED_QUERY = "limit=0&cursor=next&sort=name"
 
 RECORD = CalculationRequestView(

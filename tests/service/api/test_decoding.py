@@ -173,7 +173,7 @@ class CountQuery(Sent, frozen=True, kw_only=True):
     "/v1/change/{uuid:str}",
     dependencies={"parameters": provide_query(CountQuery)},
     security=[{"access_token": [WRITE]}],
-    documented=Documented(answers={"ok": Changed(["notes"])}, bodies={"ok": {"notes": "Call."}}),
+    documented=Documented(answers={"ok": Changed(["notes"])}, refused_body=b'{"notes": 1}'),
 )
 async def change(
     uuid: Uuid,  # noqa: ARG001
@@ -236,11 +236,12 @@ def test_document_describes_a_body_and_a_query_of_its_own():
     }
     assert operation["requestBody"]["content"]["application/json"] == {
         "schema": {"$ref": "#/components/schemas/NotesBody"},
-        "examples": {"ok": {"value": {"notes": "Call."}}},
+        "examples": {"full": {"value": {"notes": "Call before noon.\nCompletion is in May."}}},
     }
     (count,) = [each for each in operation["parameters"] if each.get("in") == "query"]
     assert count["schema"] == {"type": "integer", "minimum": 1, "default": 1}
     assert (operation["summary"], operation["description"]) == ("Change a request", "No field is required.")
     failures = {*operation["responses"]["415"]["content"]["application/json"]["examples"]}
     assert failures == {"no_content_type", "not_json", "compressed"}
+    assert "refused_fields" in operation["responses"]["422"]["content"]["application/json"]["examples"]
     assert operation["responses"].keys() >= {"200", "400", "401", "403", "404", "408", "410", "413", "503"}

@@ -9,6 +9,7 @@ import httpx
 import jsonschema_rs
 import msgspec
 import pytest
+from litestar import Litestar
 from litestar.routes import HTTPRoute
 from openapi_spec_validator import validate
 
@@ -17,7 +18,7 @@ from service import app
 from service.api import questionnaire
 from service.api.decoding import parse_query
 from service.api.listing import DEFAULT_LIMIT, ListQuery
-from service.api.openapi import declarations, examples
+from service.api.openapi import declarations, documenting, examples
 from service.authentication import api_keys
 from tests.harness import documented_errors
 from tests.harness.endpoints import ENDPOINTS
@@ -136,6 +137,7 @@ def test_every_endpoint_says_who_may_call_it_and_shows_what_is_sent_and_answered
     assert answers_of(endpoint.path, endpoint.method.lower())["examples"]
     if "requestBody" in endpoint.operation:
         assert endpoint.body
+        assert "refused_fields" in answers_of(endpoint.path, endpoint.method.lower(), "422")["examples"]
         assert endpoint.schema["additionalProperties"] is False, "is decoded by Litestar itself"
 
 
@@ -239,8 +241,8 @@ BAD_CLAIMS: dict[str, dict[str, Any]] = {
 BAD_BODIES = {
     "malformed": declarations.MALFORMED_BODY,
     "too_large": b" " * declarations.LARGE_BODY,
-    "refused_fields": examples.REFUSED_REQUEST.encode(),
 }
+HANDLERS = documenting.handlers_by_operation(Litestar(app.ENDPOINTS, **app.of_endpoints()))
 MISSING_HEADERS = {"no_token": "Authorization", "no_content_type": "Content-Type"}
 
 
@@ -254,10 +256,12 @@ async def provoke(client: httpx.AsyncClient, issuer: Issuer, path: str, method: 
     if name == "key_reused":
         first = await client.post(url, json=examples.FULL_REQUEST, headers=headers)
         assert first.status_code == 200
-    content = DOCUMENT["paths"][path][method].get("requestBody", {}).get("content")
+    operation = DOCUMENT["paths"][path][method]
+    content = operation.get("requestBody", {}).get("content")
     if content is not None:
         example, *_ = content["application/json"]["examples"].values()
-        content = BAD_BODIES.get(name, msgspec.json.encode(example["value"]))
+        refused = {"refused_fields": HANDLERS[operation["operationId"]].opt["documented"].refused_body}
+        content = (BAD_BODIES | refused).get(name, msgspec.json.encode(example["value"]))
     request = client.build_request(method.upper(), url, content=content, headers=headers)
     if name in MISSING_HEADERS:
         del request.headers[MISSING_HEADERS[name]]
