@@ -1,7 +1,6 @@
 """The worker and a real mail server, Debian's Postfix, with settings that its administrators choose."""
 
 import os
-import time
 from collections import Counter
 from contextlib import ExitStack
 from typing import Any
@@ -98,20 +97,6 @@ async def test_fault_of_our_settings_fails_no_email(start, sending, database, re
         await eventually(lambda: len(server.mailbox) == 4)
 
     assert await ends(database) == {_SENT: 4}
-
-
-async def test_emails_go_on_over_open_sessions_at_a_limit_of_connections(start, sending, database):
-    server = start(smtpd_client_connection_count_limit="4", smtpd_client_event_limit_exceptions="")
-    await store(database, 200)
-
-    async with sending(server):
-        began = time.monotonic()
-        await eventually(lambda: all_are_settled(database, 200), seconds=120)
-        rate = 200 / (time.monotonic() - began)
-
-    assert "Connection concurrency limit exceeded: 5" in server.log
-    assert await ends(database) == {_SENT: 200}
-    assert rate >= 10
 
 
 async def test_killed_mail_server_loses_no_email_and_repeats_only_unanswered_ones(start, sending, database):
