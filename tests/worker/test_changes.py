@@ -1,24 +1,18 @@
 """GET /v1/request?updated_since=: a caller that repeats from `next_updated_since` misses no change."""
 
 import asyncio
-import itertools
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-import pytest
-
 from service.calculation_requests import erasing, reading
-from service.calculation_requests.reading import Listing, Page, Place, PlaceByChange
+from service.calculation_requests.reading import Listing, Page, PlaceByChange
 from service.postgres.pool import Connection
 from tests.harness.command_line import run
-from tests.harness.databases import connected
 from tests.harness.examples import CONVEYANCER
-from tests.harness.waiting import eventually
 from tests.worker.conftest import store
 from tests.worker.deliveries import calculate
 
@@ -123,42 +117,3 @@ async def test_new_link_is_a_change(client, database, environment, monkeypatch):
 
     assert before == set()
     assert (await changes(client))[0] == {request.uuid}
-
-
-@pytest.mark.parametrize("seconds", [2, pytest.param(20, marks=pytest.mark.long)])
-async def test_no_change_is_missed_under_load(database_url, monkeypatch, seconds):
-    """One commit is held open for *seconds*. Other transactions pause before and after their change."""
-    monkeypatch.setattr(reading, "HORIZON_SECONDS", 0)
-    until = time.monotonic() + 2 * seconds
-    made: set[UUID] = set()
-
-    async def change(pauses: Iterator[float], held_seconds: float = 0) -> None:
-        async with connected(database_url) as own:
-            while time.monotonic() < until:
-                request = await store(own)
-                async with own.transaction():
-                    await asyncio.sleep(next(pauses))
-                    await calculate(own, request.uuid, "C-1")
-                    await asyncio.sleep(held_seconds or next(pauses))
-                made.add(request.id)
-                held_seconds = 0
-
-    async def poll() -> None:
-        after: Place = PlaceByChange(LONG_AGO, UUID(int=0))
-        listed: set[UUID] = set()
-
-        async def has_all() -> bool:
-            nonlocal after
-            page = await reading.read_page(own, Listing(None, 100, after), conveyancer_id=CONVEYANCER)
-            listed.update(request.id for request in page.requests)
-            after = page.next or PlaceByChange(page.horizon or LONG_AGO, UUID(int=0))
-            return time.monotonic() > until and listed == made
-
-        async with connected(database_url) as own:
-            await eventually(has_all)
-
-    async with asyncio.TaskGroup() as tasks:
-        pauses = itertools.cycle(number / 30 for number in range(0, 45, 4))
-        tasks.create_task(change(pauses, held_seconds=seconds))
-        for task in [change(pauses) for _ in range(11)] + [poll() for _ in range(2)]:
-            tasks.create_task(task)
