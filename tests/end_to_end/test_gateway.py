@@ -32,7 +32,6 @@ pytestmark = pytest.mark.long
 async def gateway(
     request: pytest.FixtureRequest, apis: list[Process], tmp_path: Path
 ) -> AsyncIterator[Nginx | HAProxy]:
-    """The gateway in front of both, as processes that run."""
     gateway: Nginx | HAProxy = request.param(apis, tmp_path)
     async with started(*apis), started(gateway, ready=False):
         await eventually(lambda: accepts(gateway.port))

@@ -24,7 +24,6 @@ _CONNECTIONS = 8  # EMAIL_CONCURRENCY by default
 
 @pytest.fixture
 def start():
-    """Starts a Postfix with the settings that it is given."""
     if os.geteuid():
         pytest.skip("Postfix starts only as root")
     try:
@@ -37,8 +36,6 @@ def start():
 
 @pytest.fixture
 def sending(worker_settings, tmp_path):
-    """Runs a worker that sends its e-mails to the Postfix that it is given."""
-
     def run(server: Postfix, **variables: str) -> Any:
         usual = {"SMTP_URL": server.url, "SMTP_HELO_NAME": "worker.example.com"}
         return started(worker_process(worker_settings, tmp_path, **(usual | variables)))
@@ -59,7 +56,6 @@ async def ends(database: Connection) -> Counter[Any]:
 
 
 async def all_are_settled(database: Connection, count: int) -> bool:
-    """Whether so many e-mails were sent or have failed."""
     states = await ends(database)
     return states.total() - states[_PENDING] == count
 

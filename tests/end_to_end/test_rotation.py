@@ -136,7 +136,6 @@ class Installation:
 
 
 def with_login(url: str, user: str, password: str) -> str:
-    """Return the URL of a server with another login."""
     return str(URL(url).with_user(user).with_password(password))
 
 
@@ -148,7 +147,6 @@ def amqp_url(own_broker):
 
 @pytest.fixture
 def installation(service_settings, worker_settings, database, tmp_path, issuer):
-    """The processes, not yet started."""
     return Installation(service_settings, worker_settings, database, tmp_path, issuer.token())
 
 

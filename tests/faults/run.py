@@ -30,7 +30,6 @@ _OVERTIME = 1.5  # of the planned seconds, for the faults and requests that are 
 
 
 async def run(plan: Plan, report: Report) -> Record:
-    """Carry out a plan and return the record of it."""
     record = Record(email_claim_seconds=plan.email_claim_seconds, recovery_bar_seconds=plan.recovery)
     chance = random.Random(plan.seed)  # noqa: S311 - repeatable, no secret
     place = Place(folder=LOCAL, report=report)
@@ -117,8 +116,6 @@ def _shortfalls(plan: Plan, faults: Sequence[Fault], record: Record) -> Iterator
 
 
 async def _inject(group: Sequence[Fault], world: World) -> None:
-    """Inject faults together, and wait for the system to recover from the last."""
-
     async def happen(fault: Fault, delay: float) -> None:
         await asyncio.sleep(delay)
         await fault.happen(world)

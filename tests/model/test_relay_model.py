@@ -61,7 +61,6 @@ class RelayModel(RuleBasedStateMachine):
         return self.runner.run(asyncio.wait_for(coroutine, 30))
 
     async def _start(self) -> None:
-        """Start a broker and a relay on an empty outbox."""
         self.broker = await self.resources.enter_async_context(ScriptedBroker())
         self.settings = EmailSettings(
             database_url=databases.as_role(self.database_url, "worker"),
@@ -126,7 +125,6 @@ class RelayModel(RuleBasedStateMachine):
             self.relay_once(Script(["nack"] * WINDOW))
 
     async def _stored(self) -> set[str]:
-        """Return the events that are still stored."""
         rows = await self.observer.fetch(
             """
             SELECT request_id, type, sequence

@@ -46,7 +46,6 @@ async def store(
 
 
 async def store_as(connection: Connection, event_type: str) -> None:
-    """Store a request whose event is of another type."""
     request = await store(connection)
     await connection.execute("UPDATE outbox SET type = $2 WHERE request_id = $1", request.id, event_type)
 
@@ -84,7 +83,6 @@ def outbox_row(number: int, **changes: Any) -> OutboxRow:
 
 @pytest.fixture
 async def stored_request(database: Connection) -> CalculationRequest:
-    """A request whose request.created is in the outbox."""
     return await store(database)
 
 
@@ -172,7 +170,6 @@ async def tap(channel: AbstractChannel) -> AbstractQueue:
 async def bind_tap(
     channel: AbstractChannel, routing_key: str, *, arguments: dict[str, Any] | None = None
 ) -> AbstractQueue:
-    """Return a queue of the test's own that gets a copy of the events with this key."""
     queue = await channel.declare_queue(exclusive=True, arguments=arguments)
     await queue.bind(topology.REQUESTS, routing_key)
     return queue

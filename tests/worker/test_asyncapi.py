@@ -26,7 +26,6 @@ def example_of(message: str) -> Any:
 
 
 def row_of(payload: dict[str, Any]) -> OutboxRow:
-    """Return the row of the outbox that an event would have."""
     event = next(example for example in asyncapi.SENT_EXAMPLES if example.type == payload["type"])
     time, traceparent = datetime.fromisoformat(payload["time"]), payload["traceparent"]
     return outbox_row(

@@ -19,7 +19,6 @@ WEB = {"cachetools", "httpx", "jwt", "litestar"}
 
 
 async def is_ready(probes, *roles: str):
-    """Whether the checks of these roles, and no others, exist and pass."""
     return (await probes.get("/readyz")).json() == dict.fromkeys(("postgres", *roles), "ok")
 
 

@@ -26,7 +26,6 @@ _SETTLED_SECONDS = 2.0  # a connection older than this has made its declarations
 
 @fault("RabbitMQ killed", "broker", "broker links", repeats=True)
 async def kill_broker(world: World) -> None:
-    """SIGKILL to RabbitMQ, and a start."""
     await world.servers.broker.kill()
     await asyncio.sleep(world.some_seconds(1.0))
     await world.servers.broker.start()

@@ -12,7 +12,6 @@ _HELD_SECONDS = 5.0
 
 
 async def _while_set(world: World, attribute: str, value: Any, seconds: float) -> None:
-    """Let the mail server behave otherwise for some time."""
     usual = getattr(world.mail, attribute)
     setattr(world.mail, attribute, value)
     try:
@@ -23,7 +22,6 @@ async def _while_set(world: World, attribute: str, value: Any, seconds: float) -
 
 @fault("mail refused for now", "mail", repeats=False)
 async def refuse_mail(world: World) -> None:
-    """Every e-mail gets a 4xx."""
     refusal = b"451 4.3.0 try again later"
     replies = world.mail.replies | {"RCPT": refusal, "content": refusal}
     await _while_set(world, "replies", replies, world.some_seconds())
@@ -73,7 +71,6 @@ async def hang_up_mail(world: World) -> None:
 
 @fault("mail server down", "mail", repeats=False)
 async def stop_mail_server(world: World) -> None:
-    """Every connection breaks, and connecting fails."""
     world.mail.stop()
     try:
         await asyncio.sleep(world.some_seconds())

@@ -39,7 +39,6 @@ def recovered_after(record: Record, end: float) -> float | None:
 
 
 def summary(record: Record) -> dict[str, float]:
-    """Return quantiles of all latencies, in seconds."""
     arrived = {arrival.key: arrival.at for arrival in reversed(record.arrivals) if arrival.type == CREATED}
     seconds = [
         max(0.0, arrived[key] - commit.at) for key, commit in record.acknowledged.items() if key in arrived

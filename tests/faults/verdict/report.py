@@ -58,7 +58,6 @@ def _totals(record: Record, repeated: int) -> str:
 
 
 def verdict(breaches: Mapping[str, Sequence[str]]) -> str:
-    """Return the breaches as text, at most twelve of each invariant."""
     lines = []
     for invariant, all_of_it in breaches.items():
         lines.append(f"BREACH: {invariant} ({len(all_of_it)})")

@@ -38,13 +38,11 @@ async def store_many(database: Connection, number: int) -> None:
 
 
 async def bury(channel: AbstractChannel, queue: topology.Queue, body: bytes, **properties: Any) -> None:
-    """Dead-letter a message, as consumers do."""
     exchange = await channel.get_exchange(topology.DEAD_LETTERS)
     await exchange.publish(Message(body, **properties), queue.dead_letters, mandatory=True)
 
 
 async def intend(database: Connection, request: CalculationRequest, number: int = 1) -> None:
-    """Enter an e-mail of a request in the ledger."""
     await ledger.add(database, [EmailToSend(key_of(request, number), request.id)])
 
 
@@ -70,7 +68,6 @@ async def attempt_emails(database: Connection, postman: Postman) -> None:
 
 
 async def calculate(database: Connection, request: CalculationRequest) -> None:
-    """Record a calculation, as its consumer does."""
     await deliveries.calculate(database, request.uuid, "C-1")
 
 
@@ -81,7 +78,6 @@ def key_of(request: CalculationRequest, number: int = 1) -> str:
 
 
 async def states(database: Connection) -> dict[str, str]:
-    """Return the state of each e-mail, by its key."""
     return dict(await database.fetch("SELECT email_key, state FROM email ORDER BY email_key"))
 
 

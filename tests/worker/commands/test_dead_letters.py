@@ -28,7 +28,6 @@ QUEUE = NOTIFICATIONS.name
 
 
 async def bury_many(channel: AbstractChannel, number: int) -> list[str]:
-    """Dead-letter messages of the notifications. Returns their ids."""
     ids = [f"message-{position}" for position in range(number)]
     for message_id in ids:
         await bury(channel, NOTIFICATIONS, message_id.encode(), message_id=message_id)
@@ -45,13 +44,11 @@ async def bury_at_once(channel: AbstractChannel, number: int) -> list[str]:
 
 
 async def ids_in(channel: AbstractChannel, queue: str, number: int) -> list[str | None]:
-    """Wait until a queue has this many messages, take them all, and return their ids."""
     await eventually(lambda: holds(channel, queue, number))
     return [message.message_id for message in await take_all(await channel.get_queue(queue))]
 
 
 async def listing_of(*words: str) -> QueueListing:
-    """Return the dead letters of the notifications, as `dead-letters list` shows them."""
     answer = await command("dead-letters", "list", QUEUE, *words)
     listings: list[QueueListing] = answer.data
     return listings[0]
@@ -205,7 +202,6 @@ async def test_missing_queue_is_named(channel):
 
 @pytest.fixture
 async def buried(database, channel):
-    """Requests whose request.created was dead-lettered."""
     requests = [await store(database) for _ in range(5)]
     for request in requests:
         await bury(channel, NOTIFICATIONS, created_body(request), message_id=key_of(request))

@@ -70,7 +70,6 @@ async def found(environment: Mapping[str, str], check: str, url: object = None) 
 
 
 def at(address: str) -> dict[str, str]:
-    """Return the environment of processes whose servers are all at one address."""
     return {variable: f"{scheme}://{address}" for variable, scheme in SERVERS.values()}
 
 

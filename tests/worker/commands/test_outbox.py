@@ -26,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("on_servers")
 
 
 async def replayed(*words: str, since: str = "2020-01-01T00:00:00Z") -> Tally:
-    """Return how many events `outbox replay` replayed."""
     tally: Tally = (await command("outbox", "replay", "--from", since, *words)).data
     return tally
 

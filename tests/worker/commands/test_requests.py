@@ -47,13 +47,11 @@ MARKED: dict[str, Any] = {
 
 @pytest.fixture
 async def due(database, stored_request):
-    """A request whose e-mail is due."""
     await intend(database, stored_request)
     return stored_request
 
 
 async def opens(client: httpx.AsyncClient, uuid: str, secret: str) -> bool:
-    """Whether a secret opens the request."""
     answer = await client.get(f"/v1/request/{uuid}", headers={"Authorization": f"Bearer {secret}"})
     return {200: True, 401: False}[answer.status_code]
 
@@ -175,13 +173,11 @@ async def test_request_is_found_by_what_the_caller_on_the_phone_knows(database, 
 
 
 async def erase(request: CalculationRequest) -> dict[str, Any]:
-    """Return the answer of `request erase`."""
     erasure: dict[str, Any] = (await command("request", "erase", request.uuid)).data
     return erasure
 
 
 async def dump(database: Connection) -> str:
-    """Return every row of every table, as text."""
     tables = await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()")
     assert len(tables) >= 9
     rows = [
@@ -194,7 +190,6 @@ async def dump(database: Connection) -> str:
 
 
 async def unpublished(database: Connection) -> list[dict[str, Any]]:
-    """Return the unpublished events, in order."""
     rows = await database.fetch(
         "SELECT id, payload FROM outbox UNION ALL SELECT id, payload FROM outbox_held ORDER BY id"
     )

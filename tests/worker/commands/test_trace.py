@@ -24,7 +24,6 @@ async def trace_of(request: CalculationRequest) -> Trace:
 
 
 def states(trace: Trace) -> list[tuple[str, int, str]]:
-    """Return the state of each event."""
     return [(event.type, event.sequence, event.state) for event in trace.events]
 
 

@@ -69,7 +69,6 @@ def consumer(consumer_with: Callable[..., Consumer[int]]) -> Consumer[int]:
 
 
 async def dead_letter(channel: AbstractChannel) -> AbstractIncomingMessage:
-    """Return the next dead letter, once there is one."""
     dead_letters = await channel.get_queue(NOTIFICATIONS.dead_letters)
     message = await eventually(lambda: take(dead_letters))
     assert isinstance(message, AbstractIncomingMessage)

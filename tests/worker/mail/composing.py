@@ -32,7 +32,6 @@ A_STORED_REQUEST = msgspec.structs.replace(stored.new_request(), created_at=DATE
 
 
 def compose(firm: str = "Acme", **fields: Any) -> bytes:
-    """Return the e-mail of a request with these fields, from the conveyancer *firm*."""
     request = msgspec.structs.replace(A_STORED_REQUEST, **fields)
     return mail_message.compose(request, firm=firm, request_url=URL, key="event-1", date=DATE, sender=SENDER)
 

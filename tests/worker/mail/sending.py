@@ -73,7 +73,6 @@ def an_email(*, attempts: int = 0, age: timedelta = timedelta()) -> Email:
 def outcome_of(
     reply: Reply, *, attempts: int = 0, age: timedelta = timedelta(), others_accepted: bool = True
 ) -> EmailEnd | Postponement:
-    """Return the outcome for an e-mail with so many attempts, and of this age."""
     email = an_email(attempts=attempts, age=age)
     settings = mail_settings("smtp://nowhere.invalid")
     return outcomes.outcome_of(reply, email, settings, others_accepted=others_accepted)

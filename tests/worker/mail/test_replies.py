@@ -38,7 +38,6 @@ async def test_refusal_is_final_if_it_is_the_recipients_or_the_messages_fault(*,
 
 
 def read(at: str, reply: str) -> Reply:
-    """Return a reply as the mailer does."""
     to = {"MAIL": "MAIL", "RCPT": "RCPT", "DATA": "content", "content": "content"}.get(at, "connection")
     return Reply(to, int(reply[:3]), reply[4:])
 
