@@ -8,7 +8,7 @@ import pytest
 
 from service.calculation_requests.email_changes import EmailEnd
 from tests.harness.certificates import FAULTS, faulty_context
-from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
+from tests.harness.mail_server import Login, MailServer
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.mail.composing import SENDER, compose
@@ -18,13 +18,6 @@ from worker.mail.replies import NO_REPLY, Reply
 from worker.mail.smtp import Mailer
 
 UNFINISHED = b"250-and so on"  # a reply whose last line never comes
-
-
-@pytest.fixture
-async def rude_server():
-    """A mail server that can break the rules of SMTP."""
-    async with ScriptedMailServer() as server:
-        yield server
 
 
 @pytest.fixture
