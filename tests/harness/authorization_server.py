@@ -66,10 +66,13 @@ class AuthorizationServer:
         issuer, keys = metadata["issuer"], metadata["jwks_uri"]
         return replace(settings, auth_issuer=issuer, auth_jwks_url=keys, auth_audience=_RESOURCE)
 
-    async def token(self, *, scope: str = "request:read request:write", is_opaque: bool = False) -> str:
+    async def token(self) -> str:
         """Return a new access token of CONVEYANCER, by the client-credentials grant."""
-        form = {"grant_type": "client_credentials", "scope": scope}
-        form |= {} if is_opaque else {"resource": _RESOURCE}
+        form = {
+            "grant_type": "client_credentials",
+            "scope": "request:read request:write",
+            "resource": _RESOURCE,
+        }
         response = await self._client.post("/token", data=form)
         assert response.status_code == 200, response.text
         token: str = response.json()["access_token"]

@@ -10,7 +10,6 @@ from service.calculation_requests.email_changes import EmailEnd
 from tests.harness.certificates import FAULTS, faulty_context
 from tests.harness.mail_server import Login, MailServer
 from tests.harness.tcp_proxy import TcpProxy
-from tests.harness.waiting import eventually
 from tests.worker.mail.composing import SENDER, compose
 from tests.worker.mail.sending import mail_settings, outcome_of, sending_to
 from worker.mail.ledger import Postponement
@@ -77,16 +76,6 @@ async def test_reply_too_many_is_not_taken_for_the_reply_to_the_next_email(rude_
 
     assert [(each.label, each.smtp_code) for each in outcomes] == [("postponed", 0), ("failed", 554)]
     assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
-
-
-@pytest.mark.parametrize("command", ["EHLO", "MAIL"])
-async def test_connection_on_which_no_email_is_taken_is_closed(rude_server, sending, command):
-    rude_server.replies |= {command: b"554 5.7.1 Go away", "HELO": b"554 5.7.1 Go away"}
-
-    outcome = await sending.send()
-
-    assert (outcome.label, outcome.smtp_code) == ("given_back", 554)
-    await eventually(lambda: rude_server.open_connections == 0, seconds=5.0)
 
 
 async def test_lines_that_begin_with_a_dot_arrive_whole_and_end_no_email(mail_server):
