@@ -21,6 +21,7 @@ from service.outbox.lanes import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
 from service.server.probes import NotReady
 from tests.harness import databases, stored
+from tests.harness.in_process import running
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from worker.mail.postman import Postman
@@ -153,6 +154,13 @@ async def open_postman(settings: EmailSettings) -> AsyncIterator[Postman]:
     """Yield a postman with a pool of its own, as another process would have."""
     async with open_pool(settings) as pool:
         yield Postman(settings, pool, asyncio.Event(), RelayWaker(pool, seconds=5.0))
+
+
+@asynccontextmanager
+async def running_postman(settings: EmailSettings, **changes: Any) -> AsyncIterator[Postman]:
+    """Run a postman with *changes* to the settings until the block is left."""
+    async with open_postman(settings_with(settings, **changes)) as postman, running(postman.run):
+        yield postman
 
 
 @pytest.fixture

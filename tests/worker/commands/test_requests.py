@@ -14,7 +14,6 @@ from service.postgres import connections
 from service.postgres.pool import Connection
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST
-from tests.harness.in_process import running
 from tests.harness.stored import ANY_TEXTS
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
@@ -29,7 +28,7 @@ from tests.worker.commands.steps import (
     key_of,
     states,
 )
-from tests.worker.conftest import KEYS, created_event, hold_events, open_postman, settings_with, store
+from tests.worker.conftest import KEYS, created_event, hold_events, running_postman, store
 
 pytestmark = pytest.mark.usefixtures("on_servers")
 
@@ -83,8 +82,7 @@ async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
     async with TcpProxy(mail_server.url) as mail_link:
         mail_link.hold_before(b"RCPT")
         # The claim is not renewed meanwhile: the postman would notice that it has lost it.
-        settings = settings_with(worker_settings, smtp_url=mail_link.url, email_claim_seconds=600.0)
-        async with open_postman(settings) as postman, running(postman.run):
+        async with running_postman(worker_settings, smtp_url=mail_link.url, email_claim_seconds=600.0):
             await eventually(mail_link.marker_reached.is_set)
             await command("request", "correct", due.uuid, *CORRECTING)
             mail_link.resume()

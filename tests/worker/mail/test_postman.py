@@ -15,7 +15,7 @@ from tests.harness.in_process import running
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
 from tests.worker.commands.steps import intend
-from tests.worker.conftest import open_postman, settings_with
+from tests.worker.conftest import running_postman
 from tests.worker.mail.conftest import all_are, announced, attempts, is_claimed, record_emails, states
 
 REFUSED = {"reason": "refused", "smtp_code": 550}
@@ -82,9 +82,8 @@ async def test_delay_of_a_requests_first_email_is_measured_from_the_create(postm
 @pytest.mark.parametrize("reply", [b"250 OK \xe9", b"250 OK \x00 done"], ids=["Latin-1", "NUL"])
 async def test_acceptance_in_any_encoding_is_final(worker_settings, rude_server, database, intended, reply):
     rude_server.replies["content"] = reply
-    settings = settings_with(worker_settings, smtp_url=rude_server.url)
 
-    async with open_postman(settings) as postman, running(postman.run):
+    async with running_postman(worker_settings, smtp_url=rude_server.url):
         await eventually(lambda: all_are(database, "sent"))
 
     assert len(rude_server.contents) == 1
@@ -94,12 +93,11 @@ async def test_acceptance_in_any_encoding_is_final(worker_settings, rude_server,
 async def test_postman_sends_no_more_emails_at_once_than_allowed(worker_settings, mail_link, database):
     # A reply that is late on a busy machine must not cost a connection.
     limits = {"email_concurrency": 2, "smtp_timeout_seconds": 60.0}
-    settings = settings_with(worker_settings, smtp_url=mail_link.url, **limits)
     mail_link.hold_before(b"Message-ID:")
     await record_emails(database, 5)
     claimed = "SELECT count(*) = 4 FROM email WHERE claimed_by IS NOT NULL"
 
-    async with open_postman(settings) as postman, running(postman.run):
+    async with running_postman(worker_settings, smtp_url=mail_link.url, **limits) as postman:
         await eventually(lambda: database.fetchval(claimed))
         await eventually(lambda: mail_link.connections == 2)
         claimed_more = await postman.claim_due()
@@ -113,9 +111,8 @@ async def test_stopping_postman_waits_long_for_the_reply_to_a_content_that_was_s
     worker_settings, mail_server, mail_link, database, intended
 ):
     mail_link.hold_before(b"Message-ID:")
-    settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=20.0)
 
-    async with open_postman(settings) as postman, running(postman.run):
+    async with running_postman(worker_settings, smtp_url=mail_link.url, shutdown_seconds=20.0):
         await eventually(mail_link.marker_reached.is_set)
         asyncio.get_running_loop().call_later(2.0, mail_link.resume)
 
@@ -127,10 +124,7 @@ async def test_stopping_postman_waits_long_for_the_reply_to_a_content_that_was_s
 async def test_stopping_postman_sends_no_further_content(worker_settings, mail_server, mail_link, database):
     mail_link.hold_before(b"RCPT")
 
-    async with (
-        open_postman(settings_with(worker_settings, smtp_url=mail_link.url)) as postman,
-        running(postman.run),
-    ):
+    async with running_postman(worker_settings, smtp_url=mail_link.url):
         await eventually(mail_link.marker_reached.is_set)
         asyncio.get_running_loop().call_later(0.05, mail_link.resume)
 
@@ -142,9 +136,8 @@ async def test_stopping_postman_sends_no_further_content(worker_settings, mail_s
 
 async def test_stopping_postman_keeps_claims_on_content_sent(worker_settings, mail_link, database, intended):
     mail_link.hold_before(b"Message-ID:")
-    settings = settings_with(worker_settings, smtp_url=mail_link.url, shutdown_seconds=0.4)
 
-    async with open_postman(settings) as postman, running(postman.run):
+    async with running_postman(worker_settings, smtp_url=mail_link.url, shutdown_seconds=0.4):
         await eventually(mail_link.marker_reached.is_set)
 
     assert await is_claimed(database)
@@ -154,9 +147,8 @@ async def test_stopping_postman_keeps_claims_on_content_sent(worker_settings, ma
 async def test_postman_keeps_to_the_rate(worker_settings, database):
     await record_emails(database, 10)
 
-    async with open_postman(settings_with(worker_settings, email_rate=4.0)) as postman:
-        began = time.monotonic()
-        async with running(postman.run):
-            await eventually(lambda: all_are(database, "sent"))
+    began = time.monotonic()
+    async with running_postman(worker_settings, email_rate=4.0):
+        await eventually(lambda: all_are(database, "sent"))
 
     assert time.monotonic() - began >= (10 - 1) / 4
