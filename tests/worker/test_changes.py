@@ -11,7 +11,6 @@ from uuid import UUID
 from service.calculation_requests import erasing, reading
 from service.calculation_requests.reading import Listing, Page, PlaceByChange
 from service.postgres.pool import Connection
-from tests.harness.command_line import run
 from tests.harness.examples import CONVEYANCER
 from tests.worker.conftest import store
 from tests.worker.deliveries import calculate
@@ -105,15 +104,3 @@ async def test_change_is_listed_after_half_a_minute(client, database):
         await set_back(database, request.id, seconds=seconds)
 
     assert (await changes(client))[0] == {early.uuid}
-
-
-async def test_new_link_is_a_change(client, database, environment, monkeypatch):
-    monkeypatch.setattr(reading, "HORIZON_SECONDS", -10)
-    request = await store(database)
-    await calculate(database, request.uuid, "C-1")
-    await database.execute("UPDATE calculation_request SET updated_at = $1", LONG_AGO - timedelta(1))
-    before, _ = await changes(client)
-    await run("service", "request", "new-secret", request.uuid, environment=environment)
-
-    assert before == set()
-    assert (await changes(client))[0] == {request.uuid}

@@ -28,14 +28,7 @@ QUEUE = NOTIFICATIONS.name
 
 
 async def bury_many(channel: AbstractChannel, number: int) -> list[str]:
-    ids = [f"message-{position}" for position in range(number)]
-    for message_id in ids:
-        await bury(channel, NOTIFICATIONS, message_id.encode(), message_id=message_id)
-    return ids
-
-
-async def bury_at_once(channel: AbstractChannel, number: int) -> list[str]:
-    """Dead-letter messages of the notifications, as fast as the broker confirms them. Returns their ids."""
+    """Dead-letter messages of the notifications. Returns their ids."""
     exchange = await channel.get_exchange(topology.DEAD_LETTERS)
     ids = [f"message-{position}" for position in range(number)]
     messages = [Message(b"{}", message_id=message_id) for message_id in ids]
@@ -81,7 +74,7 @@ async def test_message_is_listed_with_its_reason_and_shown_in_full_only_if_it_is
 
 
 async def test_many_are_listed_and_only_those_named_are_redriven_and_the_others_stay_in_order(channel):
-    ids = await bury_at_once(channel, 300)
+    ids = await bury_many(channel, 300)
     chosen = [ids[-1], ids[3]]
     options = [word for message_id in chosen for word in ("--message-id", message_id)]
 

@@ -1,6 +1,5 @@
 """A message that can never be handled is moved to the dead letters of its queue, with the reason."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -120,19 +119,6 @@ async def test_alarm_repeats_at_most_one_dead_letter(worker_settings, body, is_c
         broker.clear_alarm()
         assert await publish_letters(settings, NOTIFICATIONS, [Message(b"", message_id="next")]) == [None]
     assert set(broker.taken) <= {"0", "next"}
-
-
-@pytest.mark.usefixtures("channel")  # It declares the topology.
-async def test_connection_lost_while_letters_are_sent_fails_them(worker_settings, broker_link):
-    letters = [Message(str(number).encode(), message_id="same") for number in range(20)]
-    settings = settings_with(worker_settings, amqp_url=broker_link.url)
-    broker_link.hold_before(topology.DEAD_LETTERS.encode())
-    publishing = asyncio.create_task(publish_letters(settings, NOTIFICATIONS, letters))
-    await broker_link.marker_reached.wait()
-
-    await broker_link.cut()
-
-    assert None not in await asyncio.wait_for(publishing, 30)
 
 
 async def test_letters_behind_the_first_fail_together_when_one_of_them_is_returned(worker_settings, channel):
