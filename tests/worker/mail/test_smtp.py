@@ -9,9 +9,10 @@ import pytest
 from service.calculation_requests.email_changes import EmailEnd
 from tests.harness.certificates import FAULTS, faulty_context
 from tests.harness.mail_server import Login, MailServer
+from tests.harness.processes import email_settings
 from tests.harness.tcp_proxy import TcpProxy
 from tests.worker.mail.composing import SENDER, compose
-from tests.worker.mail.sending import mail_settings, outcome_of, sending_to
+from tests.worker.mail.sending import outcome_of, sending_to
 from worker.mail.ledger import Postponement
 from worker.mail.replies import NO_REPLY, Reply
 from worker.mail.smtp import Mailer
@@ -88,7 +89,7 @@ async def test_lines_that_begin_with_a_dot_arrive_whole_and_end_no_email(mail_se
 
 
 async def test_email_whose_content_is_withheld_leaves_no_recipient_to_the_next_one(mail_server):
-    session = await Mailer(mail_settings(mail_server.url)).open_session(SENDER.address)
+    session = await Mailer(email_settings(smtp_url=mail_server.url)).open_session(SENDER.address)
     await session.name_recipient("withheld@customer.example.com")
 
     assert await session.is_ready()
