@@ -43,10 +43,10 @@ async def test_change_is_listed_once_no_earlier_change_can_be_committed(
     monkeypatch.setattr(reading, "HORIZON_SECONDS", 1)
     late, early, erased = [await store(database) for _ in range(3)]
     async with other_connection.transaction():
-        await calculate(other_connection, late.uuid, "C-1")
+        await calculate(other_connection, late.uuid)
         await set_back(other_connection, late.id, seconds=1)
         for request in (early, erased):
-            await calculate(database, request.uuid, "C-1")
+            await calculate(database, request.uuid)
         await asyncio.sleep(2.1)
         while_open, since = await changes(client)
     async with database.transaction():
@@ -65,7 +65,7 @@ async def test_change_has_the_time_of_its_statement_not_of_its_transaction(
     async with other_connection.transaction():
         await asyncio.sleep(1.1)
         _, since = await changes(client)
-        await calculate(other_connection, request.uuid, "C-1")
+        await calculate(other_connection, request.uuid)
     monkeypatch.setattr(reading, "HORIZON_SECONDS", -10)  # in the future
 
     assert (await changes(client, since))[0] == {request.uuid}
@@ -78,7 +78,7 @@ async def test_change_is_listed_even_if_it_is_committed_while_a_page_is_read(
     request = await store(database)
     transaction = other_connection.transaction()
     await transaction.start()
-    await calculate(other_connection, request.uuid, "C-1")
+    await calculate(other_connection, request.uuid)
     await asyncio.sleep(1.1)
 
     async def commit_after(read: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
@@ -100,7 +100,7 @@ async def test_change_is_listed_even_if_it_is_committed_while_a_page_is_read(
 async def test_change_is_listed_after_half_a_minute(client, database):
     late, early = [await store(database) for _ in range(2)]
     for request, seconds in ((late, 20), (early, 31)):
-        await calculate(database, request.uuid, "C-1")
+        await calculate(database, request.uuid)
         await set_back(database, request.id, seconds=seconds)
 
     assert (await changes(client))[0] == {early.uuid}

@@ -15,7 +15,7 @@ from tests.harness.databases import has_waiting_statement
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import attempt_emails, calculate, intend, key_of, store_many
+from tests.worker.commands.steps import attempt_emails, intend, key_of, store_many
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store
 from tests.worker.reference_consumer import ReferenceConsumer
 from worker.commands import replay
@@ -67,7 +67,7 @@ async def test_replayed_events_are_the_same_to_the_byte_all_or_those_of_a_type(d
     request = await store(database, external_id="case-7")
     await intend(database, request)
     await attempt_emails(database, postman)
-    await calculate(database, request)
+    await deliveries.calculate(database, request.uuid)
     before = await take(database)
 
     tally = await replayed()
@@ -104,7 +104,7 @@ async def test_only_events_of_the_given_time_are_replayed_however_old_their_requ
             request_id,
             at,
         )
-    await deliveries.calculate(database, uuid_of(ids[0]), "C-1")
+    await deliveries.calculate(database, uuid_of(ids[0]))
     await database.execute("UPDATE recorded_event SET at = $1", noon)
     await take(database)
 
@@ -119,7 +119,7 @@ async def test_only_events_of_the_given_time_are_replayed_however_old_their_requ
 async def test_order_within_each_request_is_kept_even_if_clocks_differed(database):
     requests = [await store(database) for _ in range(10)]
     for request in requests:
-        await calculate(database, request)
+        await deliveries.calculate(database, request.uuid)
     await database.execute("UPDATE recorded_event SET at = at - interval '1 h'")
     await take(database)
 
@@ -134,7 +134,7 @@ async def test_order_within_each_request_is_kept_even_if_clocks_differed(databas
 @pytest.mark.parametrize("where", ["outbox", "outbox_held"])
 async def test_request_with_an_unpublished_event_is_left_out(database, where, stored_request):
     await database.execute("DELETE FROM outbox")
-    await calculate(database, stored_request)
+    await deliveries.calculate(database, stored_request.uuid)
     if where == "outbox_held":
         await hold_events(database, stored_request.id)
 

@@ -5,8 +5,9 @@ from datetime import timedelta
 import pytest
 
 from service.postgres.pool import Connection
+from tests.worker import deliveries
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import attempt_emails, calculate, intend
+from tests.worker.commands.steps import attempt_emails, intend
 from tests.worker.conftest import store
 
 pytestmark = pytest.mark.usefixtures("on_servers")
@@ -18,7 +19,7 @@ async def settled(database, postman):
     request = await store(database)
     await intend(database, request)
     await attempt_emails(database, postman)
-    await calculate(database, request)
+    await deliveries.calculate(database, request.uuid)
     await database.execute("DELETE FROM outbox")
     return request
 

@@ -23,7 +23,6 @@ from tests.worker.commands.steps import (
     add_email_again,
     assert_sound,
     attempt_emails,
-    calculate,
     intend,
     key_of,
     states,
@@ -203,7 +202,7 @@ async def test_nothing_personal_is_left_in_any_table(database, postman, mail_ser
     mail_server.rcpt_reply = f"450 4.2.1 <{MARK}@customer.example.com> try later"
     await intend(database, request)
     await attempt_emails(database, postman)
-    await calculate(database, request)
+    await deliveries.calculate(database, request.uuid)
     assert MARK in await dump(database)
     assert MARK.encode().hex() in await dump(database)
     before = await unpublished(database)
@@ -230,7 +229,7 @@ async def test_late_messages_about_an_erased_request_change_nothing(database, po
     before = await dump(database)
 
     with pytest.raises(RequestErased):
-        await calculate(database, stored_request)
+        await deliveries.calculate(database, stored_request.uuid)
     await deliveries.intend_email(created_event(stored_request), pool=pool)
 
     assert await dump(database) == before
