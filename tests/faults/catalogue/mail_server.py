@@ -1,4 +1,4 @@
-"""Faults of the mail server: it refuses, is down, stalls, is slow, dies, hangs up."""
+"""Faults of the mail server: it refuses, is down, stalls, is slow, dies."""
 
 import asyncio
 from typing import Any
@@ -53,13 +53,6 @@ async def stop_amid_slow_acceptance(world: World) -> None:
 async def lose_mail_replies(world: World) -> None:
     """The connection breaks after the e-mail is accepted and before the reply is sent."""
     await _while_set(world, "death_rate", world.chance.uniform(0.2, 1.0), world.some_seconds(2.0))
-
-
-@fault("mail server hangs up", "mail", repeats=False)
-async def hang_up_mail(world: World) -> None:
-    """The mail server closes every connection before the content: after its reply to RCPT, or to DATA."""
-    command = world.chance.choice(("RCPT", "DATA"))
-    await _while_set(world, "hangs_up_after", command, world.some_seconds())
 
 
 @fault("mail server down", "mail", repeats=False)

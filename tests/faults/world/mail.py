@@ -23,7 +23,6 @@ class MailServer(ScriptedMailServer):
     def __init__(self, processes: Sequence[str], record: Record, chance: random.Random) -> None:
         super().__init__(processes)
         self.death_rate = 0.0  # the share of acceptances whose reply is lost
-        self.hangs_up_after: str | None = None  # the command whose reply is the last: RCPT or DATA
         self.held = 0  # replies that wait for `release`
         self._to_hold: tuple[str, str] | None = None
         self._released = asyncio.Event()
@@ -64,7 +63,6 @@ class MailServer(ScriptedMailServer):
         if command == "content" and reply == ACCEPTED:
             reply = self._accept(session, sent)
         await self._wait(_EVERYTHING, (session.sender, command))
-        session.closes_after_reply = command == self.hangs_up_after
         return reply
 
     async def _wait(self, *held: tuple[str, str]) -> None:
