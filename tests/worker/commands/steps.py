@@ -13,6 +13,7 @@ from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
+from tests.worker import deliveries
 from tests.worker.conftest import store
 from worker import reconciliation
 from worker.mail import ledger
@@ -64,6 +65,13 @@ async def attempt_emails(database: Connection, postman: Postman) -> None:
     attempted = "SELECT bool_and(attempts > 0 OR state <> 'pending') FROM email"
     async with running(postman.run):
         await eventually(lambda: database.fetchval(attempted))
+
+
+async def finish(database: Connection, postman: Postman, request: CalculationRequest) -> None:
+    """Send the e-mail of a request, and record a calculation."""
+    await intend(database, request)
+    await attempt_emails(database, postman)
+    await deliveries.calculate(database, request.uuid)
 
 
 def key_of(request: CalculationRequest, number: int = 1) -> str:

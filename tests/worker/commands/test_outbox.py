@@ -15,7 +15,7 @@ from tests.harness.databases import has_waiting_statement
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import attempt_emails, intend, key_of, store_many
+from tests.worker.commands.steps import finish, key_of, store_many
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store
 from tests.worker.reference_consumer import ReferenceConsumer
 from worker.commands import replay
@@ -65,9 +65,7 @@ async def test_events_are_counted_and_held_ones_listed_first_with_their_errors(d
 
 async def test_replayed_events_are_the_same_to_the_byte_all_or_those_of_a_type(database, postman):
     request = await store(database, external_id="case-7")
-    await intend(database, request)
-    await attempt_emails(database, postman)
-    await deliveries.calculate(database, request.uuid)
+    await finish(database, postman, request)
     before = await take(database)
 
     tally = await replayed()

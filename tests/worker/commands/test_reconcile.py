@@ -5,9 +5,8 @@ from datetime import timedelta
 import pytest
 
 from service.postgres.pool import Connection
-from tests.worker import deliveries
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import attempt_emails, intend
+from tests.worker.commands.steps import attempt_emails, finish, intend
 from tests.worker.conftest import store
 
 pytestmark = pytest.mark.usefixtures("on_servers")
@@ -17,9 +16,7 @@ pytestmark = pytest.mark.usefixtures("on_servers")
 async def settled(database, postman):
     """A request whose e-mail is sent, whose calculation is recorded and whose events are published."""
     request = await store(database)
-    await intend(database, request)
-    await attempt_emails(database, postman)
-    await deliveries.calculate(database, request.uuid)
+    await finish(database, postman, request)
     await database.execute("DELETE FROM outbox")
     return request
 

@@ -5,7 +5,7 @@ import pytest
 from service.calculation_requests.model import CalculationRequest
 from tests.worker import deliveries
 from tests.worker.commands.conftest import command, rendered
-from tests.worker.commands.steps import attempt_emails, intend, key_of
+from tests.worker.commands.steps import attempt_emails, finish, intend, key_of
 from tests.worker.conftest import KEYS
 from worker.commands.trace import Trace
 
@@ -73,9 +73,7 @@ async def test_unsent_email_is_shown_with_the_reply_of_the_mail_server_but_no_ad
 
 
 async def test_finished_request_is_shown_with_every_step(database, postman, stored_request):
-    await intend(database, stored_request)
-    await attempt_emails(database, postman)
-    await deliveries.calculate(database, stored_request.uuid)
+    await finish(database, postman, stored_request)
     await database.execute("DELETE FROM outbox")
 
     trace = await trace_of(stored_request)
