@@ -42,6 +42,7 @@ async def test_broken_program_is_found_in_a_cluster():
 @pytest.mark.parametrize(
     ("broken", "faults", "breach"),
     [
+        ("settles-unconfirmed", ["messages returned"], "BREACH: nothing lost"),
         ("inverts", ["relay killed"], "BREACH: no inversions"),
         ("publishes-twice", ["mail server down"], "BREACH: repeats only in a fault's unconfirmed window"),
         ("forgets-claims", ["mail server down"], "BREACH: e-mails sent once"),

@@ -74,6 +74,17 @@ class TcpProxy:
         url = self._server_url.with_host("127.0.0.1").with_port(self._port)
         return str(url.with_scheme("amqps") if self.context and not self._speaks_postgres else url)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is any connection."""
+        return bool(self._open)
+
+    @property
+    def youngest_seconds(self) -> float:
+        """The age of the youngest connection."""
+        now = asyncio.get_running_loop().time()
+        return min((now - connection.began for connection in self._open), default=60.0)
+
     async def listen(self) -> None:
         """Accept connections, always on the same port."""
         if self._listening is None:
@@ -248,6 +259,7 @@ class _Connection:
         self.task = task
         self.ends = [client]  # and the server, once it has accepted
         self.is_stranded = False
+        self.began = asyncio.get_running_loop().time()
 
     def reset(self) -> None:
         """Send RST to both ends."""

@@ -1,17 +1,24 @@
-"""Faults of RabbitMQ itself: killed, out of memory, a queue full."""
+"""Faults of RabbitMQ itself: killed, out of memory, a queue full or unbound."""
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from aio_pika.abc import AbstractIncomingMessage
 
 from tests.faults.catalogue.fault import fault
-from tests.faults.verdict.records import Interval
+from tests.faults.verdict.records import CREATED, Interval
+from tests.faults.world import teams
 from tests.faults.world.world import World
 from tests.harness import queues
+from tests.harness.waiting import until
 from worker.rabbitmq import topology
 
 _FULL = "harness.full"
+_ALL_SETTLED_SECONDS = 30.0
+_RECONNECTED_SECONDS = 10.0
+_SETTLED_SECONDS = 2.0  # a connection older than this has made its declarations
 
 
 @fault("RabbitMQ killed", "broker", "broker links", repeats=True)
@@ -29,6 +36,26 @@ async def alarm_broker(world: World) -> None:
         await asyncio.sleep(world.stall_seconds())
     finally:
         await world.servers.broker.clear_memory_alarm()
+
+
+@fault("messages returned", "broker", "broker links", repeats=True)
+async def return_messages(world: World) -> None:
+    """No queue is bound to request.created, so mandatory messages are returned.
+
+    A process declares the bindings when it connects and each minute after that, so new connections are
+    refused meanwhile. The product's queue is bound twice, to its exchange and to the harness's switch; the
+    switch takes the events from all other queues at once.
+    """
+    async with _no_new_connections(world), queues.open_channel(world.servers.broker_url) as channel:
+        notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
+        switch = await channel.get_exchange(teams.SWITCH, ensure=False)
+        await notifications.unbind(topology.REQUESTS, CREATED)
+        await switch.unbind(topology.REQUESTS, CREATED)
+        try:
+            await asyncio.sleep(world.some_seconds(2.5))
+        finally:
+            await switch.bind(topology.REQUESTS, CREATED)
+            await notifications.bind(topology.REQUESTS, CREATED)
 
 
 @fault("messages refused", "broker", "broker links", repeats=True)
@@ -52,3 +79,27 @@ async def refuse_messages(world: World) -> None:
 
 async def _drop(_: AbstractIncomingMessage) -> None:
     """Ignore a message."""
+
+
+@asynccontextmanager
+async def _no_new_connections(world: World) -> AsyncIterator[None]:
+    """Have every process connect again, then accept no connection: for a minute none declares bindings."""
+    for link in world.broker_links:
+        await link.cut()
+    await until(
+        lambda: all(
+            link.is_open and link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links
+        ),
+        seconds=_RECONNECTED_SECONDS,
+    )
+    for link in world.broker_links:
+        await link.stop_listening()
+    try:
+        await until(
+            lambda: all(link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links),
+            seconds=_ALL_SETTLED_SECONDS,
+        )
+        yield
+    finally:
+        for link in world.broker_links:
+            await link.listen()

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
-from aio_pika import DeliveryMode, Message
+from aio_pika import DeliveryMode, ExchangeType, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from service.outbox.events import CalculationCreated, CloudEvent, RequestCreated
@@ -18,6 +18,8 @@ from worker.rabbitmq.connection import BROKER_ERRORS
 
 AUDITOR: Final = "harness.auditor"
 TEAM: Final = "harness.calculation-team"
+# request.created goes through an exchange of the harness: one unbinding takes it from every queue at once.
+SWITCH: Final = "harness.switch"
 
 _QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
 _PREFETCH = 50
@@ -30,11 +32,15 @@ Receive = Callable[[AbstractChannel, AbstractIncomingMessage], Awaitable[None]]
 async def declare(channel: AbstractChannel) -> None:
     """Declare the product's topology, and the harness's queues."""
     await declare_topology(channel)
+    switch = await channel.declare_exchange(SWITCH, ExchangeType.FANOUT, durable=True)
     auditor = await channel.declare_queue(AUDITOR, durable=True, arguments=_QUORUM)
     team = await channel.declare_queue(TEAM, durable=True, arguments=_QUORUM)
-    await team.bind(topology.REQUESTS, CREATED)
-    for event in (CREATED, EMAIL_SENT, EMAIL_FAILED, CALCULATED):
+    notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
+    for queue in (auditor, team, notifications):
+        await queue.bind(switch)
+    for event in (EMAIL_SENT, EMAIL_FAILED, CALCULATED):
         await auditor.bind(topology.REQUESTS, event)
+    await switch.bind(topology.REQUESTS, CREATED)
 
 
 async def audit(url: str, record: Record) -> None:
