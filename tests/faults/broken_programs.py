@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from aiosmtplib import SMTP
 
 from service import __main__ as service
 from service import json_faults
@@ -86,6 +87,21 @@ def leave_at_once() -> None:
     postman._STOPPING_SHARE = 0.0  # noqa: SLF001
 
 
+def store_replies() -> None:
+    """Store a mail server's words as they come."""
+    postman.storable = lambda text, secret: text  # type: ignore[attr-defined] # noqa: ARG005
+
+
+def keep_sessions() -> None:
+    """Leave every connection to the mail server open."""
+    forgotten: list[SMTP] = []  # The garbage collector would close them.
+
+    def leave_open(self: SMTP) -> None:
+        forgotten.append(self)
+
+    SMTP.close = leave_open  # type: ignore[method-assign]
+
+
 def forget_keys() -> None:
     """Treat every repeat under a key as a new request."""
     requests.parse_key = lambda *_: None  # type: ignore[attr-defined]
@@ -115,6 +131,8 @@ BREAKAGES: dict[str, Callable[[], Any]] = {
     "publishes-twice": publish_twice,
     "forgets-claims": forget_claims,
     "leaves-at-once": leave_at_once,
+    "stores-replies": store_replies,
+    "keeps-sessions": keep_sessions,
     "keeps-bodies": keep_bodies,
     "forgets-keys": forget_keys,
     "fetches-keys-once": fetch_keys_once,

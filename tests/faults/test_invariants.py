@@ -193,6 +193,8 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"acceptances": [acceptance(100.1, recipient="mallory@example.com")]},
         {"e-mails reach their recipient"},
     ),
+    "secret stored": ({"secrets_stored": ["req_1.request.created.1"]}, {"no secret stored"}),
+    "connections left open": ({"mail_connections": 33}, {"mail connections bounded"}),
     "probe without an answer": (flooded(calls={LIVEZ: [True] * 999 + [False]}), {SERVED}),
     "a call without an answer": (flooded(calls={"GET /": [True] * 99 + [False]}), set()),
     "calls without an answer": (flooded(calls={"GET /": [True] * 98 + [False] * 2}), {SERVED}),

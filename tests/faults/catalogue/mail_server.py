@@ -1,4 +1,4 @@
-"""Faults of the mail server: it refuses, is down, stalls, is slow, dies."""
+"""Faults of the mail server: it refuses, is down, stalls, is slow, quotes links, dies."""
 
 import asyncio
 from typing import Any
@@ -29,9 +29,16 @@ async def refuse_mail(world: World) -> None:
 
 @fault("sender refused", "mail", "notifications", repeats=False)
 async def refuse_sender(world: World) -> None:
-    """Every MAIL gets a 4xx."""
+    """Every MAIL gets a 4xx, for long enough to see whether the connections are closed."""
     replies = world.mail.replies | {"MAIL": b"452 4.3.1 insufficient storage"}
     await _while_set(world, "replies", replies, 2.0 + world.some_seconds())
+    world.record.mail_connections = max(world.record.mail_connections, world.mail.open_connections)
+
+
+@fault("mail server quotes the link", "mail", repeats=False)
+async def quote_link(world: World) -> None:
+    """Every reply to a content contains the customer's link."""
+    await _while_set(world, "quotes", True, 1.0 + world.some_seconds())  # noqa: FBT003 - an attribute
 
 
 @fault("mail server slow during a SIGTERM", "mail", "notifications", repeats=False)

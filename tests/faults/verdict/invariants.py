@@ -25,6 +25,7 @@ _PASS_SECONDS = 2.0  # after which a batch that had begun is done
 _RECORDING_SECONDS = 5.0  # a mail server's reply may wait this long for Postgres
 _SILENCES_BROKER = ("AMQP connections", "RabbitMQ", "memory alarm")  # how the names of these faults begin
 _LANES_FREE_SECONDS = 10.0 + 2.0  # BROKER_TIMEOUT_SECONDS, and what the relay adds to it
+_MOST_MAIL_CONNECTIONS = 32  # two senders with eight, each of which may be closing as many
 _ON_THE_WAY_SECONDS = 1.0  # content that had left its sender before the freeze
 _MOST_MEGABYTES = {"api": 200.0, "calculations": 150.0}  # of memory, by role
 _UNANSWERED = 0.01  # the share of calls
@@ -231,6 +232,18 @@ def _was_killed(record: Record, first: Acceptance, again: Acceptance) -> bool:
     )
 
 
+def no_secret_stored(record: Record) -> Iterable[str]:
+    """The secret of a link that the mail server quotes is not stored with its reply."""
+    for event in record.secrets_stored:
+        yield f"the reply to {event} contains a secret"
+
+
+def mail_connections_bounded(record: Record) -> Iterable[str]:
+    """Connections on which the mail server takes no e-mail are closed."""
+    if record.mail_connections > _MOST_MAIL_CONNECTIONS:
+        yield f"{record.mail_connections} connections to the mail server"
+
+
 def emails_reach_their_recipient(record: Record) -> Iterable[str]:
     """Each e-mail goes to the customer of the request in its Message-ID."""
     recipients = {request.uuid: request.recipient for request in record.stored}
@@ -319,6 +332,8 @@ CHECKS: Mapping[str, Check] = {
     "one key is one request": one_request_per_key,
     "e-mails sent once": emails_sent_once,
     "e-mails reach their recipient": emails_reach_their_recipient,
+    "no secret stored": no_secret_stored,
+    "mail connections bounded": mail_connections_bounded,
     "outbox drained": outbox_drained,
     "dead letters are poison": dead_letters_are_poison,
     "recovery in time": recovery_in_time,

@@ -96,6 +96,12 @@ async def _read_tables(world: World, connection: Connection) -> None:
     record.outbox_left = await connection.fetchval("SELECT count(*) FROM outbox")
     held = await connection.fetch("SELECT request_id, type FROM outbox_held")
     record.held = {f"{uuid_of(row['request_id'])} {row['type']}" for row in held}
+    replies = await connection.fetch(
+        "SELECT email_key, server_reply FROM email WHERE server_reply LIKE '%http%'"
+    )
+    record.secrets_stored = [
+        row["email_key"] for row in replies if any(each in row["server_reply"] for each in world.mail.quoted)
+    ]
 
 
 async def _dead_letters(channel: AbstractChannel, queue: topology.Queue) -> list[str]:

@@ -14,6 +14,7 @@ REFUSED_RECIPIENT = b"refused-"  # addresses with this prefix are refused perman
 
 _MESSAGE_ID = re.compile(rb"^Message-ID:\s*<([^>]*)>", re.MULTILINE | re.IGNORECASE)
 _ADDRESS = re.compile(rb"<([^>]*)>")
+_LINK = re.compile(rb"https://\S+[?]secret=([\w-]{43})")
 _EVERYTHING = ("", "")
 
 
@@ -22,6 +23,8 @@ class MailServer(ScriptedMailServer):
 
     def __init__(self, processes: Sequence[str], record: Record, chance: random.Random) -> None:
         super().__init__(processes)
+        self.quotes = False  # the link, in every reply to a content
+        self.quoted: set[str] = set()  # the secrets in these links
         self.death_rate = 0.0  # the share of acceptances whose reply is lost
         self.held = 0  # replies that wait for `release`
         self._to_hold: tuple[str, str] | None = None
@@ -91,4 +94,8 @@ class MailServer(ScriptedMailServer):
             session.abort()
             return None
         self._unread[session] = acceptance
-        return ACCEPTED
+        link = _LINK.search(content)
+        if link is None or not self.quotes:
+            return ACCEPTED
+        self.quoted.add(link[1].decode())
+        return ACCEPTED + b": " + link[0]

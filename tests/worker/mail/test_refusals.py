@@ -31,7 +31,7 @@ async def test_email_refused_for_now_is_postponed_and_sent_later(postman, mail_s
     assert (handled["outcome"], handled["smtp_code"], handled["attempts"]) == ("postponed", 451, 1)
 
 
-@pytest.mark.parametrize("code", [250, 454, 451, 550])
+@pytest.mark.parametrize("code", [454, 451, 550])
 async def test_secret_in_a_link_that_the_mail_server_quotes_is_not_stored(
     worker_settings, postman, mail_server, database, intended, code
 ):
@@ -41,7 +41,7 @@ async def test_secret_in_a_link_that_the_mail_server_quotes_is_not_stored(
     async with running(postman.run):
         reply = await eventually(lambda: database.fetchval("SELECT server_reply FROM email"))
 
-    assert reply.removeprefix(f"{code} ").startswith(worker_settings.app_url)
+    assert reply.startswith(f"{code} {worker_settings.app_url}")
     assert not any(part in reply for part in (secret[:10], secret[-10:]))
 
 
