@@ -12,6 +12,7 @@ import pytest
 
 from tests.end_to_end.callers import another_request, client_of
 from tests.harness.authorization_server import AuthorizationServer
+from tests.harness.examples import A_REQUEST, STRUCTURE
 from tests.harness.http import bearer
 from tests.harness.metrics import scrape, series
 from tests.harness.processes import Process, api_process, started
@@ -167,3 +168,22 @@ async def ask(api: Process, token: str) -> Answer:
 
 async def is_accepted(api: Process, token: str) -> bool:
     return await ask(api, token) == ACCEPTED
+
+
+async def test_token_opens_what_its_scopes_allow_and_an_opaque_one_gets_401_with_the_cause(
+    provider, api_with, trust
+):
+    api = api_with(**trust)
+    reading, writing = [await provider.token(scope=f"request:{name}") for name in ("read", "write")]
+    opaque = await provider.token(is_opaque=True)
+    answers = {}
+    async with started(api), client_of(api, "none yet") as client:
+        for token in (reading, writing, opaque):
+            client.headers.update(bearer(token))
+            create = await client.post("/v1/request", json=A_REQUEST)
+            answers[token] = [create, await client.get("/v1/request"), await client.get(STRUCTURE)]
+
+    statuses = {token: [each.status_code for each in three] for token, three in answers.items()}
+    assert statuses == {reading: [403, 200, 200], writing: [200, 403, 200], opaque: [401] * 3}
+    cause = "nor an opaque token: send an access token that is a JWT"
+    assert all(cause in each.headers["WWW-Authenticate"] for each in answers[opaque])

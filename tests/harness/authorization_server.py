@@ -49,7 +49,6 @@ class AuthorizationServer:
 
     @asynccontextmanager
     async def up(self) -> AsyncIterator[None]:
-        """Serve until the block is left."""
         self._client = httpx.AsyncClient(
             base_url=f"https://127.0.0.1:{self.process.port}",
             auth=(CONVEYANCER, _SECRET),
@@ -66,17 +65,13 @@ class AuthorizationServer:
         issuer, keys = metadata["issuer"], metadata["jwks_uri"]
         return replace(settings, auth_issuer=issuer, auth_jwks_url=keys, auth_audience=_RESOURCE)
 
-    async def token(self) -> str:
+    async def token(self, *, scope: str = "request:read request:write", is_opaque: bool = False) -> str:
         """Return a new access token of CONVEYANCER, by the client-credentials grant."""
-        form = {
-            "grant_type": "client_credentials",
-            "scope": "request:read request:write",
-            "resource": _RESOURCE,
-        }
+        form = {"grant_type": "client_credentials", "scope": scope}
+        form |= {} if is_opaque else {"resource": _RESOURCE}
         response = await self._client.post("/token", data=form)
         assert response.status_code == 200, response.text
-        token: str = response.json()["access_token"]
-        return token
+        return response.json()["access_token"]
 
     async def rotate(self) -> None:
         """Replace the signing key, and wait until only the new one is published."""
