@@ -23,11 +23,10 @@ from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
 from tests.harness import databases, failures, scratch, skips
 from tests.harness.certificates import Authority
-from tests.harness.examples import SECRET_KEYS
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer, api_settings
 from tests.harness.mail_server import MailServer
-from tests.harness.processes import environment_of
+from tests.harness.processes import email_settings, environment_of
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from worker.rabbitmq import topology
@@ -224,13 +223,10 @@ def worker_settings(
     mail_server: MailServer,
 ) -> EmailSettings:
     """Settings of a worker on the test's database, broker and mail server."""
-    return EmailSettings(
+    return email_settings(
         database_url=databases.as_role(database_url, "worker"),
-        app_url="https://app.example.com",
-        request_secret_keys=SECRET_KEYS,
         amqp_url=amqp_url,
         smtp_url=mail_server.url,
-        mail_from="Calculations <calculations@service.example.com>",
         email_retry_seconds=0.05,
         smtp_timeout_seconds=5.0,
         relay_poll_seconds=0.05,

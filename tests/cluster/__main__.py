@@ -19,7 +19,6 @@ _FOLDER = CHECKOUT / ".local" / "cluster"
 
 
 def main() -> int:
-    """Run all faults as the command line says."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
     parser.add_argument("--namespace", default="calculation-requests-dev", help="with overlays/dev")
     parser.add_argument("--rate", type=float, default=20.0, help="creates a second")

@@ -26,12 +26,10 @@ def another_request() -> dict[str, Any]:
 
 
 def client_of(api: Process, token: str) -> httpx.AsyncClient:
-    """Return a client of the API that sends *token*."""
     return httpx.AsyncClient(base_url=api.base_url, headers=bearer(token), timeout=20.0, verify=NO_TLS)
 
 
 async def answers(client: httpx.AsyncClient, path: str, expected: int) -> bool:
-    """Whether a GET is answered with this status."""
     return (await client.get(path)).status_code == expected
 
 
@@ -51,7 +49,6 @@ async def create(client: httpx.AsyncClient) -> dict[str, Any]:
 
 
 async def answer_more(answered: Sized, count: int) -> None:
-    """Wait until *count* more calls are answered."""
     enough = len(answered) + count
     await eventually(lambda: len(answered) >= enough)
 

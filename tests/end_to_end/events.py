@@ -43,7 +43,6 @@ class Subscriber:
 
 
 async def publish_calculation(channel: AbstractChannel, uuid: str, calculation_id: str) -> None:
-    """Publish a calculation, as its team does."""
     exchange = await channel.get_exchange(topology.CALCULATIONS)
     body = json.dumps({"request_uuid": uuid, "calculation_id": calculation_id}).encode()
     message = Message(body, content_type="application/json", delivery_mode=DeliveryMode.PERSISTENT)

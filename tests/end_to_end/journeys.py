@@ -36,5 +36,4 @@ def link_in(email: str) -> str:
 
 
 def secret_of(link: str) -> str:
-    """Return the secret of a link."""
     return link.partition("?secret=")[2]

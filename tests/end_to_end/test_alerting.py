@@ -22,13 +22,18 @@ from tests.deploy.prometheus import Alerting, alerting
 from tests.end_to_end.callers import another_request, client_of
 from tests.harness import databases, scratch
 from tests.harness.command_line import run
-from tests.harness.examples import SECRET_KEYS
 from tests.harness.issuer import Issuer, api_settings
 from tests.harness.mail_server import ScriptedMailServer
-from tests.harness.processes import Process, api_process, environment_of, started, worker_process
+from tests.harness.processes import (
+    Process,
+    api_process,
+    email_settings,
+    environment_of,
+    started,
+    worker_process,
+)
 from tests.harness.servers import Servers, enable_plugin, private_servers
 from tests.harness.waiting import eventually
-from worker.settings import EmailSettings
 
 pytestmark = pytest.mark.long
 
@@ -152,13 +157,10 @@ async def world(issuer: Issuer, tmp_path: Path) -> AsyncIterator[World]:
         async with databases.connected(servers.postgres.url) as administrator:
             await databases.prepare(administrator)
         mail = await stack.enter_async_context(ScriptedMailServer())
-        settings = EmailSettings(
+        settings = email_settings(
             database_url=databases.as_role(servers.postgres.url, "worker"),
-            app_url="https://app.example.com",
-            request_secret_keys=SECRET_KEYS,
             amqp_url=servers.broker.url,
             smtp_url=mail.url,
-            mail_from="Calculations <calculations@service.example.com>",
         )
         of_api = api_settings(databases.as_role(servers.postgres.url, "api"), issuer)
         api = api_process(replace(of_api, database_timeout_seconds=2.0), tmp_path)

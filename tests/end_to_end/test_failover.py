@@ -35,7 +35,6 @@ _PATIENCE_SECONDS = 30.0  # for what must
 
 @pytest.fixture
 async def servers():
-    """A primary with a standby, both private."""
     async with replicated() as started:
         yield started
 

@@ -36,14 +36,12 @@ AN_EVENT = b'{"data": {"uuid": "req_01a9ZkW3mT6qPxB8vNcR4d"}}'
 
 
 def first_consumer(amqp_url: str, folder: Path) -> Process:
-    """Return the program, not yet started."""
     environment = bare_environment(AMQP_URL=amqp_url)
     return Process("consumer", [sys.executable, PROGRAM], environment=environment, port=0, folder=folder)
 
 
 @pytest.fixture
 async def network(amqp_url):
-    """The network between the program and the broker."""
     async with TcpProxy(amqp_url) as proxy:
         yield proxy
 
@@ -56,7 +54,6 @@ async def consumer(network, channel, tmp_path):
 
 
 async def consumes(amqp_url: str) -> bool:
-    """Whether a program consumes the team's queue."""
     with suppress(ChannelNotFoundEntity):
         async with open_channel(amqp_url) as channel:
             return bool((await channel.get_queue(QUEUE)).declaration_result.consumer_count)
@@ -169,7 +166,6 @@ async def remove(channel: AbstractChannel, queue: Queue) -> None:
 async def is_refused(
     url: str, attempt: Callable[[AbstractChannel, Queue], Awaitable[None]], queue: Queue
 ) -> bool:
-    """Whether the broker refuses what the user of *url* attempts."""
     with suppress(ChannelAccessRefused):
         async with open_channel(url) as channel:
             await attempt(channel, queue)

@@ -1,7 +1,6 @@
-"""Behind Debian's nginx and HAProxy, with the page's settings: restarts, deaths, slow and odd callers."""
+"""Behind Debian's nginx and HAProxy, with the settings of the page: restarts, deaths, and slow callers."""
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,13 +13,11 @@ import pytest
 from deploy.local.machine.ports import accepts
 from service.postgres.pool import Connection
 from tests.end_to_end.callers import another_request, answer_more, client_of
-from tests.harness.examples import A_REQUEST
 from tests.harness.gateways import HAProxy, Nginx
 from tests.harness.processes import Process, started
 from tests.harness.raw_connection import connect_to, head_with
 from tests.harness.waiting import eventually
 
-_BODY = json.dumps(A_REQUEST).encode()
 _BUNDLE = b"GET /schema/rapidoc-min.js HTTP/1.1\r\nHost: api\r\n\r\n"
 _SLOW_READERS = 60  # of the 64 connections that a client may have
 _CALLERS, _CREATES_PER_SECOND, _ROUNDS = 20, 100, 2
@@ -35,7 +32,6 @@ pytestmark = pytest.mark.long
 async def gateway(
     request: pytest.FixtureRequest, apis: list[Process], tmp_path: Path
 ) -> AsyncIterator[Nginx | HAProxy]:
-    """The gateway in front of both, as processes that run."""
     gateway: Nginx | HAProxy = request.param(apis, tmp_path)
     async with started(*apis), started(gateway, ready=False):
         await eventually(lambda: accepts(gateway.port))
@@ -149,17 +145,3 @@ async def test_slow_callers_cost_the_api_nothing(apis, gateway, issuer):
     assert max(api.rss_megabytes() for api in apis) < before + 60
     for connection in slow:
         connection.hang_up()
-
-
-async def test_odd_requests_are_served_or_refused(gateway, issuer):
-    offer = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ"]
-    create = head_with(issuer.token(), f"Content-Length: {len(_BODY)}", *offer) + _BODY
-    connection = await connect_to(gateway.base_url)
-    connection.send(create * 20)
-    assert {(await connection.answer()).status for _ in range(20)} == {200}
-
-    encoding = "Transfer-Encoding: gzip, chunked"
-    for header, statuses in (("Host: other", (400,)), (encoding, gateway.refusals_of_encodings)):
-        connection = await connect_to(gateway.base_url)
-        connection.send(head_with(issuer.token(), header))
-        assert (await connection.answer()).status in statuses

@@ -33,7 +33,6 @@ async def silent(network: TcpProxy) -> None:
 
 
 async def restore(network: TcpProxy) -> None:
-    """End either outage."""
     network.resume()
     await network.listen()
 

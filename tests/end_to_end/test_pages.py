@@ -27,7 +27,6 @@ MAIN = "rapi-doc [part=section-main-content]"
 
 @pytest.fixture(scope="module")
 async def chromium():
-    """A browser."""
     async with browser.running() as running:
         yield running
 

@@ -75,7 +75,6 @@ def login_retry() -> str:
 
 @pytest.fixture
 def pooler_url(database_url, tmp_path):
-    """The URL of the test's database through a PgBouncer."""
     with pooler(database_url, tmp_path) as url:
         yield url
 

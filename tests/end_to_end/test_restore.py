@@ -35,7 +35,6 @@ async def postgres():
 
 @pytest.fixture
 def worker(worker_settings, postgres):
-    """Settings of a worker on that Postgres."""
     return replace(worker_settings, database_url=postgres.url)
 
 
@@ -60,8 +59,6 @@ def operate(worker):
 
 @pytest.fixture
 def stored(postgres):
-    """Wait until a statement about the rows is true."""
-
     async def is_true(condition: str, *values: object) -> bool:
         async with databases.connected(postgres.url) as connection:
             return bool(await connection.fetchval(f"SELECT {condition}", *values))
@@ -91,7 +88,6 @@ async def status(client: httpx.AsyncClient, record: dict[str, Any], secret: str 
 
 
 async def make_old(postgres: Restorable) -> None:
-    """Make every request ten minutes older."""
     async with databases.connected(postgres.url) as connection:
         await connection.execute("UPDATE calculation_request SET created_at = created_at - interval '10 min'")
 

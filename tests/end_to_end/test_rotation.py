@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,28 +45,23 @@ class Running(NamedTuple):
     stack: AsyncExitStack
 
 
+@dataclass
 class Installation:
     """An API and a worker that are replaced as in a rollout, and callers that never stop."""
 
-    def __init__(
-        self,
-        settings: ServiceSettings,
-        worker_settings: WorkerSettings,
-        database: Connection,
-        folder: Path,
-        token: str,
-    ) -> None:
-        self._settings, self._worker_settings, self._folder = settings, worker_settings, folder
-        self._database = database
-        self._token = token
-        self.secret: dict[str, str] = {}  # variables of the Kubernetes Secret
-        # Makes the DATABASE_URL of a process from the one in its settings.
-        self.database_url: Callable[[str], str] = str
-        self.api_key = ""
-        self.statuses: Counter[int | str] = Counter()
-        self._running: Running | None = None
-        self._in_flight: Counter[httpx.AsyncClient] = Counter()
-        self._request_secrets: list[tuple[str, str]] = []
+    settings: ServiceSettings
+    worker_settings: WorkerSettings
+    database: Connection
+    folder: Path
+    token: str
+    secret: dict[str, str] = field(default_factory=dict)  # variables of the Kubernetes Secret
+    # Makes the DATABASE_URL of a process from the one in its settings.
+    database_url: Callable[[str], str] = str
+    api_key: str = ""
+    statuses: Counter[int | str] = field(default_factory=Counter)
+    running: list[Running] = field(default_factory=list)  # the last is the present one
+    in_flight: Counter[httpx.AsyncClient] = field(default_factory=Counter)
+    request_secrets: list[tuple[str, str]] = field(default_factory=list)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -79,50 +75,46 @@ class Installation:
                 await eventually(lambda: self.statuses.total() >= answered + _AFTER)
                 for caller in callers:
                     caller.cancel()
-            await eventually(lambda: self._database.fetchval(_ALL_IS_DONE))
+            await eventually(lambda: self.database.fetchval(_ALL_IS_DONE))
         finally:
-            await self._end(self._now)
+            await self._end_oldest()
 
     async def replace_pods(self) -> None:
         """Start new processes with the secret as it is now, then stop the old ones, as a rollout does."""
-        old = self._running
         of_api, of_worker = (
             {"DATABASE_URL": self.database_url(each.database_url), **self.secret}
-            for each in (self._settings, self._worker_settings)
+            for each in (self.settings, self.worker_settings)
         )
-        api = api_process(self._settings, self._folder, **of_api)
-        worker = worker_process(self._worker_settings, self._folder, **of_worker)
+        api = api_process(self.settings, self.folder, **of_api)
+        worker = worker_process(self.worker_settings, self.folder, **of_worker)
         stack = AsyncExitStack()
         await stack.enter_async_context(started(api, worker))
-        self._running = Running(await stack.enter_async_context(client_of(api, self._token)), stack)
-        if old:
-            await self._end(old)
+        client = await stack.enter_async_context(client_of(api, self.token))
+        self.running.append(Running(client, stack))
+        if len(self.running) > 1:
+            await self._end_oldest()
 
-    @property
-    def _now(self) -> "Running":
-        assert self._running is not None
-        return self._running
-
-    async def _end(self, old: "Running") -> None:
+    async def _end_oldest(self) -> None:
         """Stop processes once no call arrives any more, as the preStop hook does."""
-        await eventually(lambda: not self._in_flight[old.client])
+        old = self.running.pop(0)
+        await eventually(lambda: not self.in_flight[old.client])
         await old.stack.aclose()
 
     async def _call(self) -> None:
         while True:
-            client = self._now.client
-            self._in_flight[client] += 1
+            client = self.running[-1].client
+            self.in_flight[client] += 1
             try:
                 created = await self._answer(client.post("/v1/request", json=another_request()))
                 if created:
                     request = created.json()["data"]
-                    self._request_secrets.append((request["uuid"], request["secret"]))
-                for uuid, secret in (self._request_secrets[0], self._request_secrets[-1]):
+                    self.request_secrets.append((request["uuid"], request["secret"]))
+                for uuid, secret in (self.request_secrets[0], self.request_secrets[-1]):
                     await self._answer(client.get(f"/v1/request/{uuid}", headers=bearer(secret)))
                 if self.api_key:
                     await self._answer(client.get(STRUCTURE, headers=bearer(self.api_key)))
             finally:
-                self._in_flight[client] -= 1
+                self.in_flight[client] -= 1
             await asyncio.sleep(0.05)
 
     async def _answer(self, call: Awaitable[httpx.Response]) -> httpx.Response | None:
@@ -136,7 +128,6 @@ class Installation:
 
 
 def with_login(url: str, user: str, password: str) -> str:
-    """Return the URL of a server with another login."""
     return str(URL(url).with_user(user).with_password(password))
 
 
@@ -148,7 +139,6 @@ def amqp_url(own_broker):
 
 @pytest.fixture
 def installation(service_settings, worker_settings, database, tmp_path, issuer):
-    """The processes, not yet started."""
     return Installation(service_settings, worker_settings, database, tmp_path, issuer.token())
 
 

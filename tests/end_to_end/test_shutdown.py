@@ -7,9 +7,8 @@ from contextlib import suppress
 import httpx
 
 from tests.deploy.manifests import grace_seconds
-from tests.end_to_end.callers import another_request, answer_more
+from tests.end_to_end.callers import another_request
 from tests.harness.processes import started
-from tests.harness.raw_connection import connect_to, head_with
 from tests.harness.waiting import eventually
 
 _GRACE_SECONDS = 15.0  # less than the 20 of SHUTDOWN_SECONDS, after which a process is cut off
@@ -45,28 +44,3 @@ async def test_processes_end_within_the_grace_period_and_lose_and_repeat_nothing
     assert mailed_before < len(rows), "the worker was stopped while e-mails were due"
     recipients = [mail.recipients[0] for mail in mail_server.accepted]
     assert sorted(recipients) == sorted(row["customer_email"] for row in rows)
-
-
-async def test_rolling_restart_fails_no_call_on_a_kept_connection(apis, issuer):
-    """A caller that is told that its connection ends goes to the next process, as a gateway does."""
-    request = head_with(issuer.token(), line="GET /v1/request HTTP/1.1")
-    statuses: list[int] = []
-
-    async def call_until_both_have_stopped() -> None:
-        for api in apis:
-            connection = await connect_to(api.base_url)
-            while True:
-                connection.send(request)
-                answer = await connection.answer()
-                statuses.append(answer.status)
-                if answer.headers.get("connection") == "close":
-                    break
-
-    async with started(*apis), asyncio.TaskGroup() as callers:
-        for _ in range(10):
-            callers.create_task(call_until_both_have_stopped())
-        for api in apis:
-            await answer_more(statuses, 200)
-            assert await api.stop() == 0
-
-    assert set(statuses) == {200}

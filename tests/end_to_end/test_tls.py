@@ -1,6 +1,5 @@
 """Postgres, RabbitMQ, mail server and issuer must prove who they are, at the addresses on the pages."""
 
-import asyncio
 import re
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -8,8 +7,6 @@ from pathlib import Path
 import asyncpg
 import msgspec
 import pytest
-from msgspec.structs import replace
-from structlog.testing import capture_logs
 from yarl import URL
 
 from deploy.local.machine.ports import free_port
@@ -17,20 +14,17 @@ from service.commands.doctor import examine_service
 from service.postgres.pool import Connection
 from tests.deploy.manifests import K8S
 from tests.deploy.pages import INSTALLATION, section
-from tests.end_to_end.callers import client_of, create, create_if_possible
+from tests.end_to_end.callers import client_of, create
 from tests.end_to_end.events import complete
 from tests.harness import databases
-from tests.harness.certificates import FAULTS, Authority, context_with, faulty_certificate, faulty_context
-from tests.harness.examples import A_REQUEST
+from tests.harness.certificates import Authority, context_with, faulty_certificate
 from tests.harness.fixed_answers import answering, http_answer
-from tests.harness.in_process import api_client, running
 from tests.harness.mail_server import Login, MailServer
 from tests.harness.processes import api_process, environment_of, started, worker_process
 from tests.harness.servers import run_as_operator
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.commands.doctor import examine_worker
-from worker.relay.listener import Listener
 
 _LOGIN = Login("worker", "hunter2")
 # The addresses on the page and in the overlay, by scheme.
@@ -167,43 +161,3 @@ async def test_request_gets_its_email_and_its_calculation_over_tls(
 
     assert len(mail_server.accepted) == mail_server.logins == 1
     assert "listener_paused" not in worker.output, "the listener has a connection of its own"
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-async def test_postgres_with_a_bad_certificate_gets_no_login_and_callers_get_503_until_it_is_renewed(
-    *, fault, service_settings, authority, issuer, tmp_path, monkeypatch
-):
-    for variable, value in trusting(authority).items():
-        monkeypatch.setenv(variable, value)
-    context = faulty_context(fault, authority, tmp_path)
-    async with TcpProxy(service_settings.database_url, context=context) as postgres:
-        settings = replace(service_settings, database_url=at("postgresql", postgres.url))
-        with capture_logs() as logs:
-            async with api_client(settings, issuer.token()) as client:
-                answer = await client.post("/v1/request", json=A_REQUEST)
-                ready = await client.get("/readyz")
-                logins = postgres.connections
-                postgres.context = authority.server_context()
-                await eventually(lambda: create_if_possible(client))
-
-    assert (answer.status_code, ready.status_code) == (503, 503)
-    assert logins == 0
-    assert "SSLCertVerificationError" in str(logs)
-
-
-async def test_listener_gives_a_postgres_with_a_bad_certificate_no_login_until_it_is_renewed(
-    *, worker_settings, authority, tmp_path, monkeypatch
-):
-    for variable, value in trusting(authority).items():
-        monkeypatch.setenv(variable, value)
-    context = faulty_context("of another host", authority, tmp_path)
-    async with TcpProxy(worker_settings.database_url, context=context) as postgres:
-        settings = replace(worker_settings, listen_database_url=at("postgresql", postgres.url))
-        with capture_logs() as logs:
-            async with running(Listener(settings, asyncio.Event()).run):
-                await eventually(lambda: "SSLCertVerificationError" in str(logs))
-                logins = postgres.connections
-                postgres.context = authority.server_context()
-                await eventually(lambda: postgres.connections)
-
-    assert logins == 0

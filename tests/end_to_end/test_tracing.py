@@ -69,7 +69,6 @@ def collector():
 
 
 def attributes_of(traced: Span | Resource) -> dict[str, str | int]:
-    """Return the attributes of a span, or of the service that sent it."""
     return {
         attribute.key: attribute.value.string_value or attribute.value.int_value
         for attribute in traced.attributes

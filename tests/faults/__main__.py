@@ -23,7 +23,6 @@ _ROUND_SECONDS = 190.0  # in which every fault is injected once, mixed or alone
 
 
 def main() -> int:
-    """Run the harness as the command line says."""
     arguments = _parser().parse_args()
     if arguments.cluster:
         arguments.seconds, arguments.requests, arguments.times = math.inf, 0, 1

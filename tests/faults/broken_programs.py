@@ -16,7 +16,6 @@ from service import __main__ as service
 from service import json_faults
 from service.api import requests
 from service.authentication.signing_keys import SigningKeys
-from service.outbox import events
 from service.postgres.pool import Connection
 from worker import __main__ as worker
 from worker.consumers import incoming
@@ -61,11 +60,6 @@ def publish_twice() -> None:
             await delete(*arguments)
 
     outbox_tables.delete = delete_mostly  # type: ignore[assignment]
-
-
-def lose_returned() -> None:
-    """Treat a returned message as delivered."""
-    events.MUST_BE_ROUTED = frozenset()
 
 
 def forget_claims() -> None:
@@ -135,7 +129,6 @@ BREAKAGES: dict[str, Callable[[], Any]] = {
     "settles-unconfirmed": settle_unconfirmed,
     "inverts": invert,
     "publishes-twice": publish_twice,
-    "loses-returned": lose_returned,
     "forgets-claims": forget_claims,
     "leaves-at-once": leave_at_once,
     "stores-replies": store_replies,

@@ -12,7 +12,6 @@ from pathlib import Path
 from deploy.local.machine.folders import Place, Report, working_folder
 from tests.faults.catalogue.fault import CLUSTER_FAULTS, FAULTS, Fault
 from tests.faults.plan import LOCAL, Plan
-from tests.faults.schedule import mixed, rounds
 from tests.faults.verdict.latency import recovered_after
 from tests.faults.verdict.records import Record, Recovery
 from tests.faults.verdict.stocktaking import drained, take_stock
@@ -26,11 +25,11 @@ _CALM_SECONDS = 4.0  # under load, before the first fault and after the last
 _PAUSE_SECONDS = 0.5  # between two faults
 _STAGGER_SECONDS = 1.0  # between faults that are mixed
 _GIVE_UP_SECONDS = 60.0  # waiting for a recovery
+_AT_ONCE = 3  # faults
 _OVERTIME = 1.5  # of the planned seconds, for the faults and requests that are still missing
 
 
 async def run(plan: Plan, report: Report) -> Record:
-    """Carry out a plan and return the record of it."""
     record = Record(email_claim_seconds=plan.email_claim_seconds, recovery_bar_seconds=plan.recovery)
     chance = random.Random(plan.seed)  # noqa: S311 - repeatable, no secret
     place = Place(folder=LOCAL, report=report)
@@ -117,8 +116,6 @@ def _shortfalls(plan: Plan, faults: Sequence[Fault], record: Record) -> Iterator
 
 
 async def _inject(group: Sequence[Fault], world: World) -> None:
-    """Inject faults together, and wait for the system to recover from the last."""
-
     async def happen(fault: Fault, delay: float) -> None:
         await asyncio.sleep(delay)
         await fault.happen(world)
@@ -131,3 +128,23 @@ async def _inject(group: Sequence[Fault], world: World) -> None:
     await until(lambda: recovered_after(world.record, end), seconds=_GIVE_UP_SECONDS)
     recovered = recovered_after(world.record, end) or time.monotonic()
     world.record.recoveries.append(Recovery(tuple(fault.name for fault in group), recovered - end))
+
+
+def rounds(faults: Sequence[Fault], chance: random.Random) -> Iterator[list[Fault]]:
+    """Yield groups without end. Each round has every fault once: first mixed, then alone, and so on."""
+    while True:
+        yield from mixed(faults, chance)
+        yield from ([fault] for fault in chance.sample(faults, k=len(faults)))
+
+
+def mixed(faults: Sequence[Fault], chance: random.Random) -> list[list[Fault]]:
+    """Return groups of faults to inject together, none of which touch the same thing."""
+    groups: list[list[Fault]] = []
+    for fault in chance.sample(faults, k=len(faults)):
+        for group in groups:
+            if len(group) < _AT_ONCE and all(fault.touches.isdisjoint(other.touches) for other in group):
+                group.append(fault)
+                break
+        else:
+            groups.append([fault])
+    return groups

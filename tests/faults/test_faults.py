@@ -45,7 +45,6 @@ async def test_broken_program_is_found_in_a_cluster():
         ("settles-unconfirmed", ["messages returned"], "BREACH: nothing lost"),
         ("inverts", ["relay killed"], "BREACH: no inversions"),
         ("publishes-twice", ["mail server down"], "BREACH: repeats only in a fault's unconfirmed window"),
-        ("loses-returned", ["messages returned"], "BREACH: nothing lost"),
         ("forgets-claims", ["mail server down"], "BREACH: e-mails sent once"),
         ("leaves-at-once", ["mail server slow during a SIGTERM"], "BREACH: e-mails sent once"),
         ("stores-replies", ["mail server quotes the link"], "BREACH: no secret stored"),

@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.local.machine.ports import free_port
@@ -40,7 +40,6 @@ class Gateway(Process):
 
     closes_connections: bool  # of callers that are idle, when a process is taken out
     repeats_creates_with_key: bool
-    refusals_of_encodings: Collection[int]  # the statuses for an unknown Transfer-Encoding
 
     def __init__(self, program: str, arguments: Sequence[str], port: int, folder: Path) -> None:
         command = [*debian_program(program), *arguments]
@@ -50,7 +49,6 @@ class Gateway(Process):
 class Nginx(Gateway):
     closes_connections = True
     repeats_creates_with_key = False
-    refusals_of_encodings = (501,)
 
     def __init__(self, apis: Sequence[Process], folder: Path) -> None:
         port = free_port()
@@ -99,7 +97,6 @@ class Nginx(Gateway):
 class HAProxy(Gateway):
     closes_connections = False
     repeats_creates_with_key = True
-    refusals_of_encodings = (422,)
 
     def __init__(self, apis: Sequence[Process], folder: Path) -> None:
         port = free_port()

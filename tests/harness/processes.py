@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -19,9 +20,10 @@ from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program
 from service.settings import ServiceSettings, Settings
+from tests.harness.examples import SECRET_KEYS
 from tests.harness.http import NO_TLS
 from tests.harness.waiting import until
-from worker.settings import WorkerSettings
+from worker.settings import EmailSettings, WorkerSettings
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
@@ -200,6 +202,19 @@ async def run_process(*command: str, environment: Mapping[str, str], seconds: fl
 def bare_environment(**variables: str) -> dict[str, str]:
     """Return an environment without any setting of the service but *variables*."""
     return {name: os.environ[name] for name in _INHERITED if name in os.environ} | variables
+
+
+def email_settings(**given: Any) -> EmailSettings:
+    """Return the settings of a worker. A server whose URL is not given does not exist."""
+    usual = {
+        "database_url": "postgresql://nowhere.invalid/",
+        "app_url": "https://app.example.com",
+        "request_secret_keys": SECRET_KEYS,
+        "amqp_url": "amqp://nowhere.invalid/",
+        "smtp_url": "smtp://nowhere.invalid",
+        "mail_from": "Calculations <calculations@service.example.com>",
+    }
+    return EmailSettings(**(usual | given))
 
 
 def environment_of(settings: Settings, **variables: str) -> dict[str, str]:

@@ -18,13 +18,13 @@ from service.postgres import connections, outages
 from service.postgres.outages import OUTAGE_ERRORS
 from service.postgres.pool import open_pool
 from tests.harness import databases
+from tests.harness.processes import email_settings
 from tests.harness.scripted_broker import NO_SCRIPT, Script, ScriptedBroker
 from tests.harness.waiting import eventually
 from worker.rabbitmq.connection import BrokerUnavailable, open_channel
 from worker.relay import loop
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
-from worker.settings import EmailSettings
 
 REQUESTS = [UUID(int=number * lanes.LANES) for number in range(1, 5)]  # all in lane 0
 WINDOW = 8
@@ -61,16 +61,11 @@ class RelayModel(RuleBasedStateMachine):
         return self.runner.run(asyncio.wait_for(coroutine, 30))
 
     async def _start(self) -> None:
-        """Start a broker and a relay on an empty outbox."""
         self.broker = await self.resources.enter_async_context(ScriptedBroker())
-        self.settings = EmailSettings(
+        self.settings = email_settings(
             database_url=databases.as_role(self.database_url, "worker"),
             database_timeout_seconds=60.0,
-            app_url="https://app.example.com",
-            request_secret_keys="unused",
             amqp_url=self.broker.url,
-            smtp_url="smtp://unused",
-            mail_from="unused@example.com",
             broker_timeout_seconds=0.25,
         )
         self.pool = await self.resources.enter_async_context(open_pool(self.settings))
@@ -126,7 +121,6 @@ class RelayModel(RuleBasedStateMachine):
             self.relay_once(Script(["nack"] * WINDOW))
 
     async def _stored(self) -> set[str]:
-        """Return the events that are still stored."""
         rows = await self.observer.fetch(
             """
             SELECT request_id, type, sequence

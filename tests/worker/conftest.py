@@ -22,6 +22,7 @@ from service.outbox.lanes import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
 from service.server.probes import NotReady
 from tests.harness import databases, stored
+from tests.harness.in_process import running
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from worker.mail.postman import Postman
@@ -47,7 +48,6 @@ async def store(
 
 
 async def store_as(connection: Connection, event_type: str) -> None:
-    """Store a request whose event is of another type."""
     request = await store(connection)
     await connection.execute("UPDATE outbox SET type = $2 WHERE request_id = $1", request.id, event_type)
 
@@ -85,7 +85,6 @@ def outbox_row(number: int, **changes: Any) -> OutboxRow:
 
 @pytest.fixture
 async def stored_request(database: Connection) -> CalculationRequest:
-    """A request whose request.created is in the outbox."""
     return await store(database)
 
 
@@ -158,6 +157,13 @@ async def open_postman(settings: EmailSettings) -> AsyncIterator[Postman]:
         yield Postman(settings, pool, asyncio.Event(), RelayWaker(pool, seconds=5.0))
 
 
+@asynccontextmanager
+async def running_postman(settings: EmailSettings, **changes: Any) -> AsyncIterator[Postman]:
+    """Run a postman with *changes* to the settings until the block is left."""
+    async with open_postman(settings_with(settings, **changes)) as postman, running(postman.run):
+        yield postman
+
+
 @pytest.fixture
 async def postman(worker_settings: EmailSettings) -> AsyncIterator[Postman]:
     async with open_postman(worker_settings) as opened:
@@ -173,7 +179,6 @@ async def tap(channel: AbstractChannel) -> AbstractQueue:
 async def bind_tap(
     channel: AbstractChannel, routing_key: str, *, arguments: dict[str, Any] | None = None
 ) -> AbstractQueue:
-    """Return a queue of the test's own that gets a copy of the events with this key."""
     queue = await channel.declare_queue(exclusive=True, arguments=arguments)
     await queue.bind(topology.REQUESTS, routing_key)
     return queue

@@ -21,7 +21,7 @@ async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
     _check(failures)
 
 
-async def calculate(connection: Connection, uuid: str, calculation_id: str) -> None:
+async def calculate(connection: Connection, uuid: str, calculation_id: str = "C-1") -> None:
     """Record a calculation of a request that is not locked. Raises as its failure says."""
     body = msgspec.json.encode(CalculationCreated(uuid, calculation_id))
     decoded = calculations.decode(incoming.read(body), None)

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from aio_pika import ExchangeType
+from aio_pika import DeliveryMode, ExchangeType
 
 from service.identifiers import parse_uuid, uuid_of
 from service.outbox import asyncapi, events
@@ -26,7 +26,6 @@ def example_of(message: str) -> Any:
 
 
 def row_of(payload: dict[str, Any]) -> OutboxRow:
-    """Return the row of the outbox that an event would have."""
     event = next(example for example in asyncapi.SENT_EXAMPLES if example.type == payload["type"])
     time, traceparent = datetime.fromisoformat(payload["time"]), payload["traceparent"]
     return outbox_row(
@@ -42,11 +41,14 @@ def row_of(payload: dict[str, Any]) -> OutboxRow:
 @pytest.mark.parametrize("event", events.SENT, ids=lambda event: event.type)
 async def test_example_of_an_event_is_what_is_published(publisher, tap, event):
     example = example_of(event.type)
+    row = row_of(example["payload"])
 
-    outcome = await publisher.publish([row_of(example["payload"])])
+    outcome = await publisher.publish([row])
 
     message = await eventually(lambda: take(tap))
-    assert len(outcome.confirmed) == 1
+    assert outcome.confirmed == {row.id}
+    assert (message.message_id, message.delivery_mode) == (row.event_id, DeliveryMode.PERSISTENT)
+    assert message.timestamp == row.created_at.replace(microsecond=0)
     assert message.routing_key == DOCUMENT["channels"][event.type]["address"]
     assert message.content_type == MESSAGES[event.type]["contentType"]
     assert message.type == MESSAGES[event.type]["bindings"]["amqp"]["messageType"]

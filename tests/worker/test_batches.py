@@ -5,37 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.postgres.outages import PostgresUnavailable
 from tests.harness.waiting import eventually
-from worker.batches import LARGEST_BATCH, Batches, Failures, RowLocked
-
-
-class Refused(Exception):
-    """This item is refused."""
-
-
-class Work:
-    """Records numbers. Refuses 13, fails with 0, and with 7 as aiormq may: by a CancelledError of its own."""
-
-    def __init__(self) -> None:
-        self.batches: list[list[int]] = []
-        self.locked: set[int] = set()
-        self.is_down = False
-        self.going_on = asyncio.Event()
-        self.going_on.set()
-
-    async def do(self, numbers: Sequence[int]) -> Failures:
-        """Wait for `going_on`, then return an outcome for each number."""
-        self.batches.append(list(numbers))
-        await self.going_on.wait()
-        if self.is_down:
-            raise PostgresUnavailable
-        if 0 in numbers:
-            raise ZeroDivisionError
-        if 7 in numbers:
-            raise asyncio.CancelledError
-        failures = {13: Refused(), **{number: RowLocked() for number in self.locked}}
-        return [failures.get(number) for number in numbers]
+from tests.worker.consumers.conftest import Work
+from worker.batches import LARGEST_BATCH, Batches
 
 
 @pytest.fixture
@@ -45,7 +17,7 @@ def work():
 
 @pytest.fixture
 def batches(work):
-    return Batches(work.do)
+    return Batches(work.handle)
 
 
 async def all_at_once(batches: Batches[int], work: Work, numbers: Sequence[int]) -> list[str]:
@@ -75,18 +47,6 @@ async def test_item_at_fault_fails_alone(batches, work, bad, error):
 
     assert len(numbers) == LARGEST_BATCH
     assert dict(zip(numbers, outcomes, strict=True)) == dict.fromkeys(numbers, "NoneType") | {bad: error}
-
-
-async def test_items_wait_together_for_the_end_of_an_outage(batches, work):
-    work.is_down = True
-    doing = [asyncio.create_task(batches.process(number)) for number in (1, 2, 3)]
-    await eventually(lambda: len(work.batches) > 5)
-    assert work.batches[0] == [1, 2, 3]
-    assert not any(each.done() for each in doing)
-
-    work.is_down = False
-
-    await asyncio.gather(*doing)
 
 
 async def test_item_whose_row_is_locked_delays_no_other_and_is_done_later(batches, work):

@@ -11,15 +11,12 @@ from tests.harness.in_process import worker_probes
 from tests.harness.metrics import value
 from tests.harness.processes import started, worker_process
 from tests.harness.waiting import eventually
-from tests.worker.conftest import publish, settings_with, store
-from worker.process import ROLES
-from worker.rabbitmq.topology import CALCULATION_RESULTS
+from tests.worker.conftest import settings_with, store
 
 WEB = {"cachetools", "httpx", "jwt", "litestar"}
 
 
 async def is_ready(probes, *roles: str):
-    """Whether the checks of these roles, and no others, exist and pass."""
     return (await probes.get("/readyz")).json() == dict.fromkeys(("postgres", *roles), "ok")
 
 
@@ -27,20 +24,15 @@ async def is_relayed(database) -> bool:
     return bool(await database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
 
 
-async def test_unexpected_failure_ends_no_role(worker_settings, channel, database):
-    failures = value("background_failures_total", work="emails")
+async def test_role_that_fails_unexpectedly_begins_again(worker_settings, database):
+    failures = value("background_failures_total", work="relay")
 
-    async with worker_probes(worker_settings) as probes:
-        await eventually(lambda: is_ready(probes, *ROLES))
-        await database.execute("ALTER TABLE email RENAME TO email_elsewhere")
-        await eventually(lambda: value("background_failures_total", work="emails") > failures)
-        request = await store(database)
-        await eventually(lambda: is_relayed(database))
-        await database.execute("ALTER TABLE email_elsewhere RENAME TO email")
-        result = {"request_uuid": request.uuid, "calculation_id": "calc-1"}
-        await publish(channel, CALCULATION_RESULTS, msgspec.json.encode(result))
-        is_done = "SELECT state = 'sent' AND calculation_id = 'calc-1' FROM email, calculation_request"
-        await eventually(lambda: database.fetchval(is_done))
+    async with worker_probes(worker_settings, "relay") as probes:
+        await eventually(lambda: is_ready(probes, "relay"))
+        await database.execute("ALTER TABLE outbox RENAME TO outbox_elsewhere")
+        await eventually(lambda: value("background_failures_total", work="relay") > failures)
+        await database.execute("ALTER TABLE outbox_elsewhere RENAME TO outbox")
+        await store(database)
         await eventually(lambda: is_relayed(database))
 
 

@@ -1,15 +1,12 @@
-"""Faults of RabbitMQ itself: killed, out of memory, a queue missing, full, or unbound."""
+"""Faults of RabbitMQ itself: killed, out of memory, a queue full or unbound."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from functools import partial
+from contextlib import asynccontextmanager
 
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
-from aiormq.exceptions import ChannelNotFoundEntity
+from aio_pika.abc import AbstractIncomingMessage
 
-from service.postgres.pool import Connection
 from tests.faults.catalogue.fault import fault
 from tests.faults.verdict.records import CREATED, Interval
 from tests.faults.world import teams
@@ -19,14 +16,13 @@ from tests.harness.waiting import until
 from worker.rabbitmq import topology
 
 _FULL = "harness.full"
-_EMPTY_SECONDS = 30.0
+_ALL_SETTLED_SECONDS = 30.0
 _RECONNECTED_SECONDS = 10.0
 _SETTLED_SECONDS = 2.0  # a connection older than this has made its declarations
 
 
 @fault("RabbitMQ killed", "broker", "broker links", repeats=True)
 async def kill_broker(world: World) -> None:
-    """SIGKILL to RabbitMQ, and a start."""
     await world.servers.broker.kill()
     await asyncio.sleep(world.some_seconds(1.0))
     await world.servers.broker.start()
@@ -60,25 +56,6 @@ async def return_messages(world: World) -> None:
         finally:
             await switch.bind(topology.REQUESTS, CREATED)
             await notifications.bind(topology.REQUESTS, CREATED)
-
-
-@fault("queue deleted", "broker", "broker links", repeats=True)
-async def delete_queue(world: World) -> None:
-    """The empty queue of notifications is deleted; its consumers declare it before the next publish."""
-    relays = [link for link in world.broker_links if link.name.startswith("relay")]
-    async with queues.open_channel(world.servers.broker_url) as channel:
-        for link in relays:
-            await link.stop_listening()
-            await link.cut()
-        try:
-            await _delete_when_empty(world, channel)
-            await until(partial(_is_declared, world), seconds=_EMPTY_SECONDS)
-            switch = await channel.get_exchange(teams.SWITCH, ensure=False)
-            notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
-            await notifications.bind(switch)
-        finally:
-            for link in relays:
-                await link.listen()
 
 
 @fault("messages refused", "broker", "broker links", repeats=True)
@@ -120,43 +97,9 @@ async def _no_new_connections(world: World) -> AsyncIterator[None]:
     try:
         await until(
             lambda: all(link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links),
-            seconds=_EMPTY_SECONDS,
+            seconds=_ALL_SETTLED_SECONDS,
         )
         yield
     finally:
         for link in world.broker_links:
             await link.listen()
-
-
-async def _delete_when_empty(world: World, channel: AbstractChannel) -> None:
-    """Delete the queue of notifications while it is empty and no consumer holds a message of it."""
-
-    async def is_empty() -> bool:
-        waiting = await queues.count(channel, topology.NOTIFICATIONS.name)
-        return waiting == 0 and not await world.on_postgres(_any_unrecorded)
-
-    if await until(is_empty, seconds=_EMPTY_SECONDS):
-        await channel.queue_delete(topology.NOTIFICATIONS.name)
-
-
-async def _any_unrecorded(connection: Connection) -> bool:
-    """Whether a request.created has left the outbox and is not in the ledger of e-mails yet."""
-    return bool(
-        await connection.fetchval(
-            """
-            SELECT count(*)
-              FROM calculation_request
-             WHERE NOT EXISTS (SELECT FROM email WHERE email.request_id = calculation_request.id)
-               AND NOT EXISTS (SELECT FROM outbox WHERE outbox.request_id = calculation_request.id)
-               AND NOT EXISTS (SELECT FROM outbox_held WHERE outbox_held.request_id = calculation_request.id)
-            """
-        )
-    )
-
-
-async def _is_declared(world: World) -> bool:
-    with suppress(ChannelNotFoundEntity):
-        async with queues.open_channel(world.servers.broker_url) as channel:
-            await queues.count(channel, topology.NOTIFICATIONS.name)
-            return True
-    return False

@@ -28,7 +28,7 @@ _QUESTIONNAIRE = f"GET {STRUCTURE} HTTP/1.1"
 _PATIENCE_SECONDS = 5.0  # of every caller
 _PAUSE_SECONDS = 0.05  # between two calls of another caller
 _LONGEST_SECONDS = 30.0  # for the queue to be empty again
-_CONNECTIONS = 530  # more than an API keeps
+_CONNECTIONS = 530
 _TOKENS_EACH = 3
 _BETWEEN_TOKENS_SECONDS = 1.0
 _LARGE_BODIES = 75  # of each kind
@@ -40,7 +40,7 @@ _REPEATS = 5_000
 
 @fault("made-up keys", "api", repeats=False)
 async def send_made_up_keys(world: World) -> None:
-    """Calls over more connections than an API keeps, with tokens whose key the issuer does not publish."""
+    """Calls over hundreds of connections, with tokens whose key the issuer does not publish."""
     api = world.chance.choice(world.of_role("api"))
     kids = [f"made-up-{world.chance.random()}" for _ in range(_CONNECTIONS * _TOKENS_EACH)]
     calls = [head_with(world.issuer.token(headers={"kid": kid}), line=_QUESTIONNAIRE) for kid in kids]

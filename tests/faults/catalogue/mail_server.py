@@ -1,4 +1,4 @@
-"""Faults of the mail server: it refuses, is down, stalls, is slow, quotes links, dies, hangs up."""
+"""Faults of the mail server: it refuses, is down, stalls, is slow, quotes links, dies."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,6 @@ _HELD_SECONDS = 5.0
 
 
 async def _while_set(world: World, attribute: str, value: Any, seconds: float) -> None:
-    """Let the mail server behave otherwise for some time."""
     usual = getattr(world.mail, attribute)
     setattr(world.mail, attribute, value)
     try:
@@ -23,7 +22,6 @@ async def _while_set(world: World, attribute: str, value: Any, seconds: float) -
 
 @fault("mail refused for now", "mail", repeats=False)
 async def refuse_mail(world: World) -> None:
-    """Every e-mail gets a 4xx."""
     refusal = b"451 4.3.0 try again later"
     replies = world.mail.replies | {"RCPT": refusal, "content": refusal}
     await _while_set(world, "replies", replies, world.some_seconds())
@@ -64,16 +62,8 @@ async def lose_mail_replies(world: World) -> None:
     await _while_set(world, "death_rate", world.chance.uniform(0.2, 1.0), world.some_seconds(2.0))
 
 
-@fault("mail server hangs up", "mail", repeats=False)
-async def hang_up_mail(world: World) -> None:
-    """The mail server closes every connection before the content: after its reply to RCPT, or to DATA."""
-    command = world.chance.choice(("RCPT", "DATA"))
-    await _while_set(world, "hangs_up_after", command, world.some_seconds())
-
-
 @fault("mail server down", "mail", repeats=False)
 async def stop_mail_server(world: World) -> None:
-    """Every connection breaks, and connecting fails."""
     world.mail.stop()
     try:
         await asyncio.sleep(world.some_seconds())

@@ -15,7 +15,6 @@ _LOCKED_SECONDS = 4.0
 
 @fault("backends terminated", "backends", "postgres", repeats=True)
 async def terminate_backends(world: World) -> None:
-    """pg_terminate_backend of random backends, twice a second."""
     end = time.monotonic() + world.chance.uniform(1.5, 4.0)
     while time.monotonic() < end:
         await world.on_postgres(partial(_terminate_some, world.chance.uniform(0.1, 0.6)))
@@ -38,7 +37,6 @@ async def _terminate_some(share: float, connection: Connection) -> None:
 
 @fault("Postgres killed", "postgres", "backends", repeats=True)
 async def kill_postgres(world: World) -> None:
-    """SIGKILL to all processes of Postgres, and a start."""
     await world.servers.postgres.kill()
     await asyncio.sleep(world.some_seconds(1.5))
     await world.servers.postgres.start()

@@ -28,7 +28,6 @@ async def kill_apis_amid_repeats(world: World) -> None:
 
 
 async def _kill(role: str, world: World) -> None:
-    """SIGKILL to one process of a role, at times to all."""
     victims = world.of_role(role)
     if world.chance.random() < 0.7:
         victims = [world.chance.choice(victims)]

@@ -254,7 +254,6 @@ def emails_reach_their_recipient(record: Record) -> Iterable[str]:
 
 
 def uuid_in(message_id: str) -> str:
-    """Return the uuid of the request that a Message-ID names."""
     return message_id.partition(".")[0]
 
 

@@ -4,7 +4,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from itertools import takewhile
-from statistics import quantiles
 
 from service.outbox.lanes import LANES
 from tests.faults.verdict.records import CREATED, Record
@@ -36,18 +35,6 @@ def recovered_after(record: Record, end: float) -> float | None:
         if len(lanes) == LANES:
             return began
     return None
-
-
-def summary(record: Record) -> dict[str, float]:
-    """Return quantiles of all latencies, in seconds."""
-    arrived = {arrival.key: arrival.at for arrival in reversed(record.arrivals) if arrival.type == CREATED}
-    seconds = [
-        max(0.0, arrived[key] - commit.at) for key, commit in record.acknowledged.items() if key in arrived
-    ]
-    if len(seconds) < 2:
-        return {}
-    cuts = quantiles(seconds, n=1000)
-    return {"p50": cuts[499], "p99": cuts[989], "p99.9": cuts[998], "max": max(seconds)}
 
 
 def email_waits(record: Record) -> Mapping[str, float]:

@@ -40,8 +40,6 @@ def _recovery(seconds: Sequence[float]) -> tuple[str, str]:
 
 
 def _totals(record: Record, repeated: int) -> str:
-    quantiles = latency.summary(record).items()
-    latencies = ", ".join(f"{name} {value * 1000:.0f} ms" for name, value in quantiles)
     keys = {answer.key for answer in record.answers}
     totals = (
         f"{record.seconds:.0f} s, {len(record.acknowledged)} requests acknowledged "
@@ -53,12 +51,10 @@ def _totals(record: Record, repeated: int) -> str:
     )
     calls = {call: f"{answers.count(True)} of {len(answers)}" for call, answers in record.calls.items()}
     peaks = {process: f"{megabytes:.0f} MB" for process, megabytes in record.peaks.items()}
-    totals += f"\nin floods: answered {calls}, peaks of memory {peaks}"
-    return f"{totals}\ncommit → consumer: {latencies}"
+    return f"{totals}\nin floods: answered {calls}, peaks of memory {peaks}"
 
 
 def verdict(breaches: Mapping[str, Sequence[str]]) -> str:
-    """Return the breaches as text, at most twelve of each invariant."""
     lines = []
     for invariant, all_of_it in breaches.items():
         lines.append(f"BREACH: {invariant} ({len(all_of_it)})")

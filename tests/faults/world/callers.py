@@ -143,5 +143,4 @@ class Callers:
 
 
 def _uuid_in(response: httpx.Response) -> str | None:
-    """Return the uuid in the answer to a create, or None if it is an error."""
     return response.json()["data"]["uuid"] if response.is_success else None

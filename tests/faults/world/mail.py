@@ -26,7 +26,6 @@ class MailServer(ScriptedMailServer):
         self.quotes = False  # the link, in every reply to a content
         self.quoted: set[str] = set()  # the secrets in these links
         self.death_rate = 0.0  # the share of acceptances whose reply is lost
-        self.hangs_up_after: str | None = None  # the command whose reply is the last: RCPT or DATA
         self.held = 0  # replies that wait for `release`
         self._to_hold: tuple[str, str] | None = None
         self._released = asyncio.Event()
@@ -67,7 +66,6 @@ class MailServer(ScriptedMailServer):
         if command == "content" and reply == ACCEPTED:
             reply = self._accept(session, sent)
         await self._wait(_EVERYTHING, (session.sender, command))
-        session.closes_after_reply = command == self.hangs_up_after
         return reply
 
     async def _wait(self, *held: tuple[str, str]) -> None:

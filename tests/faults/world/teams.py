@@ -78,7 +78,6 @@ async def calculate(url: str) -> None:
 
 
 def calculation_of(uuid: str) -> str:
-    """Return the id of the team's calculation for a request."""
     return f"calculation-of-{uuid}"
 
 

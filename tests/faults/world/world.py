@@ -97,7 +97,6 @@ class World:
 
 
 async def connect(url: str) -> "asyncpg.Connection[asyncpg.Record]":
-    """Connect to Postgres as the harness."""
     return await asyncpg.connect(
         writable(url), timeout=5.0, command_timeout=30.0, server_settings={"application_name": HARNESS}
     )

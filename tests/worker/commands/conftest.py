@@ -57,7 +57,6 @@ async def command(*words: str) -> Any:
 
 
 def rendered(answer: Answer) -> str:
-    """Return an answer in both forms that are printed."""
     return answer.text + msgspec.json.encode(answer.data).decode()
 
 
@@ -65,7 +64,6 @@ def rendered(answer: Answer) -> str:
 async def refused(
     database: Connection, postman: Postman, mail_server: MailServer, stored_request: CalculationRequest
 ) -> CalculationRequest:
-    """A request whose e-mail the mail server has refused for good."""
     mail_server.rcpt_reply = "550 5.1.1 no such user"
     await intend(database, stored_request)
     await attempt_emails(database, postman)

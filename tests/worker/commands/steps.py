@@ -38,13 +38,11 @@ async def store_many(database: Connection, number: int) -> None:
 
 
 async def bury(channel: AbstractChannel, queue: topology.Queue, body: bytes, **properties: Any) -> None:
-    """Dead-letter a message, as consumers do."""
     exchange = await channel.get_exchange(topology.DEAD_LETTERS)
     await exchange.publish(Message(body, **properties), queue.dead_letters, mandatory=True)
 
 
 async def intend(database: Connection, request: CalculationRequest, number: int = 1) -> None:
-    """Enter an e-mail of a request in the ledger."""
     await ledger.add(database, [EmailToSend(key_of(request, number), request.id)])
 
 
@@ -69,9 +67,11 @@ async def attempt_emails(database: Connection, postman: Postman) -> None:
         await eventually(lambda: database.fetchval(attempted))
 
 
-async def calculate(database: Connection, request: CalculationRequest) -> None:
-    """Record a calculation, as its consumer does."""
-    await deliveries.calculate(database, request.uuid, "C-1")
+async def finish(database: Connection, postman: Postman, request: CalculationRequest) -> None:
+    """Send the e-mail of a request, and record a calculation."""
+    await intend(database, request)
+    await attempt_emails(database, postman)
+    await deliveries.calculate(database, request.uuid)
 
 
 def key_of(request: CalculationRequest, number: int = 1) -> str:
@@ -81,7 +81,6 @@ def key_of(request: CalculationRequest, number: int = 1) -> str:
 
 
 async def states(database: Connection) -> dict[str, str]:
-    """Return the state of each e-mail, by its key."""
     return dict(await database.fetch("SELECT email_key, state FROM email ORDER BY email_key"))
 
 

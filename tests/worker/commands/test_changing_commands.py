@@ -92,7 +92,6 @@ CHANGING = [
 
 @pytest.fixture(params=CHANGING, ids=lambda each: each.action)
 async def changing(request):
-    """A command that changes something."""
     return request.param
 
 
@@ -110,12 +109,10 @@ async def words(database, channel, changing):
 
 
 async def records(database: Connection) -> Any:
-    """Return the changes on record."""
     return await database.fetch("SELECT action, operator, note FROM operator_action")
 
 
 def having(option: str) -> set[str]:
-    """Return the commands that have this option."""
     return {
         " ".join(words[1:])
         for words, found in COMMANDS.items()

@@ -29,14 +29,6 @@ QUEUE = NOTIFICATIONS.name
 
 async def bury_many(channel: AbstractChannel, number: int) -> list[str]:
     """Dead-letter messages of the notifications. Returns their ids."""
-    ids = [f"message-{position}" for position in range(number)]
-    for message_id in ids:
-        await bury(channel, NOTIFICATIONS, message_id.encode(), message_id=message_id)
-    return ids
-
-
-async def bury_at_once(channel: AbstractChannel, number: int) -> list[str]:
-    """Dead-letter messages of the notifications, as fast as the broker confirms them. Returns their ids."""
     exchange = await channel.get_exchange(topology.DEAD_LETTERS)
     ids = [f"message-{position}" for position in range(number)]
     messages = [Message(b"{}", message_id=message_id) for message_id in ids]
@@ -45,13 +37,11 @@ async def bury_at_once(channel: AbstractChannel, number: int) -> list[str]:
 
 
 async def ids_in(channel: AbstractChannel, queue: str, number: int) -> list[str | None]:
-    """Wait until a queue has this many messages, take them all, and return their ids."""
     await eventually(lambda: holds(channel, queue, number))
     return [message.message_id for message in await take_all(await channel.get_queue(queue))]
 
 
 async def listing_of(*words: str) -> QueueListing:
-    """Return the dead letters of the notifications, as `dead-letters list` shows them."""
     answer = await command("dead-letters", "list", QUEUE, *words)
     listings: list[QueueListing] = answer.data
     return listings[0]
@@ -84,7 +74,7 @@ async def test_message_is_listed_with_its_reason_and_shown_in_full_only_if_asked
 
 
 async def test_many_are_listed_and_redriven(channel):
-    ids = await bury_at_once(channel, 300)
+    ids = await bury_many(channel, 300)
 
     listings = [await listing_of("--limit", limit) for limit in ("7", "7", "300")]
     answer = await command("dead-letters", "redrive", QUEUE)
@@ -188,7 +178,6 @@ async def test_missing_queue_is_named(channel):
 
 @pytest.fixture
 async def buried(database, channel):
-    """Requests whose request.created was dead-lettered."""
     requests = [await store(database) for _ in range(5)]
     for request in requests:
         await bury(channel, NOTIFICATIONS, created_body(request), message_id=key_of(request))

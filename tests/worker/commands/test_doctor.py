@@ -16,7 +16,6 @@ from service.calculation_requests.request_secrets import SecretKeyRing, remember
 from service.command_line import diagnosis
 from service.commands.doctor import examine_service
 from service.outbox.lanes import RelayWaker
-from service.postgres.pool import open_pool
 from tests.harness import databases
 from tests.harness.command_line import run
 from tests.harness.fixed_answers import answering, http_answer
@@ -25,7 +24,6 @@ from tests.harness.processes import environment_of
 from tests.harness.queues import holds
 from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.standby import replicated
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, store
 from worker import process
@@ -67,7 +65,6 @@ async def found(environment: Mapping[str, str], check: str, url: object = None) 
 
 
 def at(address: str) -> dict[str, str]:
-    """Return the environment of processes whose servers are all at one address."""
     return {variable: f"{scheme}://{address}" for variable, scheme in SERVERS.values()}
 
 
@@ -90,19 +87,13 @@ async def test_healthy_environment_has_a_line_for_each_check_and_stays_as_it_was
     assert (await database.fetchval(written), mail_server.accepted) == (0, [])
 
 
-@pytest.mark.parametrize(
-    ("program", "expected"),
-    [
-        ("service", ["wrong postgres", "wrong signing keys"]),
-        ("worker", ["wrong postgres", "wrong requests", "wrong rabbitmq", "wrong mail server"]),
-    ],
-)
-async def test_command_says_what_is_wrong_and_prints_no_secret(environment, program, expected):
+async def test_command_says_what_is_wrong_and_prints_no_secret(environment):
     environment |= at(f"me:hunter2@127.0.0.1:{free_port()}")
 
-    ended = await run(program, "doctor", "--json", environment=environment)
+    ended = await run("worker", "doctor", "--json", environment=environment)
 
-    assert [f"{each['state']} {each['check']}" for each in json.loads(ended.output)] == expected
+    wrong = [each["check"] for each in json.loads(ended.output) if each["state"] == "wrong"]
+    assert wrong == ["postgres", "requests", "rabbitmq", "mail server"]
     assert (ended.status, ended.errors) == (1, "")
     assert "hunter2" not in ended.output
 
@@ -316,21 +307,3 @@ async def test_worker_notes_its_keys_and_reports_another_one_under_the_same_id(
     differs = {"event": "secret_key_differs", "key_id": key_id, "log_level": "critical"}
     assert logged == [[], [], [differs]]
     assert await database.fetchval("SELECT count(*) FROM secret_key") == 2
-
-
-async def test_worker_notes_its_keys_once_postgres_answers(worker_settings, database):
-    async with TcpProxy(worker_settings.database_url) as network:
-        await network.stop_listening()
-        settings = settings_with(worker_settings, database_url=network.url)
-        async with open_pool(settings) as pool:
-            roles, waker = frozenset({"notifications"}), RelayWaker(pool, seconds=1.0)
-            with capture_logs() as lines:
-                note = process.Worker(settings, pool, roles, waker).parts["secret_keys"]
-                noting = asyncio.create_task(note(asyncio.Event()))
-                await eventually(lambda: "secret_keys_wait_for_postgres" in str(lines))
-                await network.listen()
-                await noting
-
-    assert await database.fetchval("SELECT count(*) FROM secret_key") == len(
-        SecretKeyRing.parse(settings.request_secret_keys).keys
-    )

@@ -26,7 +26,6 @@ LATER = (datetime.now(UTC) + timedelta(days=1)).isoformat()
 
 
 async def changed(*words: str) -> int:
-    """Return how many e-mails `emails resend` or `cancel` changed."""
     answer = await command("emails", *words)
     number = int(answer.text.split()[0])
     assert answer.data == {"emails": number}

@@ -15,7 +15,7 @@ from tests.harness.databases import has_waiting_statement
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import attempt_emails, calculate, intend, key_of, store_many
+from tests.worker.commands.steps import finish, key_of, store_many
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store
 from tests.worker.reference_consumer import ReferenceConsumer
 from worker.commands import replay
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("on_servers")
 
 
 async def replayed(*words: str, since: str = "2020-01-01T00:00:00Z") -> Tally:
-    """Return how many events `outbox replay` replayed."""
     tally: Tally = (await command("outbox", "replay", "--from", since, *words)).data
     return tally
 
@@ -66,9 +65,7 @@ async def test_events_are_counted_and_held_ones_listed_first_with_their_errors(d
 
 async def test_replayed_events_are_the_same_to_the_byte(database, postman):
     request = await store(database, external_id="case-7")
-    await intend(database, request)
-    await attempt_emails(database, postman)
-    await calculate(database, request)
+    await finish(database, postman, request)
     before = await take(database)
 
     tally = await replayed()
@@ -103,7 +100,7 @@ async def test_only_events_since_the_given_time_are_replayed_however_old_their_r
             request_id,
             at,
         )
-    await deliveries.calculate(database, uuid_of(ids[0]), "C-1")
+    await deliveries.calculate(database, uuid_of(ids[0]))
     await database.execute("UPDATE recorded_event SET at = $1", noon)
     await take(database)
 
@@ -118,7 +115,7 @@ async def test_only_events_since_the_given_time_are_replayed_however_old_their_r
 async def test_order_within_each_request_is_kept_even_if_clocks_differed(database):
     requests = [await store(database) for _ in range(10)]
     for request in requests:
-        await calculate(database, request)
+        await deliveries.calculate(database, request.uuid)
     await database.execute("UPDATE recorded_event SET at = at - interval '1 h'")
     await take(database)
 
@@ -133,7 +130,7 @@ async def test_order_within_each_request_is_kept_even_if_clocks_differed(databas
 @pytest.mark.parametrize("where", ["outbox", "outbox_held"])
 async def test_request_with_an_unpublished_event_is_left_out(database, where, stored_request):
     await database.execute("DELETE FROM outbox")
-    await calculate(database, stored_request)
+    await deliveries.calculate(database, stored_request.uuid)
     if where == "outbox_held":
         await hold_events(database, stored_request.id)
 

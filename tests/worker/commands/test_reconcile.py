@@ -6,7 +6,7 @@ import pytest
 
 from service.postgres.pool import Connection
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import attempt_emails, calculate, intend
+from tests.worker.commands.steps import attempt_emails, finish, intend
 from tests.worker.conftest import store
 
 pytestmark = pytest.mark.usefixtures("on_servers")
@@ -16,9 +16,7 @@ pytestmark = pytest.mark.usefixtures("on_servers")
 async def settled(database, postman):
     """A request whose e-mail is sent, whose calculation is recorded and whose events are published."""
     request = await store(database)
-    await intend(database, request)
-    await attempt_emails(database, postman)
-    await calculate(database, request)
+    await finish(database, postman, request)
     await database.execute("DELETE FROM outbox")
     return request
 
@@ -33,7 +31,6 @@ async def found(*words: str) -> dict[str, int]:
 
 
 async def make_old(database: Connection, by: str = "61 min") -> None:
-    """Make everything older."""
     for table in ("calculation_request", "outbox", "outbox_held", "email"):
         await database.execute(f"UPDATE {table} SET created_at = created_at - interval '{by}'")  # noqa: S608
 

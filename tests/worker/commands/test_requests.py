@@ -14,7 +14,6 @@ from service.postgres import connections
 from service.postgres.pool import Connection
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST
-from tests.harness.in_process import running
 from tests.harness.stored import ANY_TEXTS
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
@@ -24,12 +23,11 @@ from tests.worker.commands.steps import (
     add_email_again,
     assert_sound,
     attempt_emails,
-    calculate,
     intend,
     key_of,
     states,
 )
-from tests.worker.conftest import KEYS, created_event, hold_events, open_postman, settings_with, store
+from tests.worker.conftest import KEYS, created_event, hold_events, running_postman, store
 
 pytestmark = pytest.mark.usefixtures("on_servers")
 
@@ -47,13 +45,11 @@ MARKED: dict[str, Any] = {
 
 @pytest.fixture
 async def due(database, stored_request):
-    """A request whose e-mail is due."""
     await intend(database, stored_request)
     return stored_request
 
 
 async def opens(client: httpx.AsyncClient, uuid: str, secret: str) -> bool:
-    """Whether a secret opens the request."""
     answer = await client.get(f"/v1/request/{uuid}", headers={"Authorization": f"Bearer {secret}"})
     return {200: True, 401: False}[answer.status_code]
 
@@ -85,8 +81,7 @@ async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
     async with TcpProxy(mail_server.url) as mail_link:
         mail_link.hold_before(b"RCPT")
         # The claim is not renewed meanwhile: the postman would notice that it has lost it.
-        settings = settings_with(worker_settings, smtp_url=mail_link.url, email_claim_seconds=600.0)
-        async with open_postman(settings) as postman, running(postman.run):
+        async with running_postman(worker_settings, smtp_url=mail_link.url, email_claim_seconds=600.0):
             await eventually(mail_link.marker_reached.is_set)
             await command("request", "correct", due.uuid, *CORRECTING)
             mail_link.resume()
@@ -175,13 +170,11 @@ async def test_request_is_found_by_what_the_caller_on_the_phone_knows(database, 
 
 
 async def erase(request: CalculationRequest) -> dict[str, Any]:
-    """Return the answer of `request erase`."""
     erasure: dict[str, Any] = (await command("request", "erase", request.uuid)).data
     return erasure
 
 
 async def dump(database: Connection) -> str:
-    """Return every row of every table, as text."""
     tables = await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()")
     assert len(tables) >= 9
     rows = [
@@ -194,7 +187,6 @@ async def dump(database: Connection) -> str:
 
 
 async def unpublished(database: Connection) -> list[dict[str, Any]]:
-    """Return the unpublished events, in order."""
     rows = await database.fetch(
         "SELECT id, payload FROM outbox UNION ALL SELECT id, payload FROM outbox_held ORDER BY id"
     )
@@ -210,7 +202,7 @@ async def test_nothing_personal_is_left_in_any_table(database, postman, mail_ser
     mail_server.rcpt_reply = f"450 4.2.1 <{MARK}@customer.example.com> try later"
     await intend(database, request)
     await attempt_emails(database, postman)
-    await calculate(database, request)
+    await deliveries.calculate(database, request.uuid)
     assert MARK in await dump(database)
     assert MARK.encode().hex() in await dump(database)
     before = await unpublished(database)
@@ -237,7 +229,7 @@ async def test_late_messages_about_an_erased_request_change_nothing(database, po
     before = await dump(database)
 
     with pytest.raises(RequestErased):
-        await calculate(database, stored_request)
+        await deliveries.calculate(database, stored_request.uuid)
     await deliveries.intend_email(created_event(stored_request), pool=pool)
 
     assert await dump(database) == before

@@ -3,8 +3,9 @@
 import pytest
 
 from service.calculation_requests.model import CalculationRequest
+from tests.worker import deliveries
 from tests.worker.commands.conftest import command, rendered
-from tests.worker.commands.steps import attempt_emails, calculate, intend, key_of
+from tests.worker.commands.steps import attempt_emails, finish, intend, key_of
 from tests.worker.conftest import KEYS
 from worker.commands.trace import Trace
 
@@ -24,7 +25,6 @@ async def trace_of(request: CalculationRequest) -> Trace:
 
 
 def states(trace: Trace) -> list[tuple[str, int, str]]:
-    """Return the state of each event."""
     return [(event.type, event.sequence, event.state) for event in trace.events]
 
 
@@ -73,9 +73,7 @@ async def test_unsent_email_is_shown_with_the_reply_of_the_mail_server_but_no_ad
 
 
 async def test_finished_request_is_shown_with_every_step(database, postman, stored_request):
-    await intend(database, stored_request)
-    await attempt_emails(database, postman)
-    await calculate(database, stored_request)
+    await finish(database, postman, stored_request)
     await database.execute("DELETE FROM outbox")
 
     trace = await trace_of(stored_request)
@@ -114,7 +112,7 @@ async def test_changes_by_operators_are_shown(database, stored_request):
 
 
 async def test_erased_request_is_still_shown(database, stored_request):
-    await calculate(database, stored_request)
+    await deliveries.calculate(database, stored_request.uuid)
     await database.execute("DELETE FROM outbox WHERE sequence = 1")
     before = await trace_of(stored_request)
 

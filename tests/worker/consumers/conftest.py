@@ -17,11 +17,18 @@ from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.settings import EmailSettings
 
 
+class Refused(Exception):
+    """This number is refused."""
+
+
 class Work:
-    """A handler that records numbers, and waits or fails as the test sets it."""
+    """A handler that records numbers, and waits or fails as the test sets it.
+
+    It refuses 13, fails with 0, and with 7 as aiormq may: by a CancelledError of its own.
+    """
 
     def __init__(self) -> None:
-        self.started: list[int] = []
+        self.batches: list[list[int]] = []
         self.done: list[int] = []
         self.error: Exception | None = None
         self.locked: set[int] = set()
@@ -34,13 +41,23 @@ class Work:
         return message.to(int)
 
     async def handle(self, numbers: Sequence[int]) -> Failures:
-        """Wait for `going_on`, then record numbers that are not `locked`, or raise `error`."""
-        self.started += numbers
+        """Wait for `going_on`, then return an outcome for each number, or raise `error`."""
+        self.batches.append(list(numbers))
         await self.going_on.wait()
         if self.error is not None:
             raise self.error
-        self.done += [number for number in numbers if number not in self.locked]
-        return [RowLocked() if number in self.locked else None for number in numbers]
+        if 0 in numbers:
+            raise ZeroDivisionError
+        if 7 in numbers:
+            raise asyncio.CancelledError
+        failures = {13: Refused(), **{number: RowLocked() for number in self.locked}}
+        self.done += [number for number in numbers if number not in failures]
+        return [failures.get(number) for number in numbers]
+
+    @property
+    def started(self) -> list[int]:
+        """The numbers of all batches, in order."""
+        return [number for batch in self.batches for number in batch]
 
 
 @pytest.fixture
@@ -69,7 +86,6 @@ def consumer(consumer_with: Callable[..., Consumer[int]]) -> Consumer[int]:
 
 
 async def dead_letter(channel: AbstractChannel) -> AbstractIncomingMessage:
-    """Return the next dead letter, once there is one."""
     dead_letters = await channel.get_queue(NOTIFICATIONS.dead_letters)
     message = await eventually(lambda: take(dead_letters))
     assert isinstance(message, AbstractIncomingMessage)

@@ -10,6 +10,7 @@ import pytest
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
+from service.calculation_requests.model import RequestNotFound
 from service.identifiers import new_request_id, uuid_of
 from service.outbox import events
 from service.outbox.events import RequestCalculated
@@ -19,7 +20,7 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import TRACEPARENT, publish, take
 from tests.worker.deliveries import calculate
 from worker.consumers import calculations, incoming
-from worker.consumers.calculations import Result
+from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.consumers.incoming import LARGEST_BODY, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 
@@ -57,6 +58,15 @@ async def test_event_carries_the_calculation_and_the_next_sequence_number(databa
     calculated = stored_request.event(RequestCalculated, sequence=2, calculation_id="calc-1")
     assert event["payload"] == events.encode(calculated, time=row["at"], traceparent=None)
     assert row["updated_at"] == row["at"]
+
+
+async def test_result_for_no_request_or_for_one_with_another_calculation_is_refused(database, stored_request):
+    await calculate(database, stored_request.uuid, "C-1")
+
+    with pytest.raises(CalculationAlreadyRecorded, match=r"^calculation_id: the request has another"):
+        await calculate(database, stored_request.uuid, "C-2")
+    with pytest.raises(RequestNotFound, match=r"^request_uuid: there is no such request$"):
+        await calculate(database, uuid_of(new_request_id()), "C-1")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from service.postgres.outages import PostgresUnavailable
 from tests.harness.in_process import running
 from tests.harness.metrics import value
@@ -9,7 +11,9 @@ from tests.harness.queues import holds
 from tests.harness.waiting import eventually
 from tests.worker.conftest import obstacle, passes, publish, take
 from tests.worker.consumers.conftest import dead_letter
+from worker.consumers.consumer import InHand
 from worker.consumers.incoming import safe_id
+from worker.rabbitmq.connection import open_channel
 from worker.rabbitmq.topology import NOTIFICATIONS
 
 
@@ -119,3 +123,16 @@ def test_message_ids_of_other_teams_are_logged_only_when_they_are_safe():
     ids = [None, "", "a-b_c.d:1", "x" * 129, "line\nbreak", "naïve", "a b"]
 
     assert [safe_id(message_id) for message_id in ids] == [None, None, "a-b_c.d:1", None, None, None, None]
+
+
+@pytest.mark.parametrize("outcome", ["handled", "returned"])
+async def test_message_that_cannot_be_settled_gives_the_channel_up(worker_settings, channel, outcome):
+    await publish(channel, NOTIFICATIONS, b"1")
+    async with open_channel(worker_settings, name="test") as own_channel:
+        in_hand = InHand()
+        message = await (await own_channel.get_queue(NOTIFICATIONS.name, ensure=False)).get()
+        await message.ack()
+
+        await in_hand.settle(message, outcome)
+
+    assert in_hand.leaving.is_set()

@@ -11,11 +11,14 @@ from tests.harness.queues import count, holds
 from tests.harness.raw_messages import ILLEGAL, RawMessage
 from tests.harness.waiting import eventually
 from tests.worker.conftest import publish, store, take_all
-from tests.worker.consumers.test_many_messages import result
 from worker.consumers import calculations
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 
 PUBLISH_SECONDS = 5.0  # RabbitMQ may close the connection, or answer nothing.
+
+
+def result(uuid: str) -> bytes:
+    return f'{{"request_uuid": "{uuid}", "calculation_id": "C-1"}}'.encode()
 
 
 async def is_accepted(amqp_url: str, body: bytes, name: str, written: bytes) -> bool:

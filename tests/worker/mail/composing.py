@@ -33,7 +33,6 @@ A_STORED_REQUEST = msgspec.structs.replace(stored.new_request(), created_at=DATE
 
 
 def compose(firm: str = "Acme", **fields: Any) -> bytes:
-    """Return the e-mail of a request with these fields, from the conveyancer *firm*."""
     request = msgspec.structs.replace(A_STORED_REQUEST, **fields)
     return mail_message.compose(Email(request, firm, "event-1", DATE, 0, None), URL, SENDER)
 

@@ -14,7 +14,6 @@ from tests.worker.conftest import store
 
 @pytest.fixture
 async def intended(database: Connection, stored_request: CalculationRequest) -> CalculationRequest:
-    """A request whose e-mail is due and whose request.created has left the outbox."""
     await intend(database, stored_request)
     await database.execute("DELETE FROM outbox")
     return stored_request
@@ -46,7 +45,6 @@ async def states(database: Connection) -> dict[str, int]:
 
 
 async def all_are(database: Connection, state: str) -> bool:
-    """Whether there are e-mails, and all are in *state*."""
     return list(await states(database)) == [state]
 
 

@@ -5,26 +5,13 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.harness.examples import SECRET_KEYS
+from tests.harness.processes import email_settings
 from tests.worker.mail.composing import A_STORED_REQUEST, SENDER, compose
 from worker.mail import replies
 from worker.mail.ledger import Email, Outcome
 from worker.mail.replies import Reply
 from worker.mail.smtp import Mailer, MailServerUnavailable, Session
 from worker.settings import EmailSettings
-
-
-def mail_settings(url: str, **changes: Any) -> EmailSettings:
-    """Return settings with the URL of a mail server; the other servers do not exist."""
-    return EmailSettings(
-        database_url="postgresql://nowhere.invalid/",
-        app_url="https://app.example.com",
-        request_secret_keys=SECRET_KEYS,
-        amqp_url="amqp://nowhere.invalid/",
-        smtp_url=url,
-        mail_from="Calculations <calculations@service.example.com>",
-        **{"smtp_timeout_seconds": 20.0, **changes},
-    )
 
 
 class Sending:
@@ -57,7 +44,7 @@ class Sending:
 
 @asynccontextmanager
 async def sending_to(url: str, **changes: Any) -> AsyncIterator[Sending]:
-    sending = Sending(mail_settings(url, **changes))
+    sending = Sending(email_settings(smtp_url=url, **{"smtp_timeout_seconds": 20.0, **changes}))
     yield sending
     await sending.end()
 
@@ -69,7 +56,5 @@ def an_email(*, attempts: int = 0, age: timedelta = timedelta()) -> Email:
 def outcome_of(
     reply: Reply, *, attempts: int = 0, age: timedelta = timedelta(), others_accepted: bool = True
 ) -> Outcome:
-    """Return the outcome for an e-mail with so many attempts, and of this age."""
     email = an_email(attempts=attempts, age=age)
-    settings = mail_settings("smtp://nowhere.invalid")
-    return replies.outcome_of(reply, email, settings, others_accepted=others_accepted)
+    return replies.outcome_of(reply, email, email_settings(), others_accepted=others_accepted)

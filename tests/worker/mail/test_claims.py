@@ -15,10 +15,8 @@ from deploy.local.machine.folders import Place
 from deploy.local.servers.postgres_process import postgres_process
 from service.postgres import schema
 from tests.harness.examples import CONVEYANCER
-from tests.harness.in_process import running
-from tests.harness.processes import started, worker_process
 from tests.harness.waiting import eventually
-from tests.worker.conftest import open_postman, settings_with, store
+from tests.worker.conftest import running_postman, settings_with, store
 from tests.worker.mail.conftest import all_are, attempts, is_claimed, record_emails
 from worker.mail import ledger
 
@@ -79,9 +77,8 @@ async def test_expired_claims_are_left_alone_for_as_long_again_after_crash_recov
 
 async def test_email_under_way_is_claimed_once(worker_settings, mail_server, mail_link, database, intended):
     mail_link.hold_before(b"Message-ID:")
-    settings = settings_with(worker_settings, smtp_url=mail_link.url)
 
-    async with open_postman(settings) as postman, running(postman.run):
+    async with running_postman(worker_settings, smtp_url=mail_link.url) as postman:
         await eventually(mail_link.marker_reached.is_set)
         await database.execute("UPDATE email SET next_attempt_at = now() - interval '1 second'")
         claimed_again = await postman.claim_due()
@@ -99,7 +96,7 @@ async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer
     mail_link.hold_before(b"Message-ID:")
     await record_emails(database, 3)
 
-    async with open_postman(settings) as one, open_postman(settings) as other, running(one.run, other.run):
+    async with running_postman(settings), running_postman(settings):
         await eventually(lambda: database.fetchval("SELECT every(claimed_by IS NOT NULL) FROM email"))
         first_claim_ends = await database.fetchval("SELECT max(next_attempt_at) FROM email")
         is_past = "SELECT clock_timestamp() > $1::timestamptz + interval '0.2 seconds'"
@@ -112,36 +109,19 @@ async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer
 
 
 @pytest.mark.usefixtures("intended")
-async def test_claim_taken_over_is_neither_renewed_nor_released(worker_settings, mail_link, database):
-    settings = settings_with(worker_settings, smtp_url=mail_link.url, email_claim_seconds=1.0)
+async def test_claim_taken_over_is_neither_used_nor_renewed_nor_released(
+    worker_settings, mail_server, mail_link, database
+):
     by_another = "UPDATE email SET claimed_by = gen_random_uuid(), next_attempt_at = 'infinity'"
     mail_link.hold_before(b"RCPT")
 
     with capture_logs() as logs:
-        async with open_postman(settings) as postman, running(postman.run):
+        async with running_postman(worker_settings, smtp_url=mail_link.url, email_claim_seconds=1.0):
             await eventually(mail_link.marker_reached.is_set)
             await database.execute(by_another)
             await asyncio.sleep(1.5)
             mail_link.resume()
             await eventually(lambda: "email_claim_lost" in str(logs))
 
+    assert mail_server.accepted == []
     assert await is_claimed(database)
-
-
-async def test_process_suspended_for_longer_than_its_claim_does_not_send_what_another_has_sent(
-    worker_settings, mail_server, mail_link, database, tmp_path, intended
-):
-    settings = settings_with(worker_settings, email_claim_seconds=1.0, smtp_timeout_seconds=60.0)
-    process = worker_process(settings_with(settings, smtp_url=mail_link.url), tmp_path)
-    mail_link.hold_before(b"RCPT")
-
-    async with started(process):
-        await eventually(mail_link.marker_reached.is_set)
-        process.freeze()
-        async with open_postman(settings) as another, running(another.run):
-            await eventually(lambda: all_are(database, "sent"))
-        mail_link.resume()
-        process.thaw()
-        await eventually(lambda: "email_claim_lost" in process.output)
-
-    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]

@@ -11,7 +11,7 @@ from tests.harness.in_process import running
 from tests.harness.mail_server import ScriptedMailServer, Session
 from tests.harness.waiting import eventually
 from tests.worker.commands.steps import intend
-from tests.worker.conftest import open_postman, settings_with, store
+from tests.worker.conftest import running_postman, settings_with, store
 from tests.worker.mail.conftest import all_are, announced, attempts, record_emails
 from worker.waiting import Pauses
 
@@ -53,13 +53,12 @@ async def test_while_the_mail_server_refuses_us_one_email_at_a_time_is_tried_aft
     rude_server.replies["EHLO"] = LOGIN_OFFER
     usual, rude_server.replies[command] = rude_server.replies.get(command, b"235 OK"), refusal.encode()
     url = rude_server.url.replace("//", "//us:secret@" if command == "AUTH" else "//")
-    settings = settings_with(worker_settings, smtp_url=url, email_concurrency=2)
 
     def pauses() -> list[MutableMapping[str, Any]]:
         return [log for log in logs if log["event"] == "mail_paused"]
 
     with capture_logs() as logs:
-        async with open_postman(settings) as postman, running(postman.run):
+        async with running_postman(worker_settings, smtp_url=url, email_concurrency=2):
             await eventually(lambda: len(pauses()) >= 7)
             tries, connections = len(pauses()), rude_server.connections
             open_connections, logins = rude_server.open_connections, rude_server.commands["AUTH"]
@@ -121,7 +120,7 @@ async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settin
         settings = settings_with(worker_settings, smtp_url=url, email_concurrency=8)
 
         with capture_logs() as logs:
-            async with open_postman(settings) as postman, running(postman.run):
+            async with running_postman(settings):
                 await eventually(lambda: all_are(database, "sent"))
 
         pauses = sum(log["event"] == "mail_paused" for log in logs)
@@ -154,9 +153,8 @@ async def test_email_whose_connection_is_refused_at_mail_goes_out_over_a_new_one
 ):
     await record_emails(database, 5)
     async with TiredMailServer(answer) as server:
-        settings = settings_with(worker_settings, smtp_url=server.url, email_concurrency=1)
         with capture_logs() as logs:
-            async with open_postman(settings) as postman, running(postman.run):
+            async with running_postman(worker_settings, smtp_url=server.url, email_concurrency=1):
                 await eventually(lambda: all_are(database, "sent"))
 
     assert (server.connections, len(server.contents), await attempts(database)) == (5, 5, 5)
@@ -170,9 +168,8 @@ async def test_emails_whose_recipients_are_refused_as_if_we_were_at_fault_delay_
         await intend(database, await store(database, customer_email="unlucky@customer.example.com"))
     await record_emails(database, 10)
     async with ParticularMailServer() as server:
-        settings = settings_with(worker_settings, smtp_url=server.url, email_concurrency=2)
         with capture_logs() as logs:
-            async with open_postman(settings) as postman, running(postman.run):
+            async with running_postman(worker_settings, smtp_url=server.url, email_concurrency=2):
                 await eventually(
                     lambda: database.fetchval("SELECT count(*) = 10 FROM email WHERE state = 'sent'")
                 )
@@ -185,11 +182,10 @@ async def test_emails_whose_recipients_are_refused_as_if_we_were_at_fault_delay_
 async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_again(
     worker_settings, mail_server, link, mail_link, database, intended
 ):
-    settings = settings_with(worker_settings, database_url=link.url, smtp_url=mail_link.url)
     mail_link.hold_before(b"Message-ID:")
 
     with capture_logs() as logs:
-        async with open_postman(settings) as postman, running(postman.run):
+        async with running_postman(worker_settings, database_url=link.url, smtp_url=mail_link.url):
             await eventually(mail_link.marker_reached.is_set)
             await link.refuse()
             mail_link.resume()
@@ -212,10 +208,9 @@ async def test_failing_claim_does_not_lose_the_acceptance_of_an_email_under_way(
 ):
     """As on a standby, which has no unlogged tables: that error is not treated as an outage of Postgres."""
     mail_link.hold_before(b"Message-ID:")
-    settings = settings_with(worker_settings, smtp_url=mail_link.url)
 
     with capture_logs() as logs:
-        async with open_postman(settings) as postman, running(postman.run):
+        async with running_postman(worker_settings, smtp_url=mail_link.url):
             await eventually(mail_link.marker_reached.is_set)
             await database.execute("ALTER TABLE postgres_up RENAME TO elsewhere")
             await eventually(lambda: "background_work_failed" in str(logs))

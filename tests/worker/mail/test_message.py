@@ -17,14 +17,6 @@ def test_email_has_the_headers_of_an_automatic_message():
     assert message["Auto-Submitted"] == "auto-generated"
 
 
-@pytest.mark.parametrize("first_name", ["Ada", "Zoë", "王"], ids=["ASCII", "Latin", "Chinese"])
-def test_link_is_on_a_line_of_its_own(first_name):
-    message = received(compose(customer_first_name=first_name))
-
-    assert body(message, "plain").splitlines().count(URL) == 1
-    assert body(message, "html").splitlines().count(URL) == 1
-
-
 def test_link_is_broken_at_the_edge_of_a_narrow_screen():
     assert f'<a href="{URL}" style="word-break: break-all">' in body(received(compose()), "html")
 

@@ -36,7 +36,6 @@ async def test_refusal_is_final_if_it_is_the_recipients_or_the_messages_fault(*,
 
 
 def read(at: str, reply: str) -> Reply:
-    """Return a reply as the mailer does."""
     return Reply("RCPT" if at == "RCPT" else "content", int(reply[:3]), reply[4:])
 
 

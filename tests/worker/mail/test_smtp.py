@@ -8,23 +8,16 @@ import pytest
 
 from service.calculation_requests.email_changes import EmailEnd
 from tests.harness.certificates import FAULTS, faulty_context
-from tests.harness.mail_server import Login, MailServer, ScriptedMailServer
+from tests.harness.mail_server import Login, MailServer
+from tests.harness.processes import email_settings
 from tests.harness.tcp_proxy import TcpProxy
-from tests.harness.waiting import eventually
 from tests.worker.mail.composing import SENDER
-from tests.worker.mail.sending import mail_settings, outcome_of, sending_to
+from tests.worker.mail.sending import outcome_of, sending_to
 from worker.mail.ledger import Release
 from worker.mail.replies import NO_REPLY, Reply
 from worker.mail.smtp import Mailer
 
 UNFINISHED = b"250-and so on"  # a reply whose last line never comes
-
-
-@pytest.fixture
-async def rude_server():
-    """A mail server that can break the rules of SMTP."""
-    async with ScriptedMailServer() as server:
-        yield server
 
 
 @pytest.fixture
@@ -87,16 +80,6 @@ async def test_reply_too_many_is_not_taken_for_the_reply_to_the_next_email(rude_
     assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
 
 
-@pytest.mark.parametrize("command", ["EHLO", "MAIL"])
-async def test_connection_on_which_no_email_is_taken_is_closed(rude_server, sending, command):
-    rude_server.replies |= {command: b"554 5.7.1 Go away", "HELO": b"554 5.7.1 Go away"}
-
-    outcome = await sending.send()
-
-    assert (outcome.label, outcome.smtp_code) == ("given_back", 554)
-    await eventually(lambda: rude_server.open_connections == 0, seconds=5.0)
-
-
 async def test_lines_that_begin_with_a_dot_arrive_whole_and_end_no_email(mail_server):
     content = b"Subject: dots\r\n\r\n.Law\r\n.\r\nThe end\r\n"
     async with sending_to(mail_server.url) as sending:
@@ -107,7 +90,7 @@ async def test_lines_that_begin_with_a_dot_arrive_whole_and_end_no_email(mail_se
 
 
 async def test_email_whose_content_is_withheld_leaves_no_recipient_to_the_next_one(mail_server):
-    session = await Mailer(mail_settings(mail_server.url)).open_session(SENDER.address)
+    session = await Mailer(email_settings(smtp_url=mail_server.url)).open_session(SENDER.address)
     await session.name_recipient("withheld@customer.example.com")
 
     assert not await session.begin_next()

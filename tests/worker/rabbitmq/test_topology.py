@@ -1,4 +1,4 @@
-"""The exchanges, queues and bindings as declared; declaring them again changes nothing."""
+"""Exchanges, queues and bindings as declared; declaring them again changes nothing. Lost connections."""
 
 import asyncio
 
@@ -9,10 +9,10 @@ from service.outbox.lanes import RelayWaker
 from tests.harness.in_process import running
 from tests.harness.queues import count, declare_topology
 from tests.harness.waiting import eventually
-from tests.worker.conftest import Check, obstacle, passes, publish, take
+from tests.worker.conftest import Check, obstacle, passes, publish, settings_with, take
 from worker.consumers import calculations, notifications
 from worker.rabbitmq import connection, topology
-from worker.rabbitmq.connection import BrokerUnavailable, open_role
+from worker.rabbitmq.connection import BrokerUnavailable, open_channel, open_role
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 
 QUEUES = pytest.mark.parametrize("queue", [NOTIFICATIONS, CALCULATION_RESULTS], ids=lambda queue: queue.name)
@@ -109,3 +109,15 @@ async def test_connection_lost_before_the_topology_is_declared_is_an_outage(work
     with pytest.raises(BrokerUnavailable):
         async with open_role(worker_settings, name="test", needs=[]):
             pass
+
+
+async def test_broker_that_falls_silent_is_lost_after_a_few_heartbeats(
+    worker_settings, broker_link, monkeypatch
+):
+    monkeypatch.setattr(connection, "_HEARTBEAT_SECONDS", 1)
+    settings = settings_with(worker_settings, amqp_url=broker_link.url)
+
+    async with open_channel(settings, name="test") as channel:
+        broker_link.hold()
+        await eventually(lambda: channel.is_closed, seconds=30)
+        broker_link.resume()

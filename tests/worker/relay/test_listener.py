@@ -39,7 +39,6 @@ async def test_killed_connection_is_replaced_at_once(worker_settings, database):
 
 
 async def other_listeners(database, killed: int) -> list[int]:
-    """Return the pids of the listeners' Postgres processes, without *killed*."""
     return [process for process in await database.fetchval(LISTENERS) or [] if process != killed]
 
 

@@ -12,7 +12,6 @@ from service.postgres.pool import open_pool
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import (
-    announce_next,
     open_publisher,
     passes,
     settings_with,
@@ -62,22 +61,6 @@ async def test_only_lanes_that_no_other_relay_has_locked_are_relayed(relay_once,
     moved_afterwards = await relay_once()
 
     assert (moved_meanwhile, moved_afterwards) == (1, 1)
-
-
-@with_pace(_BATCH_SIZE=7)
-async def test_two_relays_deliver_every_event_once_and_in_order(worker_settings, pool, relay, database, tap):
-    requests = [await store(database) for _ in range(10)]
-
-    async with running(relay.run, Relay(worker_settings, pool, asyncio.Event()).run):
-        for _ in range(20):
-            for request in requests:
-                await announce_next(database, request.id)
-        await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM undelivered_event)"))
-
-    ids = await take_ids(tap)
-    for request in requests:
-        later = [id_of(request, "request.email_sent", sequence) for sequence in range(2, 22)]
-        assert [each for each in ids if str(each).startswith(request.uuid)] == [id_of(request), *later]
 
 
 async def test_lane_is_kept_while_a_publish_takes_longer_than_other_transactions_may_be_silent(

@@ -128,17 +128,3 @@ async def test_event_that_waited_behind_a_refused_one_is_published_at_once_while
 
     held = await database.fetch("SELECT DISTINCT type FROM outbox_held")
     assert [row["type"] for row in held] == ["request.email_sent"]
-
-
-@NEVER_AGAIN
-async def test_event_that_amqp_cannot_carry_is_held_alone(relay_once, database, tap):
-    await store_as(database, "x" * 300)
-    good = await store(database)
-    await into_one_lane(database)
-
-    await relay_once()
-
-    (held,) = await database.fetch("SELECT * FROM outbox_held WHERE next_attempt_at > now()")
-    assert held["attempts"] == 1
-    assert held["last_error"].startswith("refused by AMQP: ")
-    assert await take_ids(tap) == [id_of(good)]
