@@ -19,7 +19,7 @@ NO_KEYS = {"AUTH_JWKS_URL": "file:///nowhere.json"}
         ({"scope": None}, {}, 1, f"accepted as the conveyancer '{CONVEYANCER}', with no scope"),
         ({"scope": "api:request:read"}, {}, 1, "with no scope of this service"),
         ({"client_id": "unheard-of"}, {}, 1, "wrong    conveyancer  'unheard-of' is not registered"),
-        ({}, NO_POSTGRES, 1, "token     Postgres at DATABASE_URL is unavailable: connection refused; are"),
+        ({}, NO_POSTGRES, 1, "Postgres at DATABASE_URL is unavailable: connection refused; are"),
         (READ_ALL, READERS, 0, f"accepted as the internal reader '{CONVEYANCER}'"),
         ({"exp": 1}, {}, 1, "The access token has expired: request a new one\n"),
         ({"aud": "account"}, {}, 1, "is for another audience"),
