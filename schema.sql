@@ -107,7 +107,8 @@ CREATE TABLE recorded_event (
 -- published rows per second. An UPDATE that marked the rows as published handled 9,800.
 CREATE TABLE outbox (
     lane        smallint NOT NULL,
-    id          bigint GENERATED ALWAYS AS IDENTITY (CACHE 1), -- cached ids would be out of order
+    -- In order within a request: a change locks the request's row before it takes an id, and ids are not cached.
+    id          bigint GENERATED ALWAYS AS IDENTITY (CACHE 1),
     request_id  uuid NOT NULL,
     type        text NOT NULL,
     sequence    integer NOT NULL,
@@ -175,7 +176,7 @@ CREATE TRIGGER outbox_held_wake_next AFTER DELETE ON outbox_held
     FOR EACH ROW EXECUTE FUNCTION outbox_held_wake_next();
 
 -- Every event that RabbitMQ has not confirmed, and its state: pending (in outbox), retrying (held, and has
--- failed) or waiting (held, and has not failed: an earlier event of its request has).
+-- failed) or waiting (held, but not tried yet, because an earlier event of its request has failed).
 CREATE VIEW undelivered_event AS
 SELECT lane, id, request_id, type, sequence, created_at, 'pending' AS state, 0 AS attempts,
        NULL::text AS last_error, NULL::timestamptz AS next_attempt_at

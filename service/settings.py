@@ -33,7 +33,7 @@ ScopePrefix = Annotated[str, msgspec.Meta(pattern=r"\A[!#-\[\]-~]*\Z")]  # RFC 6
 
 # Shares of `database_timeout_seconds`. All code names durations `seconds`, and monotonic deadlines `until`.
 CONNECT_SHARE = 0.8  # for connecting, so that it fails before the caller's deadline
-QUEUE_SHARE = 0.5  # for waiting for a connection; after a longer wait too little time is left
+QUEUE_SHARE = 0.5  # of any deadline, for waiting for a connection; later, too little time is left
 JOIN_SHARE = 0.75  # that the leader of a group commit must have left for others to join
 KEY_WAIT_SHARE = 0.4  # for a create to wait for another create with the same idempotency key
 

@@ -74,7 +74,11 @@ class Worker:
 
 
 async def run(settings: WorkerSettings, roles: frozenset[str], probes: Address, stop: asyncio.Event) -> None:
-    """Run *roles* until *stop*. Then let them finish work in progress, within *shutdown_seconds*."""
+    """Run *roles* until *stop*. Then let each finish its work in progress.
+
+    Consumers and the postman take at most a share of SHUTDOWN_SECONDS. A relay ends its pass, which has a
+    deadline of its own.
+    """
     async with open_pool(settings) as pool:
         relay_waker = RelayWaker(pool, seconds=settings.work_timeout_seconds)
         worker = Worker(settings, pool, roles, relay_waker)

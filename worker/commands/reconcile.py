@@ -15,7 +15,7 @@ from worker import reconciliation
 @click.option("--since", type=parameters.time, metavar="TIME", help="Only requests stored since TIME.")
 @answering
 async def reconcile(*, since: datetime | None) -> Answer:
-    """Compare requests, events, e-mails and calculations. The exit status is 1 if there is a discrepancy."""
+    """Find requests with a missing or overdue event or e-mail. The exit status is 1 if there is one."""
     first_id = first_id_at(since) if since else UUID(int=0)
     async with (
         connecting.postgres() as connection,

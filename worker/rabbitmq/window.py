@@ -79,7 +79,7 @@ async def wait(channel: aiormq.Channel, confirms: Confirms, *, until: float) -> 
         channel.message_id_delivery_tag.clear()  # A late return belongs to no window.
     if closing.cancelled():
         return None
-    reason = closing.exception()  # CancelledError, which is no Exception, if aiormq has stopped reading
+    reason = closing.exception()  # perhaps a CancelledError, a BaseException: aiormq has stopped reading
     return reason if isinstance(reason, Exception) else BrokerUnavailable("the connection is closed")
 
 

@@ -41,10 +41,10 @@ _LONGEST_FIND_SECONDS = 30.0
 # A transaction is idle while its events are published, for at most twice BROKER_TIMEOUT_SECONDS. If it is
 # idle for this much longer, the relay has stopped working. Then Postgres ends the session, and another relay
 # publishes the same events again.
-_SPARE_SECONDS = 2 * CLOSE_SECONDS
+_SPARE_SECONDS = 2 * CLOSE_SECONDS  # one to close the connection of the bypass, one to spare
 _BATCH_SIZE = 1_000  # events that are read and published together
 _HELD_BATCH_SIZE = 20  # held events, in addition. Each retry adds a copy to every queue that takes the event.
-_RETRY_SECONDS = 1.0  # an event's pause after its first refusal. It doubles with each refusal.
+_RETRY_SECONDS = 1.0  # an event's pause after its first failure. It doubles with each failure.
 
 _EXCHANGES = (topology.REQUESTS, topology.NOTIFICATIONS_ALONE)
 _NOT_CONFIRMED = "not confirmed: a bound queue has no majority of its members, or is very slow"
@@ -68,7 +68,7 @@ class Relay:
         self._pool = pool
         self._woken = woken
         self._obstacle = _NOT_CONNECTED
-        self._find_seconds = settings.work_timeout_seconds  # the deadline of the next find_lanes
+        self._find_seconds = settings.work_timeout_seconds  # the deadline of find_lanes, adapted to its time
         metrics.broker_blocked.set_function(lambda: self._obstacle == BLOCKED)
 
     async def check(self) -> None:
@@ -77,7 +77,7 @@ class Relay:
             raise NotReady(self._obstacle)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Relay until *stop*. Reconnect after every outage of RabbitMQ."""
+        """Relay until *stop*. Reconnect after every outage of RabbitMQ, and to replace a channel."""
         pauses = Pauses("relay_paused")
         while not stop.is_set():
             try:
@@ -125,6 +125,7 @@ class Relay:
             return 0
         async with connections.transaction(
             self._pool,
+            # For publishing twice, as `_publish` may; for reading and settling as long as finding may take.
             seconds=2 * self._settings.broker_timeout_seconds + 2 * self._find_seconds,
             # If Postgres crashes and loses this commit, the same events are published again, in order.
             waits_for_disk=False,
@@ -153,7 +154,7 @@ class Relay:
         return len(delivered) + len(to_hold)
 
     async def _find_lanes(self) -> list[int]:
-        """Return the lanes with work, and allow the next pass twice the time that it took to find them."""
+        """Return the lanes with work. The deadline of the next pass follows from the time that this took."""
         began = time.monotonic()
         async with connections.acquired(self._pool, seconds=self._find_seconds) as connection:
             with_work = await outbox_tables.find_lanes(connection)
@@ -166,7 +167,8 @@ class Relay:
     ) -> PublishResult:
         """Publish a window while the transaction on *connection* keeps the lanes locked.
 
-        If Postgres fails meanwhile, another relay may lock the lanes. So the publish is cancelled.
+        If a publish takes long, Postgres is told to wait. If it has failed, another relay may have locked the
+        lanes. So the publish is cancelled: its events would be repeats, or of requests erased meanwhile.
         """
         longest = 2 * self._settings.broker_timeout_seconds
         publishing = asyncio.create_task(self._publish(publisher, window))
@@ -181,6 +183,7 @@ class Relay:
     async def _publish(self, publisher: Publisher, window: Sequence[OutboxRow]) -> PublishResult:
         """Publish a window. If RabbitMQ works, but does not confirm an event in time, the event has failed.
 
+        Over a second connection, as this one may be blocked, a probe shows whether RabbitMQ works.
         While a bound quorum queue has no majority, RabbitMQ confirms no message for it, and blocks the
         channel for a minute per message. The queue may be another team's. E-mails must not wait for it. So
         the unconfirmed `request.created` are published to our own queue as well, over another connection.
@@ -210,9 +213,9 @@ class Relay:
 
 
 def _first_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-    """Return the first event of each request. If it were refused, a later one would overtake it.
+    """Return the first event of each request, without events that wait for a held one.
 
-    Events that wait for a held one are left out.
+    If a window had two events of a request, and the first failed, the second would overtake it.
     """
     first: dict[UUID, OutboxRow] = {}
     for row in rows:

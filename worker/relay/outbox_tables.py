@@ -1,9 +1,9 @@
 """Reads and settles the events in the tables outbox and outbox_held. loop.py locks their lanes first.
 
-A refused event: `hold` moves it to outbox_held, and `postpone` sets when it is due again. In the next pass,
-`read` finds that the later events of its request must wait, and `hold` moves them, too. When the refused
-event is due, `read` returns it. Once RabbitMQ has confirmed it, `delete` deletes it. A trigger in schema.sql
-then makes the next held event of its request due.
+An event fails if RabbitMQ refuses, returns or does not confirm it. Then `hold` moves it to outbox_held, and
+`postpone` sets when it is due again. In the next pass, `read` finds that the later events of its request must
+wait, and `hold` moves them, too. When the failed event is due, `read` returns it. Once RabbitMQ has confirmed
+it, `delete` deletes it. A trigger in schema.sql then makes the next held event of its request due.
 """
 
 from collections.abc import Mapping, Sequence
@@ -146,7 +146,7 @@ async def hold(connection: Connection, events: Sequence[OutboxRow]) -> None:
                                  attempts, next_attempt_at)
         SELECT lane, id, request_id, type, sequence, traceparent, payload, created_at, 0, '-infinity'
           FROM moved
-         ORDER BY id
+         ORDER BY id -- The trigger must see the earlier events of a request.
         """,
         *_keys(events),
     )

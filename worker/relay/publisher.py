@@ -20,15 +20,18 @@ from worker.rabbitmq.window import Message, wait, write
 from worker.relay.outbox_tables import OutboxRow
 
 _UNBOUND_KEY = "relay.probe"
-_REFUSED = "refused by the broker"
-# A channel on which events are refused is replaced once it is this old. After the loss of a queue's leader,
-# RabbitMQ 3.10 may refuse all that the channel publishes to the queue, until the lost node is back. A new
-# channel works. If the queue is only full, the replacement is in vain.
+_NACKED = "refused by the broker"
+# A channel on which events are refused is replaced, with its connection, once it is this old. After the loss
+# of a queue's leader, RabbitMQ 3.10 may refuse all that the channel publishes to the queue, until the lost
+# node is back. A new channel works. If the queue is only full, the replacement is in vain.
 _REFUSING_SECONDS = 5.0
 
 
 class PublishResult(msgspec.Struct, frozen=True):
-    """The outcome of a window, by row id. An event neither confirmed nor failed counts as not sent."""
+    """The outcome of a window, by row id.
+
+    An event neither confirmed nor failed stays in its table, and is published again. It may have been sent.
+    """
 
     confirmed: frozenset[int] = frozenset()
     failed: Mapping[int, str] = {}  # the reason by row id
@@ -77,8 +80,8 @@ class Publisher:
     async def publish(self, window: Sequence[OutboxRow]) -> PublishResult:
         """Publish all events of *window* together, and wait for their confirms, within one timeout.
 
-        After an outage, or if this is cancelled, messages may be numbered but unsent. Then the channel is not
-        used again.
+        After an outage, or if this is cancelled, messages may have a delivery tag but be unsent. So the
+        channel is not used again.
 
         No two events may belong to one request. If the first were refused, the second would overtake it.
         """
@@ -99,7 +102,7 @@ class Publisher:
             result = _result(window, confirms, reason)
         if await self._is_blocked(result.outage):
             return msgspec.structs.replace(result, outage=BrokerUnavailable(BLOCKED))
-        is_refusing = _REFUSED in result.failed.values() and began > self._opened + _REFUSING_SECONDS
+        is_refusing = _NACKED in result.failed.values() and began > self._opened + _REFUSING_SECONDS
         self._is_intact = result.outage is None and not is_refusing
         return result
 
@@ -171,7 +174,7 @@ def _result(
             case PublishError():
                 failed[row.id] = "returned: no queue is bound for it"
             case DeliveryError():
-                failed[row.id] = _REFUSED
+                failed[row.id] = _NACKED
             case AMQPError() as error:
                 outage = error
             case error:  # AMQP cannot carry the event. The service writes no such event.
