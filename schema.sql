@@ -201,7 +201,7 @@ CREATE TABLE email (
     state           text NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'sent', 'failed')),
     attempts        integer NOT NULL DEFAULT 0,
     next_attempt_at timestamptz NOT NULL DEFAULT now(),
-    claimed_by      uuid,      -- the process that is sending the e-mail, until next_attempt_at
+    claimed_by      uuid,      -- the process that has claimed the e-mail, until next_attempt_at
     server_reply    text,
     created_at      timestamptz NOT NULL DEFAULT now(),
     settled_at      timestamptz,   -- the time of request.email_sent or request.email_failed, in whole seconds

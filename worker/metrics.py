@@ -41,7 +41,7 @@ consumer_dead_letters = Gauge(
     ["queue"],
 )
 
-emails = Counter("emails_total", "Attempts to send an e-mail, by outcome.", ["outcome"])
+emails = Counter("emails_total", "Claims on e-mails that ended, by outcome.", ["outcome"])
 emails_pending = Gauge("emails_pending", "E-mails neither accepted nor failed; at most 10,000 are counted.")
 emails_oldest_age = Gauge(
     "emails_oldest_pending_age_seconds", "Age of the oldest pending e-mail, or 0 if there is none."

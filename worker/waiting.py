@@ -25,13 +25,13 @@ class Pauses:
         self._seconds = _SHORTEST_SECONDS
 
     async def log_and_wait(
-        self, error: Exception, stop: asyncio.Event, *, longest: float = _LONGEST_SECONDS, **facts: int
+        self, error: Exception, *ends: asyncio.Event, longest: float = _LONGEST_SECONDS, **facts: int
     ) -> None:
-        """Log an outage with *facts*. Pause, longer each time up to *longest* seconds, or until *stop*."""
+        """Log an outage with *facts*. Pause until one of *ends*, longer each time, or *longest* seconds."""
         seconds = min(self._seconds, longest) * random.uniform(0.5, 1.0)  # noqa: S311 - spreads replicas
         self._seconds = min(2 * self._seconds, longest)
         _log.warning(self._event, pause_seconds=round(seconds, 2), error=logs.summarize(error), **facts)
-        await wait_at_most(seconds, stop)
+        await wait_at_most(seconds, *ends)
 
 
 async def wait_at_most(seconds: float | None, *events: asyncio.Event) -> None:

@@ -95,13 +95,13 @@ class Claims:
             outcome=outcome.label,
             reason=outcome.reason if isinstance(outcome, EmailEnd) else None,
             smtp_code=outcome.smtp_code,  # not the reply, which may quote an address
-            attempts=email.attempts + 1,
+            attempts=email.attempts + (outcome.label != "given_back"),
         )
 
     async def _record(self, outcome: Outcome) -> None:
         """Record an outcome. Retry until it is recorded, because only this process knows the reply.
 
-        But in an outage of Postgres a `Release` is not recorded, and the claim expires.
+        In an outage of Postgres, or while its row is locked, a `Release` is not recorded. The claim expires.
         """
         while True:
             try:

@@ -1,7 +1,7 @@
 """The ledger of e-mails, a row for each, with the mail server's last reply.
 
 An e-mail is pending until it ends: until it is sent or has failed. A process claims an e-mail before it makes
-an attempt to send it, so that no other process does. Each attempt has one of these outcomes:
+an attempt to send it, so that no other process does. Each claim ends with one of these outcomes:
 
 - sent: the mail server accepted the content.
 - failed: the e-mail will not be sent. The mail server refused it for good, it was given up after days, or it
@@ -165,7 +165,7 @@ _CLAIM = f"""
 async def renew(
     connection: Connection, process_id: UUID, email_keys: Sequence[str], *, seconds: float
 ) -> set[str]:
-    """Renew a process's claims on e-mails that it is sending. Returns the keys of the renewed claims."""
+    """Renew a process's claims on e-mails. Returns the keys of the renewed claims."""
     rows = await connection.fetch(
         """
         UPDATE email
@@ -210,10 +210,7 @@ _FIND_PENDING = """
 
 
 async def release(connection: Connection, process_id: UUID, outcome: Release) -> None:
-    """Record an outcome of a process's attempt, and release its claim.
-
-    If another transaction has locked the row, nothing is recorded, and the claim expires.
-    """
+    """Record an outcome of a process's attempt, and release its claim."""
     await connection.execute(
         """
         UPDATE email
@@ -221,12 +218,9 @@ async def release(connection: Connection, process_id: UUID, outcome: Release) ->
                server_reply = coalesce($4, server_reply),
                claimed_by = NULL,
                next_attempt_at = now() + make_interval(secs => $3)
-         WHERE email_key = (SELECT email_key
-                             FROM email
-                            WHERE email_key = $2
-                              AND claimed_by = $1
-                              AND state = 'pending'
-                              FOR UPDATE SKIP LOCKED)
+         WHERE email_key = $2
+           AND claimed_by = $1
+           AND state = 'pending'
         """,
         process_id,
         outcome.email_key,

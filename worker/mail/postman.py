@@ -54,12 +54,16 @@ class Postman:
         self._sender = Sender.parse(settings.mail_from)
         self._mailer = Mailer(settings)
         self._claims = Claims(settings, pool, relay)
-        self._wake = wake  # set when an e-mail was added, or when there may be room for another
+        # Set if the main loop has something to do: an e-mail was added, a claim ended, or a connection was
+        # opened or closed.
+        self._wake = wake
         self._waiting: asyncio.Queue[Email] = asyncio.Queue()  # claimed, but not taken by a connection yet
-        self._connections: set[asyncio.Task[None]] = set()
-        self._is_opening = False  # whether one of them is being opened, or pauses because it could not be
-        self._open = 0  # the number of the others
-        self._idle: set[asyncio.Task[None]] = set()  # those without an e-mail
+        self._senders: set[asyncio.Task[None]] = set()  # Each opens a connection and sends over it.
+        self._idle: set[asyncio.Task[None]] = set()  # the senders without an e-mail
+        # The sender that opens its connection, or pauses because it could not.
+        self._opening: asyncio.Task[None] | None = None
+        self._open = 0  # the number of open connections
+        self._last_closed = asyncio.Event()  # set when no connection is open any more
         self._accepted_at = -math.inf  # when the mail server last accepted an e-mail, by this machine's clock
         self._pauses = Pauses("mail_paused")
         self._claiming_pauses = Pauses("emails_not_claimed")
@@ -68,8 +72,8 @@ class Postman:
     async def run(self, stop: asyncio.Event) -> None:
         """Send due e-mails until *stop*. Resume after every outage of the mail server or Postgres.
 
-        After *stop* no more content is sent. Nearly all the shutdown time is for replies to content that was
-        sent before, because an e-mail whose reply is missed is sent again, once its claim has expired.
+        After *stop* no more DATA is sent. Nearly all the shutdown time is for replies to earlier DATA and its
+        content, because an e-mail whose reply is missed is sent again, once its claim has expired.
         """
         self._stop = stop
         async with in_background("email_claims", self._claims.renew):
@@ -77,14 +81,16 @@ class Postman:
                 await keep_running("emails", self._claim_until_stopped)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._settings.shutdown_seconds * _STOPPING_SHARE):
-                        for connection in self._idle:
-                            connection.cancel()
+                        for sender in self._idle:
+                            sender.cancel()
+                        if self._opening is not None:
+                            self._opening.cancel()
                         await self._give_back_waiting()
-                        await asyncio.gather(*self._connections, return_exceptions=True)
+                        await asyncio.gather(*self._senders, return_exceptions=True)
             finally:
-                for connection in self._connections:
-                    connection.cancel()
-                await asyncio.gather(*self._connections, return_exceptions=True)
+                for sender in self._senders:
+                    sender.cancel()
+                await asyncio.gather(*self._senders, return_exceptions=True)
 
     async def _claim_until_stopped(self) -> None:
         """Claim due e-mails and open connections for them. Wait whenever there is nothing to do."""
@@ -107,27 +113,30 @@ class Postman:
 
     async def claim_due(self) -> int:
         """Claim as many due e-mails as there is room for. Returns their number."""
-        room = self._settings.email_concurrency * _EMAILS_PER_CONNECTION - self._claims.count
+        room = self._open * _EMAILS_PER_CONNECTION - self._claims.count
+        if self._may_open:
+            room += 1  # the e-mail for which the next connection is opened
         if rate := self._settings.email_rate:
             room = min(room, max(1, int(rate / 10)))  # at most what the rate allows in 0.1 s
-        if not self._open:  # If no connection can be opened, the e-mail is given back. So one is enough.
-            room = min(room, 0 if self._is_opening else 1)
         claimed = await self._claims.claim(room) if room > 0 else []
         for email in claimed:
             self._waiting.put_nowait(email)
         return len(claimed)
 
-    def _open_connection_if_needed(self) -> None:
-        """Open a connection if more e-mails wait than connections are idle.
+    @property
+    def _may_open(self) -> bool:
+        """Whether another connection may be opened.
 
         One is opened at a time, so that a mail server that refuses us gets one connection after each pause.
         """
-        is_allowed = not self._is_opening and self._open < self._settings.email_concurrency
-        if is_allowed and self._waiting.qsize() > len(self._idle):
-            self._is_opening = True
-            connection = asyncio.create_task(self._send_over_connection())
-            self._connections.add(connection)
-            connection.add_done_callback(self._connections.discard)
+        return self._opening is None and self._open < self._settings.email_concurrency
+
+    def _open_connection_if_needed(self) -> None:
+        """Open a connection if more e-mails wait than connections are idle."""
+        if self._may_open and self._waiting.qsize() > len(self._idle):
+            self._opening = asyncio.create_task(self._send_over_connection())
+            self._senders.add(self._opening)
+            self._opening.add_done_callback(self._senders.discard)
 
     async def _send_over_connection(self) -> None:
         """Open a connection, and send e-mails over it, one after another."""
@@ -138,10 +147,15 @@ class Postman:
                 await self._give_back_waiting(outage.reply)
             code = outage.reply.code
             longest = _LONGEST_PAUSE_AFTER_REFUSAL_SECONDS if code else _LONGEST_PAUSE_SECONDS
-            await self._pauses.log_and_wait(outage, self._stop, longest=longest, smtp_code=code)
+            # The mail server may have refused this connection because of the others. Then it takes one again
+            # once they are closed.
+            self._last_closed.clear()
+            await self._pauses.log_and_wait(
+                outage, self._stop, self._last_closed, longest=longest, smtp_code=code
+            )
             return
         finally:
-            self._is_opening = False
+            self._opening = None
             self._wake.set()
         self._pauses.reset()
         self._open += 1
@@ -151,9 +165,11 @@ class Postman:
                 if not await session.begin_next():
                     break
         finally:
-            await session.end()
             self._open -= 1
+            if not self._open:
+                self._last_closed.set()
             self._wake.set()
+            await session.end()
 
     async def _next_email(self) -> Email | None:
         """Wait for an e-mail. Returns None to close the connection.
@@ -163,20 +179,20 @@ class Postman:
         """
         if self._stop.is_set():
             return None
-        connection = cast("asyncio.Task[None]", asyncio.current_task())
-        self._idle.add(connection)
+        sender = cast("asyncio.Task[None]", asyncio.current_task())
+        self._idle.add(sender)
         try:
             async with asyncio.timeout(_IDLE_SECONDS):
                 return await self._waiting.get()
         except TimeoutError:
             return None
         finally:
-            self._idle.discard(connection)
+            self._idle.discard(sender)
 
-    async def _give_back_waiting(self, outage: Reply | None = None) -> None:
+    async def _give_back_waiting(self, reply: Reply | None = None) -> None:
         """Give back the e-mails that wait for a connection, so that any process may send them."""
         emails = [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
-        await asyncio.gather(*(self._settle(email, given_back(email, outage)) for email in emails))
+        await asyncio.gather(*(self._settle(email, given_back(email, reply)) for email in emails))
 
     async def _settle(self, email: Email, outcome: Outcome) -> None:
         with _about(email):

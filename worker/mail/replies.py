@@ -81,9 +81,9 @@ def outcome_of(reply: Reply, email: Email, settings: EmailSettings, *, others_ac
     """Return the outcome that a mail server's reply to RCPT or the content has for an e-mail.
 
     A 5xx is final, unless the sender is at fault: our address, login or machine. Other refusals postpone the
-    e-mail, for pauses that double, until the e-mail is older than EMAIL_GIVE_UP_SECONDS. Then it fails. But a
-    fault of ours must not fail many e-mails. So if the sender is at fault, the e-mail fails only if the mail
-    server has lately accepted others.
+    e-mail, for pauses that double, until the e-mail is older than EMAIL_GIVE_UP_SECONDS. Then it fails, but
+    not at its first attempt, which may follow a long outage. A fault of ours must not fail many e-mails. So
+    if the sender is at fault, the e-mail fails only if the mail server has lately accepted others.
 
     No reply to the content counts as an attempt, too, because the mail server may have accepted the e-mail.
     """
@@ -93,16 +93,16 @@ def outcome_of(reply: Reply, email: Email, settings: EmailSettings, *, others_ac
     if reply.code >= 500 and fault != "sender":
         return email.ended(reply.words, "refused", reply.code)
     age = (datetime.now(UTC) - email.created_at).total_seconds()
-    if age >= settings.email_give_up_seconds and (fault != "sender" or others_accepted):
+    if email.attempts and age >= settings.email_give_up_seconds and (fault != "sender" or others_accepted):
         return email.ended(reply.words, "gave_up", reply.code)
     doubled = settings.email_retry_seconds * 2 ** min(email.attempts, _MOST_DOUBLINGS)
     pause = min(doubled, settings.longest_email_pause_seconds)
     return Release(email.email_key, "postponed", pause, reply.words, reply.code)
 
 
-def given_back(email: Email, outage: Reply | None = None) -> Release:
+def given_back(email: Email, reply: Reply | None = None) -> Release:
     """Return the outcome `given_back`, perhaps with the reply that shows an outage of the mail server."""
-    words, code = (outage.words, outage.code) if outage else (None, 0)
+    words, code = (reply.words, reply.code) if reply else (None, 0)
     return Release(email.email_key, "given_back", reply=words, smtp_code=code)
 
 

@@ -15,8 +15,8 @@ from worker.mail.replies import NO_REPLY, Reply
 from worker.settings import EmailSettings
 
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
-# The reply to the content may take this many times as long as another reply, because the server filters the
-# content first. This allows ten minutes by default (RFC 5321, section 4.5.3.2.6).
+# The replies to DATA and to the content may take this many times as long as others, because the server
+# filters the content first. This allows ten minutes by default (RFC 5321, section 4.5.3.2.6).
 _CONTENT_PATIENCE = 10
 _QUIT_SECONDS = 1.0
 
@@ -44,8 +44,8 @@ class Session:
     async def begin_next(self) -> bool:
         """Begin the next e-mail by MAIL. Returns False if the next e-mail needs a new connection.
 
-        That is so after a refusal: the mail server may still have the recipient of that e-mail, and would
-        send the next e-mail to it, too.
+        That is so after a refusal, and after a recipient whose content was not sent: the mail server may
+        still have this recipient, and would send the next e-mail to it, too.
         """
         if self._latest.to == "content" and self._latest.is_acceptance:
             await self._run("MAIL", self._connection.mail(self._sender))

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from tests.harness.in_process import running
 from tests.harness.mail_server import ScriptedMailServer, Session
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, until
 from tests.worker.commands.steps import intend
 from tests.worker.conftest import running_postman, settings_with, store
 from tests.worker.mail.conftest import all_are, announced, attempts, record_emails
@@ -126,6 +126,46 @@ async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settin
         pauses = sum(log["event"] == "mail_paused" for log in logs)
         assert len(server.contents) == 60
         assert 2 < server.connections <= settings.email_concurrency + pauses
+
+
+class SingleMailServer(ScriptedMailServer):
+    """Accepts one connection, and waits with the reply to its content until *goes_on*."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused = 0
+        self.goes_on = asyncio.Event()
+
+    async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
+        """Return the reply to a command."""
+        if command == "greeting" and self.open_connections > 1:
+            self.refused += 1
+            session.closes_after_reply = True
+            return b"421 Too many concurrent SMTP connections"
+        if command == "content":
+            await self.goes_on.wait()
+        return await super().reply_to(session, command, sent)
+
+
+async def test_process_claims_no_more_than_its_connections_carry_and_opens_one_when_the_last_is_closed(
+    worker_settings, database, monkeypatch
+):
+    await record_emails(database, 20)
+    async with (
+        SingleMailServer() as server,
+        running_postman(worker_settings, smtp_url=server.url, email_concurrency=8) as postman,
+    ):
+        await eventually(lambda: server.refused)
+        monkeypatch.setattr(postman._pauses, "_seconds", 60.0)  # noqa: SLF001 - as after many refusals
+        earlier = server.refused
+        await eventually(lambda: server.refused > earlier)
+        assert not await until(lambda: server.refused > earlier + 1, seconds=1.0)
+        assert await database.fetchval("SELECT count(claimed_by) FROM email") <= 3
+
+        server.replies["content"] = b"451 Try again later"  # and so the only connection is closed
+        server.goes_on.set()
+
+        assert await until(lambda: len(server.contents) > 1, seconds=15.0)
 
 
 class TiredMailServer(ScriptedMailServer):
