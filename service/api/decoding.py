@@ -1,7 +1,7 @@
 """Decodes bodies and queries into structs: strictly, and with every failing field reported at once.
 
 Litestar converts with `strict=False`, and stops at the first failing field. A handler gets its `data`
-decoded here. All that is needed of a struct are the annotations of its fields.
+decoded here by its `dto`. All that is needed of a struct are the annotations of its fields.
 """
 
 import re
@@ -15,12 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 from urllib.parse import parse_qsl
 
 import msgspec
-from litestar import Request
-from litestar.di import Provide
 from litestar.dto import MsgspecDTO
 from litestar.openapi.spec import Schema
-from litestar.plugins import SerializationPlugin
-from litestar.typing import FieldDefinition
 from msgspec.structs import replace
 
 from service import json_faults, text_rules
@@ -65,20 +61,6 @@ class BodyDecoder(MsgspecDTO[Kind]):
         return Schema()
 
 
-class BodyDecoding(SerializationPlugin):
-    """Has Litestar decode the `data` of each handler by a BodyDecoder."""
-
-    def supports_type(self, field_definition: FieldDefinition) -> bool:
-        """Whether the type is a body."""
-        return field_definition.is_subclass_of(Sent)
-
-    def create_dto_for_type(self, field_definition: FieldDefinition) -> type[BodyDecoder[Any]]:
-        """Return the decoder of a type that is supported."""
-        generic: Any = BodyDecoder
-        decoder: type[BodyDecoder[Any]] = generic[field_definition.annotation]
-        return decoder
-
-
 def parse(kind: type[Kind], body: bytes) -> Kind:
     """Read a body. Raises ApiError if it is not JSON, and InvalidSubmission with all failing fields."""
     try:
@@ -105,23 +87,12 @@ def _read(kind: type[Kind], body: bytes) -> Kind:
     return parsed
 
 
-def provide_query(kind: type[Kind]) -> Provide:
-    """Return the dependency of a handler that takes a query.
-
-    Litestar itself would pass unknown parameters, take the last of several with the same name, and stop at
-    the first failing one.
-    """
-
-    def provide(request: Request[Any, Any, Any]) -> Kind:
-        return parse_query(kind, request.scope["query_string"])
-
-    return Provide(provide, sync_to_thread=False)
-
-
 def parse_query(kind: type[Kind], query_string: bytes) -> Kind:
     """Read a query. Raises InvalidSubmission with all failing parameters.
 
-    Only as many parameters are read as can be reported, because a query may have thousands.
+    Litestar itself would pass unknown parameters, take the last of several with the same name, and stop at
+    the first failing one. Only as many parameters are read as can be reported, because a query may have
+    thousands.
     """
     parts = [part for part in query_string.decode("latin-1").split("&") if part]
     most = len(kind.__struct_fields__) + UNKNOWN_FIELDS_NAMED
@@ -208,22 +179,19 @@ _FORMATS = {
     "Invalid UUID": "a UUID",
     "Invalid decimal string": "a decimal number",
 }
-_LENGTH = re.compile("Expected `(str|array|object)` of length <= ([0-9]+)")
 _COUNTED = {"str": "characters", "array": "items", "object": "fields"}
-_MISSING = re.compile("Object missing required field `(.*)`")
-_STEPS = re.compile(r"\.(\w+)|\[([0-9]+)\]")
 
 
 def _classify(name: str, problem: str, value: Any, kind: Any) -> FieldError:  # noqa: ANN401 - as in _convert
     """Return the error for a problem that msgspec reports about a field's value, or about a part of it."""
     problem, _, place = problem.partition(" - at `$")
-    path = [name, *(member or index for member, index in _STEPS.findall(place))]
+    path = [name, *(member or index for member, index in re.findall(r"\.(\w+)|\[([0-9]+)\]", place))]
     words = json_faults.in_json_words(problem)
-    if missing := _MISSING.fullmatch(problem):
+    if missing := re.fullmatch("Object missing required field `(.*)`", problem):
         return field_error(_REQUIRED, *path, missing[1])
     if problem in _FORMATS:
         failure: Failure = ("invalid_type", f"Expected {_FORMATS[problem]}, got another string.")
-    elif length := _LENGTH.fullmatch(problem):
+    elif length := re.fullmatch("Expected `(str|array|object)` of length <= ([0-9]+)", problem):
         failure = too_long(int(length[2]), None if place else value, of=_COUNTED[length[1]])
     elif problem.startswith("Expected "):
         failure = ("invalid_type" if ", got " in problem else "out_of_range", f"{words}.")

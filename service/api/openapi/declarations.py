@@ -29,13 +29,15 @@ class Documented(msgspec.Struct, frozen=True, kw_only=True):
     *answers* are payloads, and *failures* are errors, by the names of their examples. The example of an error
     is the actual response to it. What `common_failures` returns need not be listed. A handler with a body has
     a *refused_body*, in which fields are invalid. Valid bodies are made of the examples of the fields.
-    *parameters* are headers that the handler reads itself, because Litestar passes on one of several with the
-    same name. *headers* are those that successful answers can have: sets of names, in lower case.
+    The handler itself reads its *query*, and the headers in *parameters*, because Litestar passes on one of
+    several with the same name. *headers* are those that successful answers can have: sets of names, in lower
+    case.
     """
 
     answers: Mapping[str, msgspec.Struct] = {}
     refused_body: bytes = b""
     failures: Mapping[str, Exception] = {}
+    query: type[Sent] = Sent
     parameters: Sequence[Parameter] = ()
     headers: Sequence[AbstractSet[str]] = (frozenset(),)
     links: Mapping[str, Any] = {}

@@ -5,8 +5,8 @@
   (`openapi/spec/base.py`). So a handler's `opt` has a Documented (declarations.py).
 - Schemas lack constraints, `extra_json_schema` and `additionalProperties`
   (`_openapi/schema_generation/schema.py`). `complete` replaces them by those that msgspec makes.
-- A dependency's parameters are those of its signature (`_openapi/parameters.py`), which a struct of them
-  has not. `complete` adds them. Descriptions and examples are written twice.
+- Of a handler's signature it takes each parameter by itself (`_openapi/parameters.py`), not a struct of them.
+  `complete` adds those of its query. Descriptions and examples are written twice.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from litestar import Litestar, MediaType, Response
 from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 
-from service.api.decoding import Sent, parse
+from service.api.decoding import parse
 from service.api.envelope import ErrorEnvelope, fail, succeed
 from service.api.errors import ApiError, translate
 from service.api.openapi import schemas
@@ -42,7 +42,7 @@ def complete(app: Litestar) -> dict[str, Any]:
             handler = handlers[operation["operationId"]]
             answer = _answer_type(handler)
             documented: Documented = handler.opt.get("documented", Documented())
-            _describe(operation, handler, documented)
+            _describe(operation, documented)
             failures = common_failures(operation, path) | dict(documented.failures)
             types.append(answer)
             if handler.parsed_data_field:
@@ -66,21 +66,18 @@ def handlers_by_operation(app: Litestar) -> dict[str, HTTPRouteHandler]:
     return {handler.handler_name: handler for route in routes for handler in route.route_handlers}
 
 
-def _describe(operation: dict[str, Any], handler: HTTPRouteHandler, documented: Documented) -> None:
+def _describe(operation: dict[str, Any], documented: Documented) -> None:
     """Take the summary from the docstring, and complete the parameters."""
     operation["summary"], _, description = operation.pop("description").partition(".")
     if description:
         operation["description"] = description.strip()
     parameters = [_simplified(each) for each in operation.get("parameters", ())]
-    for name, field in handler.parsed_fn_signature.parameters.items():
-        if field.is_subclass_of(Sent) and name != "data":
-            parameters += schemas.parameters(field.annotation)
+    parameters += schemas.parameters(documented.query)
     parameters += [each.to_schema() for each in documented.parameters]
     operation["parameters"] = parameters + _EVERYWHERE
 
 
 def _answer_type(handler: HTTPRouteHandler) -> Any:  # noqa: ANN401 - a type
-    """Return the type of the handler's answer: an Envelope."""
     returned = handler.parsed_return_field
     return (returned.inner_types[0] if returned.is_subclass_of(Response) else returned).annotation
 
@@ -101,7 +98,6 @@ def _answers(answer: object, documented: Documented) -> dict[str, dict[str, Any]
 
 
 def _refusals(failures: Mapping[str, Exception]) -> dict[str, dict[str, Any]]:
-    """Return the responses that are errors."""
     by_status: dict[HTTPStatus, dict[str, ApiError]] = {}
     for name, failure in failures.items():
         error = translate(failure)
