@@ -24,7 +24,6 @@ PARAMETER = Parameter(
     schema=Schema(type=OpenAPIType.STRING, pattern=PATTERN),
 )
 
-_KEY = re.compile(PATTERN)
 _LONGEST = 255
 
 
@@ -41,7 +40,7 @@ def parse_key(values: Sequence[str]) -> str | None:
     key = value.strip('"')
     if len(key) > _LONGEST:
         raise _refusal(f"The Idempotency-Key has {len(key)} characters: at most {_LONGEST} are accepted.")
-    if not _KEY.fullmatch(value):
+    if not re.fullmatch(PATTERN, value):
         raise _refusal(
             "The Idempotency-Key is malformed: send 1 to 255 ASCII letters, digits, hyphens and underscores; "
             "or, in double quotes, printable ASCII without double quotes and backslashes."
