@@ -10,7 +10,6 @@ from litestar.status_codes import HTTP_204_NO_CONTENT
 
 from service.api import errors, questionnaire
 from service.api.api_request import ApiRequest
-from service.api.decoding import BodyDecoding
 from service.api.openapi import document, documenting, page
 from service.api.requests import Requests
 from service.api.resources import Resources
@@ -58,7 +57,6 @@ def of_endpoints() -> dict[str, Any]:
         "exception_handlers": {Exception: errors.respond},
         "request_class": ApiRequest,
         "request_max_body_size": LARGEST_BODY,
-        "plugins": [BodyDecoding()],
         "return_dto": None,  # Otherwise a handler's body decoder would also encode its answer.
     }
 
@@ -82,7 +80,6 @@ async def answer_probe(request: ApiRequest[None]) -> asgi.Response:
 async def _lifespan(
     app: Litestar, *, settings: ServiceSettings, secret_keys: SecretKeyRing
 ) -> AsyncIterator[None]:
-    """Open the resources that the handlers use, and close them in reverse order."""
     seconds = settings.database_timeout_seconds
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings))

@@ -110,9 +110,8 @@ class CreateBody(Sent, frozen=True, kw_only=True):
     @classmethod
     def joint_errors(cls, sent: Mapping[str, Any], *, others: bool) -> list[FieldError]:
         """Return the error of the reason if there are others. Alone, it counts only if the waiver applies."""
-        errors = _errors_of_reason(
-            sent
-        )  # Always, because a reason that is not JSON makes the body malformed.
+        # Always looked for, because a reason that is not JSON makes the body malformed.
+        errors = _errors_of_reason(sent)
         return errors if others else []
 
     def validated(self, *, waiver_applies: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Decodes bodies and queries into structs: strictly, and with every failing field reported at once.
 
 Litestar converts with `strict=False`, and stops at the first failing field. A handler gets its `data`
-decoded here. All that is needed of a struct are the annotations of its fields.
+decoded here by its `dto`. All that is needed of a struct are the annotations of its fields.
 """
 
 import re
@@ -19,8 +19,6 @@ from litestar import Request
 from litestar.di import Provide
 from litestar.dto import MsgspecDTO
 from litestar.openapi.spec import Schema
-from litestar.plugins import SerializationPlugin
-from litestar.typing import FieldDefinition
 from msgspec.structs import replace
 
 from service import json_faults, text_rules
@@ -63,20 +61,6 @@ class BodyDecoder(MsgspecDTO[Kind]):
     def create_openapi_schema(cls, *_: object, **__: object) -> Schema:
         """Return nothing. openapi/documenting.py takes the schema that msgspec makes."""
         return Schema()
-
-
-class BodyDecoding(SerializationPlugin):
-    """Has Litestar decode the `data` of each handler by a BodyDecoder."""
-
-    def supports_type(self, field_definition: FieldDefinition) -> bool:
-        """Whether the type is a body."""
-        return field_definition.is_subclass_of(Sent)
-
-    def create_dto_for_type(self, field_definition: FieldDefinition) -> type[BodyDecoder[Any]]:
-        """Return the decoder of a type that is supported."""
-        generic: Any = BodyDecoder
-        decoder: type[BodyDecoder[Any]] = generic[field_definition.annotation]
-        return decoder
 
 
 def parse(kind: type[Kind], body: bytes) -> Kind:
@@ -208,22 +192,19 @@ _FORMATS = {
     "Invalid UUID": "a UUID",
     "Invalid decimal string": "a decimal number",
 }
-_LENGTH = re.compile("Expected `(str|array|object)` of length <= ([0-9]+)")
 _COUNTED = {"str": "characters", "array": "items", "object": "fields"}
-_MISSING = re.compile("Object missing required field `(.*)`")
-_STEPS = re.compile(r"\.(\w+)|\[([0-9]+)\]")
 
 
 def _classify(name: str, problem: str, value: Any, kind: Any) -> FieldError:  # noqa: ANN401 - as in _convert
     """Return the error for a problem that msgspec reports about a field's value, or about a part of it."""
     problem, _, place = problem.partition(" - at `$")
-    path = [name, *(member or index for member, index in _STEPS.findall(place))]
+    path = [name, *(member or index for member, index in re.findall(r"\.(\w+)|\[([0-9]+)\]", place))]
     words = json_faults.in_json_words(problem)
-    if missing := _MISSING.fullmatch(problem):
+    if missing := re.fullmatch("Object missing required field `(.*)`", problem):
         return field_error(_REQUIRED, *path, missing[1])
     if problem in _FORMATS:
         failure: Failure = ("invalid_type", f"Expected {_FORMATS[problem]}, got another string.")
-    elif length := _LENGTH.fullmatch(problem):
+    elif length := re.fullmatch("Expected `(str|array|object)` of length <= ([0-9]+)", problem):
         failure = too_long(int(length[2]), None if place else value, of=_COUNTED[length[1]])
     elif problem.startswith("Expected "):
         failure = ("invalid_type" if ", got " in problem else "out_of_range", f"{words}.")

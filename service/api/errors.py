@@ -3,7 +3,7 @@
 from asyncio import CancelledError
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import structlog
 from litestar import Request
@@ -27,11 +27,8 @@ from service.server.asgi import Scope
 from service.telemetry import logs
 
 Failure = tuple[ErrorCode, str]  # why a field is rejected: the code, and the message for the caller
-# The error code in WWW-Authenticate (RFC 6750, section 3.1); with "" the challenge has no code.
-Challenge: TypeAlias = Literal["", "invalid_request", "invalid_token", "insufficient_scope"]
 
 _SOON = {"retry-after": "1"}
-_AFTER_REPAIR = {"retry-after": "60"}  # if an operator has to act first
 
 _log = structlog.get_logger()
 
@@ -46,7 +43,8 @@ class ApiError(Exception):
         message: str,
         headers: Mapping[str, str] = {},
         *,
-        challenge: Challenge | None = None,
+        # The error code in WWW-Authenticate (RFC 6750, section 3.1); with "" the challenge has no code.
+        challenge: Literal["", "invalid_request", "invalid_token", "insufficient_scope"] | None = None,
         scope: str | None = None,
     ) -> None:
         super().__init__(message)
@@ -129,7 +127,7 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         HTTPStatus.SERVICE_UNAVAILABLE,
         "secret_unavailable",
         "The secret of this request is unavailable until an operator restores its key: try again later.",
-        _AFTER_REPAIR,
+        {"retry-after": "60"},
     ),
     # The process is stopping, and has cancelled the HTTP request.
     CancelledError: ApiError(

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 from http import HTTPStatus
+from typing import Annotated
 
-from litestar.openapi.spec import Parameter, Schema
-from litestar.openapi.spec.enums import OpenAPIType
+from litestar.params import HeaderParameter
 
 from service.api.errors import ApiError
 
@@ -15,33 +15,37 @@ REPLAYED = "Idempotent-Replayed"  # the header of a response to a repeat
 # a digit, as many UUIDs do. A token has no comma, so two headers that a proxy joined by a comma are no key.
 PATTERN = r"""^("[ !#-\[\]-~]{1,255}"|[A-Za-z0-9!#$%&'*+.^_`|~:/-]{1,255})$"""
 
-PARAMETER = Parameter(
-    name=IDEMPOTENCY_KEY,
-    param_in="header",
-    description="Makes it safe to send a request again: the same key with the same body returns the same "
-    "request. Up to 255 characters, for example a UUID; in double quotes, spaces and more punctuation "
-    "are allowed.",
-    schema=Schema(type=OpenAPIType.STRING, pattern=PATTERN),
-)
+# Litestar gives a handler one of several headers with the same name: see `parse_key`.
+IdempotencyKey = Annotated[
+    str | None,
+    HeaderParameter(
+        name=IDEMPOTENCY_KEY,
+        description="Makes it safe to send a request again: the same key with the same body returns the same "
+        "request. Up to 255 characters, for example a UUID; in double quotes, spaces and more punctuation "
+        "are allowed.",
+        schema_extra={"pattern": PATTERN},
+    ),
+]
 
-_KEY = re.compile(PATTERN)
 _LONGEST = 255
 
 
-def parse_key(values: Sequence[str]) -> str | None:
-    """Return the key in the *values* of the headers with this name, or None without one. Raises ApiError.
+def parse_key(value: str | None, values: Sequence[str] = ()) -> str | None:
+    """Return the key in the header's *value*, or None without the header. Raises ApiError.
+
+    *values* are those of all headers with this name, of which Litestar passes on one.
 
     `"a"` and `a` are the same key, because the draft requires quotes, but many callers send none.
     """
     if len(values) > 1:
         raise _refusal("There is more than one Idempotency-Key header: send one.")
-    if not values:
+    if value is None:
         return None
-    value = values[0].strip(" \t")
+    value = value.strip(" \t")
     key = value.strip('"')
     if len(key) > _LONGEST:
         raise _refusal(f"The Idempotency-Key has {len(key)} characters: at most {_LONGEST} are accepted.")
-    if not _KEY.fullmatch(value):
+    if not re.fullmatch(PATTERN, value):
         raise _refusal(
             "The Idempotency-Key is malformed: send 1 to 255 ASCII letters, digits, hyphens and underscores; "
             "or, in double quotes, printable ASCII without double quotes and backslashes."

@@ -20,10 +20,7 @@ from service.identifiers import parse_uuid, uuid_of
 DEFAULT_LIMIT = 20
 LARGEST_LIMIT = 100
 _NEWEST = PlaceByAge(UUID(int=2**128 - 1))  # no request is newer
-_OTHER_CURSOR: Failure = (
-    "invalid_cursor",
-    "Expected the next_cursor of an earlier page of the same list.",
-)
+_OTHER_CURSOR: Failure = ("invalid_cursor", "Expected the next_cursor of an earlier page of the same list.")
 _NO_FILTER: Failure = ("invalid_choice", "Send external_id or updated_since, not both.")
 _CURSOR = re.compile(r"(?:([0-9]{1,10})\.)?(req_\w{22})", re.ASCII)  # with seconds for a PlaceByChange
 

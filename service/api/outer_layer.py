@@ -45,7 +45,6 @@ class OuterLayer:
             await self._serve(scope, receive, send)
 
     async def _trace(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve an HTTP request as a span."""
         is_standard = scope["method"] in api_metrics.METHODS
         method, name = (scope["method"],) * 2 if is_standard else ("_OTHER", "HTTP")
         with tracing.span(

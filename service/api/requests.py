@@ -14,24 +14,17 @@ from litestar.status_codes import HTTP_200_OK
 
 from service.api.api_request import ApiRequest
 from service.api.bodies import CreateBody
-from service.api.decoding import parse_query, provide_query
+from service.api.decoding import BodyDecoder, parse_query, provide_query
 from service.api.envelope import Envelope, JSONResponse, succeed
-from service.api.guards import (
-    SecretHolder,
-    requires,
-    requires_reader,
-    requires_reader_or_secret,
-)
-from service.api.idempotency_key_header import IDEMPOTENCY_KEY, PARAMETER, REPLAYED, parse_key
+from service.api.guards import SecretHolder, requires, requires_reader, requires_reader_or_secret
+from service.api.idempotency_key_header import IDEMPOTENCY_KEY, REPLAYED, IdempotencyKey, parse_key
 from service.api.listing import CalculationRequestPage, ListQuery, cursor_of
 from service.api.openapi import examples
 from service.api.openapi.declarations import Documented, link, refusal
-from service.api.resources import Resources
 from service.authentication.access_tokens import READ, READ_ALL, WRITE, Caller, InternalReader
 from service.calculation_requests import conveyancers, event_history, reading, storing
 from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.model import (
-    CalculationRequest,
     CalculationRequestView,
     IdempotencyKeyInFlight,
     IdempotencyKeyReused,
@@ -44,7 +37,6 @@ from service.identifiers import parse_uuid
 from service.postgres.outages import PostgresUnavailable
 from service.telemetry import logs
 
-_TO_THE_REQUEST = link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid")
 _TO_ITS_EVENTS = link("events", to="list_events", uuid="$response.body#/data/uuid")
 
 Uuid = Annotated[
@@ -68,16 +60,16 @@ class Requests(Controller):
     @post(
         status_code=HTTP_200_OK,
         before_request=requires(WRITE),
+        dto=BodyDecoder[CreateBody],
         security=[{"access_token": [WRITE]}],
         documented=Documented(
             answers=examples.CREATED,
             refused_body=b'{"customer_email": "ada", "property_value": -1, "waive_fee": true}',
-            parameters=[PARAMETER],
             headers=[frozenset(), {REPLAYED.lower()}],
-            links=_TO_THE_REQUEST | _TO_ITS_EVENTS,
+            links=link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid") | _TO_ITS_EVENTS,
             failures={
-                "malformed_key": refusal(parse_key, ["a key"]),
-                "two_keys": refusal(parse_key, ["one", "two"]),
+                "malformed_key": refusal(parse_key, "a key"),
+                "two_keys": refusal(parse_key, "one", ["one", "two"]),
                 "erased": RequestErased(),
                 "key_in_flight": IdempotencyKeyInFlight(),
                 "key_reused": IdempotencyKeyReused(),
@@ -89,11 +81,12 @@ class Requests(Controller):
         self,
         request: ApiRequest[Caller],
         data: JSONBody[CreateBody],
+        idempotency_key: IdempotencyKey = None,
     ) -> JSONResponse[Envelope[CalculationRequestView]]:
         """Store a request for a calculation; its e-mail and its calculation follow."""
         resources, conveyancer_id = request.resources, request.user.conveyancer_id
         state = request.scope["state"]
-        key = parse_key(request.headers.getall(IDEMPOTENCY_KEY, []))
+        key = parse_key(idempotency_key, request.headers.getall(IDEMPOTENCY_KEY, []))
         until = time.monotonic() + resources.settings.database_timeout_seconds
         waiver_applies = False
         if data.calculation_fee_exempt:
@@ -135,9 +128,7 @@ class Requests(Controller):
         ),
     )
     async def list_requests(
-        self,
-        request: ApiRequest[Caller],
-        parameters: NamedDependency[SkipValidation[ListQuery]],
+        self, request: ApiRequest[Caller], parameters: NamedDependency[SkipValidation[ListQuery]]
     ) -> Envelope[CalculationRequestPage]:
         """List the caller's requests, newest first.
 
@@ -163,9 +154,7 @@ class Requests(Controller):
         ),
     )
     async def retrieve_request(
-        self,
-        request: ApiRequest[Caller | InternalReader | SecretHolder],
-        uuid: Uuid,
+        self, request: ApiRequest[Caller | InternalReader | SecretHolder], uuid: Uuid
     ) -> Envelope[RetrievedCalculationRequest]:
         """Read a request back.
 
@@ -174,14 +163,17 @@ class Requests(Controller):
         internal reader `secret` and `request_url` are null.
         """
         resources, reader = request.resources, request.user
-        if isinstance(reader, SecretHolder):
-            return succeed(resources.view(await _find_by_secret(resources, uuid, reader.secret)))
         request_id = _id_in(uuid, reader)
         async with resources.connection() as connection:
             if isinstance(reader, InternalReader):
                 stored = await reading.read_internally(connection, request_id)
-                return succeed(stored.view(secret=None, request_url=None))
-            stored = await reading.find(connection, request_id, conveyancer_id=reader.conveyancer_id)
+                return succeed(stored.view())
+            if isinstance(reader, SecretHolder):
+                stored = await reading.find_by_secret(
+                    connection, request_id, secret=reader.secret, keys=resources.secret_keys
+                )
+            else:
+                stored = await reading.find(connection, request_id, conveyancer_id=reader.conveyancer_id)
         return succeed(resources.view(stored))
 
     @get(
@@ -191,9 +183,7 @@ class Requests(Controller):
         documented=Documented(answers=examples.EVENTS),
     )
     async def list_events(
-        self,
-        request: ApiRequest[Caller | InternalReader],
-        uuid: Uuid,
+        self, request: ApiRequest[Caller | InternalReader], uuid: Uuid
     ) -> Envelope[CalculationRequestEvents]:
         """List what has happened to a request so far: its events, oldest first.
 
@@ -212,16 +202,8 @@ class Requests(Controller):
         return succeed(history.view())
 
 
-async def _find_by_secret(resources: Resources, uuid: str, secret: str) -> CalculationRequest:
-    request_id = parse_uuid(uuid)
-    if request_id is None:  # No query: the quicker 401 reveals only that the uuid is malformed.
-        raise WrongSecret
-    async with resources.connection() as connection:
-        return await reading.find_by_secret(connection, request_id, secret=secret, keys=resources.secret_keys)
-
-
-def _id_in(uuid: str, reader: Caller | InternalReader) -> UUID:
-    """Return the id in a path. Raises RequestNotFound, without using Postgres, if the id is malformed.
+def _id_in(uuid: str, reader: Caller | InternalReader | SecretHolder) -> UUID:
+    """Return the id in a path. Raises RequestNotFound or WrongSecret if the id is malformed.
 
     Each call of an internal reader is logged, because internal readers may read any firm's requests.
     """
@@ -229,6 +211,6 @@ def _id_in(uuid: str, reader: Caller | InternalReader) -> UUID:
     if isinstance(reader, InternalReader):
         known = uuid if request_id else None  # A malformed uuid may be personal data.
         _log.info("request_read_internally", client_id=reader.client_id, **logs.about(known, None))
-    if request_id is None:
-        raise RequestNotFound
+    if request_id is None:  # No query: a quicker 401 reveals only that the uuid is malformed.
+        raise WrongSecret if isinstance(reader, SecretHolder) else RequestNotFound
     return request_id

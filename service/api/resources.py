@@ -52,5 +52,5 @@ class Resources(msgspec.Struct, frozen=True):
             try:
                 shown.append(self.view(stored))
             except SecretKeyMissing:
-                shown.append(stored.view(secret=None, request_url=None))
+                shown.append(stored.view())
         return shown

@@ -22,8 +22,6 @@ _REASONS: dict[type[Exception], str] = {
     jwt.InvalidAudienceError: "The access token is for another audience: request one for this service.",
     jwt.InvalidIssuerError: "The access token is from another issuer than the one that the service trusts.",
 }
-_STANDARD_TYPE = "at+jwt"  # RFC 9068, section 4; no other token of an issuer has this type
-_NO_TYPE = "none"
 # The claims in which Keycloak and Cognito say what a token is, with the value in access tokens.
 _KINDS = {"typ": "Bearer", "token_use": "access"}
 _NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and lone surrogates, which Postgres rejects in a text
@@ -60,7 +58,8 @@ class AccessTokens:
         self._settings = settings
         self._signing_keys = signing_keys
         self._types = {_media_type(each) for each in _names(settings.auth_token_types)}
-        self._is_standard = self._types == {_STANDARD_TYPE} and settings.auth_audience is not None
+        # No other token of an issuer has the type at+jwt (RFC 9068, section 4).
+        self._is_standard = self._types == {"at+jwt"} and settings.auth_audience is not None
         self._clients = _names(settings.auth_clients)
         self._internal_clients = _names(settings.auth_internal_clients)
 
@@ -98,7 +97,7 @@ class AccessTokens:
         """Reject tokens that cannot be access tokens of the issuer, before any cryptography."""
         if header.get("alg") not in ALGORITHMS:
             raise InvalidCredentials("The access token is signed with an algorithm that is not accepted.")
-        if _media_type(str(header.get("typ", _NO_TYPE))) not in self._types:
+        if _media_type(str(header.get("typ", "none"))) not in self._types:
             raise InvalidCredentials(
                 f"The token is not an access token: its typ must be {self._settings.auth_token_types}."
             )

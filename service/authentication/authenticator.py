@@ -14,7 +14,6 @@ from service.authentication.access_tokens import (
     InternalReader,
     InvalidCredentials,
 )
-from service.authentication.api_keys import looks_like_api_key
 from service.authentication.signing_keys import SigningKeys
 from service.postgres import connections
 from service.postgres.pool import Pool
@@ -67,7 +66,7 @@ class Authenticator:
 
         Raises as `verify_access_token` does, and PostgresUnavailable, because API keys are in Postgres.
         """
-        if not looks_like_api_key(token):
+        if not api_keys.looks_like_api_key(token):
             self._verify(token)
             return
         seconds = self._settings.database_timeout_seconds

@@ -44,7 +44,6 @@ class SigningKeysUnavailable(Exception):
 class SigningKey(msgspec.Struct, frozen=True):
     """A public key of the issuer, and the algorithms accepted with it, all of which suit the key's type."""
 
-    key_id: str
     public_key: AllowedPublicKeys
     algorithms: tuple[str, ...]
 
@@ -139,10 +138,11 @@ class SigningKeys:
 
 def _read_jwk_set(document: bytes) -> dict[str, SigningKey]:
     """Return the usable signing keys of a JWK set by id. Raises an error if no key is usable."""
-    usable = [key for entry in msgspec.json.decode(document)["keys"] if (key := _read_jwk(entry))]
+    entries = msgspec.json.decode(document)["keys"]
+    usable = {entry["kid"]: key for entry in entries if (key := _read_jwk(entry))}
     if not usable:
         raise jwt.PyJWKSetError("no usable key")
-    return {key.key_id: key for key in usable}
+    return usable
 
 
 def _read_jwk(entry: dict[str, Any]) -> SigningKey | None:
@@ -160,4 +160,4 @@ def _read_jwk(entry: dict[str, Any]) -> SigningKey | None:
     if jwk.algorithm_name not in ALGORITHMS:
         return None
     presumed = _OF_TYPE.get(jwk.algorithm_name, (jwk.algorithm_name,))
-    return SigningKey(key_id, jwk.key, (algorithm,) if algorithm else presumed)
+    return SigningKey(jwk.key, (algorithm,) if algorithm else presumed)

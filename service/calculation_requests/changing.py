@@ -120,7 +120,6 @@ def _changed_columns(request: LockedRequest, earlier: LockedRequest) -> tuple[st
 
 
 async def _update(connection: Connection, columns: Sequence[str], requests: Iterable[LockedRequest]) -> None:
-    """Set these columns of locked requests."""
     arrays = ", ".join(f"${place}::{_TYPES[name]}[]" for place, name in enumerate(columns, 2))
     await connection.execute(
         f"""

@@ -22,17 +22,11 @@ _PLAIN_ADDRESS = re.compile(
 )
 
 
-def is_accepted(address: str) -> bool:
-    """Whether *address* is one valid recipient, with an ASCII local part and no encoded words."""
-    if len(address) > LONGEST:
-        return False
-    plain = _PLAIN_ADDRESS.fullmatch(address)
-    return _is_valid_domain(plain[1]) if plain else _is_valid(address)
-
-
 def find_fault(address: str) -> str | None:
     """Return what is wrong with *address*, without quoting it, or None if *address* is accepted."""
-    if is_accepted(address):
+    plain = _PLAIN_ADDRESS.fullmatch(address)
+    is_valid = _is_valid_domain(plain[1]) if plain else _is_valid(address)
+    if is_valid and len(address) <= LONGEST:
         return None
     local, _, domain = address.rpartition("@")
     faults = {

@@ -103,9 +103,9 @@ class CalculationRequest(EventSource):
         secret = keys.secret(self.id, salt=self.secret_salt, key_id=self.secret_key_id)
         return secret, f"{app_url.rstrip('/')}/calculator/request/{self.uuid}?secret={secret}"
 
-    def view(self, secret: str | None, request_url: str | None) -> "RetrievedCalculationRequest":
-        """Return what the API shows of this request, with *secret* and *request_url* as given."""
-        return RetrievedCalculationRequest(**self._shown(), secret=secret, request_url=request_url)
+    def view(self) -> "RetrievedCalculationRequest":
+        """Return what the API shows of this request without its secret."""
+        return RetrievedCalculationRequest(**self._shown(), secret=None, request_url=None)
 
     def view_with_secret(self, secret: str, request_url: str) -> "CalculationRequestView":
         """Return what the API shows of this request to its firm."""

@@ -11,7 +11,6 @@ from service.postgres.pool import Connection
 from service.settings import InvalidSetting
 from service.telemetry import metrics
 
-_KEY_BYTES = 32
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
@@ -90,6 +89,6 @@ def _decode_key(encoded: str) -> bytes:
         key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
     except ValueError:
         key = b""
-    if len(key) < _KEY_BYTES:
+    if len(key) < 32:
         raise InvalidSetting("REQUEST_SECRET_KEYS: a key must be 32 bytes or more, as URL-safe base64")
     return key

@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -46,13 +46,6 @@ def new_request(sent: Mapping[str, Any], *, conveyancer_id: str, keys: SecretKey
     )
 
 
-class Stored(NamedTuple):
-    """A stored request, and whether an earlier create stored it."""
-
-    request: CalculationRequest
-    is_repeat: bool
-
-
 class Storage:
     """Stores new requests, each with its request.created. Concurrent creates share a transaction."""
 
@@ -68,8 +61,10 @@ class Storage:
         idempotency: Idempotency | None,
         traceparent: str | None,
         until: float,
-    ) -> Stored:
+    ) -> tuple[CalculationRequest, bool]:
         """Store a request before the deadline *until*, and wake the relays.
+
+        Returns the stored request, and whether an earlier create stored it.
 
         However often a create is sent with one key, one request is stored and returned. A create that stores
         nothing looks for the request with its key. If there is none, another create is storing the key, and
@@ -86,7 +81,7 @@ class Storage:
                 is_new = await self._group_commit.execute(request.id, arguments, until=until)
             if is_new:
                 self._relay.wake()
-                return Stored(request, is_repeat=False)
+                return request, False
             if idempotency is None:
                 raise UnknownConveyancer
             async with connections.acquired(self._pool, seconds=until - time.monotonic()) as connection:
@@ -94,7 +89,7 @@ class Storage:
                     connection, idempotency, conveyancer_id=request.conveyancer_id
                 )
             if earlier is not None:
-                return Stored(earlier, is_repeat=True)
+                return earlier, True
             left = waits_until - time.monotonic()
             if left <= 0:
                 raise IdempotencyKeyInFlight

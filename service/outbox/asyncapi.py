@@ -62,6 +62,8 @@ def document() -> dict[str, Any]:
         "variables": {"host": {"default": "127.0.0.1:5672"}},
         "security": [{"$ref": "#/components/securitySchemes/account"}],
     }
+    schemas = sent_schemas() | generate(CloudEvent[CalculationCreated], CalculationCreated)
+    schemas[schema_name(CalculationCreated)]["properties"]["type"] = {"const": CalculationCreated.type}
     return {
         "asyncapi": "3.0.0",
         "info": {"title": "Calculation requests", "version": "1", "description": _ABOUT},
@@ -71,21 +73,20 @@ def document() -> dict[str, Any]:
         "operations": _operations(),
         "components": {
             "messages": {message["name"]: message for message in _messages()},
-            "schemas": _schemas(),
+            "schemas": schemas,
             "securitySchemes": {"account": {"type": "userPassword"}},
         },
     }
 
 
-_RECEIVED = tuple(RECEIVED_EXAMPLES)
-
-
 def _channels() -> dict[str, Any]:
     return {
         **{event.type: _routed(event.type, events.EXCHANGE, event.type) for event in events.SENT},
-        CalculationCreated.type: _routed(CalculationCreated.type, events.CALCULATIONS_EXCHANGE, *_RECEIVED),
+        CalculationCreated.type: _routed(
+            CalculationCreated.type, events.CALCULATIONS_EXCHANGE, *RECEIVED_EXAMPLES
+        ),
         events.NOTIFICATIONS_QUEUE: _queued(events.NOTIFICATIONS_QUEUE, RequestCreated.type),
-        events.CALCULATION_RESULTS_QUEUE: _queued(events.CALCULATION_RESULTS_QUEUE, *_RECEIVED),
+        events.CALCULATION_RESULTS_QUEUE: _queued(events.CALCULATION_RESULTS_QUEUE, *RECEIVED_EXAMPLES),
     }
 
 
@@ -194,12 +195,6 @@ def sent_schemas() -> dict[str, Any]:
             "traceparent": text,
         }
         envelope["required"] = [name for name in envelope["properties"] if name != "traceparent"]
-    return schemas
-
-
-def _schemas() -> dict[str, Any]:
-    schemas = sent_schemas() | generate(CloudEvent[CalculationCreated], CalculationCreated)
-    schemas[schema_name(CalculationCreated)]["properties"]["type"] = {"const": CalculationCreated.type}
     return schemas
 
 

@@ -29,8 +29,8 @@ class Documented(msgspec.Struct, frozen=True, kw_only=True):
     *answers* are payloads, and *failures* are errors, by the names of their examples. The example of an error
     is the actual response to it. What `common_failures` returns need not be listed. A handler with a body has
     a *refused_body*, in which fields are invalid. Valid bodies are made of the examples of the fields.
-    *parameters* are headers that the handler reads itself, because Litestar passes on one of several with the
-    same name. *headers* are those that successful answers can have: sets of names, in lower case.
+    *parameters* are headers that the handler reads itself. *headers* are those that successful answers can
+    have: sets of names, in lower case.
     """
 
     answers: Mapping[str, msgspec.Struct] = {}

@@ -4,19 +4,8 @@ from typing import Any
 
 import msgspec
 from litestar import MediaType, Request
-from litestar.openapi import OpenAPIConfig
+from litestar.openapi import OpenAPIConfig, spec
 from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.openapi.spec import (
-    Components,
-    OAuthFlow,
-    OAuthFlows,
-    Parameter,
-    Reference,
-    Schema,
-    SecurityScheme,
-    Server,
-    Tag,
-)
 from litestar.openapi.spec.enums import OpenAPIType
 
 from service.api.openapi import documenting, page
@@ -44,8 +33,8 @@ you do not know, and decide about an error with an unknown code by its HTTP stat
 document is the version in the paths. Such additions do not change it."""
 
 
-_SECURITY_SCHEMES: dict[str, SecurityScheme | Reference] = {
-    "access_token": SecurityScheme(
+_SECURITY_SCHEMES: dict[str, spec.SecurityScheme | spec.Reference] = {
+    "access_token": spec.SecurityScheme(
         type="http",
         scheme="bearer",
         bearer_format="JWT",
@@ -54,14 +43,14 @@ _SECURITY_SCHEMES: dict[str, SecurityScheme | Reference] = {
         "have made an internal reader can read any firm's requests and events by uuid, without the secrets, "
         "and the questionnaire. It opens nothing else, and needs no conveyancer.",
     ),
-    "request_secret": SecurityScheme(
+    "request_secret": spec.SecurityScheme(
         type="http",
         scheme="bearer",
         bearer_format="43 letters, digits, `-` and `_`",
         description="The `secret` of a request, which is also in its `request_url`. It opens only this "
         "request. The server of the page behind that link sends it. It is never taken from a query string.",
     ),
-    "api_key": SecurityScheme(
+    "api_key": spec.SecurityScheme(
         type="http",
         scheme="bearer",
         bearer_format="cr_<prefix>_<secret>",
@@ -73,19 +62,19 @@ _SCOPES = {
     READ: "Read requests.",
     READ_ALL: "Read the requests of every firm: for internal readers.",
 }
-_PARAMETERS: dict[str, Parameter | Reference] = {
-    "X-Request-Id": Parameter(
+_PARAMETERS: dict[str, spec.Parameter | spec.Reference] = {
+    "X-Request-Id": spec.Parameter(
         name="X-Request-Id",
         param_in="header",
         description="Repeated in the answer and logged, if it has at most 128 letters, digits, `.`, `_` or "
         "`-` and begins with a letter or digit. Otherwise it is replaced.",
-        schema=Schema(type=OpenAPIType.STRING, examples=["case-17"]),
+        schema=spec.Schema(type=OpenAPIType.STRING, examples=["case-17"]),
     ),
-    "traceparent": Parameter(
+    "traceparent": spec.Parameter(
         name="traceparent",
         param_in="header",
         description="W3C Trace Context, passed on with the events. If missing or invalid, a trace begins.",
-        schema=Schema(
+        schema=spec.Schema(
             type=OpenAPIType.STRING, examples=["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"]
         ),
     ),
@@ -96,21 +85,21 @@ def config(token_url: str | None = None) -> OpenAPIConfig:
     """Return Litestar's settings for the document. With *token_url* it says where to get access tokens."""
     schemes = dict(_SECURITY_SCHEMES)
     if token_url is not None:
-        schemes[documenting.CLIENT_CREDENTIALS] = SecurityScheme(
+        schemes[documenting.CLIENT_CREDENTIALS] = spec.SecurityScheme(
             type="oauth2",
             description="An access token, requested with the id and the secret of a client of the issuer.",
-            flows=OAuthFlows(client_credentials=OAuthFlow(token_url=token_url, scopes=_SCOPES)),
+            flows=spec.OAuthFlows(client_credentials=spec.OAuthFlow(token_url=token_url, scopes=_SCOPES)),
         )
     return OpenAPIConfig(
         title="Calculation requests",
         version="1",
         description=_ABOUT,
-        servers=[Server(url="/", description="The server that this document comes from.")],
+        servers=[spec.Server(url="/", description="The server that this document comes from.")],
         tags=[
-            Tag(name="requests", description="Requests for calculations."),
-            Tag(name="questionnaire", description="The questions that customers answer."),
+            spec.Tag(name="requests", description="Requests for calculations."),
+            spec.Tag(name="questionnaire", description="The questions that customers answer."),
         ],
-        components=Components(security_schemes=schemes, parameters=_PARAMETERS),
+        components=spec.Components(security_schemes=schemes, parameters=_PARAMETERS),
         use_handler_docstrings=True,
         operation_id_creator=lambda handler, *_: handler.handler_name,
         render_plugins=[page.ApiPage(path="/"), Document(media_type=MediaType.JSON)],

@@ -6,7 +6,7 @@
 - Schemas lack constraints, `extra_json_schema` and `additionalProperties`
   (`_openapi/schema_generation/schema.py`). `complete` replaces them by those that msgspec makes.
 - A dependency's parameters are those of its signature (`_openapi/parameters.py`), which a struct of them
-  has not. `complete` adds them. Descriptions and examples are written twice.
+  has not. `complete` adds them. Descriptions are written twice, and an optional parameter may be null.
 """
 
 from collections.abc import Mapping
@@ -80,7 +80,6 @@ def _describe(operation: dict[str, Any], handler: HTTPRouteHandler, documented: 
 
 
 def _answer_type(handler: HTTPRouteHandler) -> Any:  # noqa: ANN401 - a type
-    """Return the type of the handler's answer: an Envelope."""
     returned = handler.parsed_return_field
     return (returned.inner_types[0] if returned.is_subclass_of(Response) else returned).annotation
 
@@ -101,7 +100,6 @@ def _answers(answer: object, documented: Documented) -> dict[str, dict[str, Any]
 
 
 def _refusals(failures: Mapping[str, Exception]) -> dict[str, dict[str, Any]]:
-    """Return the responses that are errors."""
     by_status: dict[HTTPStatus, dict[str, ApiError]] = {}
     for name, failure in failures.items():
         error = translate(failure)
@@ -128,10 +126,11 @@ def _content(kind: object, examples: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _simplified(parameter: dict[str, Any]) -> dict[str, Any]:
-    """Remove what stands there twice."""
+    """Remove what stands there twice, and that the parameter may be null: it may be left out."""
     schema = parameter["schema"]
     del schema["description"]
     for example in parameter.pop("examples", {}).values():
         parameter["example"] = example["value"]
         del schema["examples"]
-    return parameter
+    (kind,) = [each for each in schema.pop("oneOf", [{}]) if each != {"type": "null"}]
+    return {**parameter, "schema": {**kind, **schema}}

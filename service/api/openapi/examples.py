@@ -10,11 +10,7 @@ from service.api.bodies import CreateBody
 from service.api.decoding import Sent
 from service.api.listing import CalculationRequestPage
 from service.calculation_requests.event_history import CalculationRequestEvents
-from service.calculation_requests.model import (
-    FOR_CUSTOMER,
-    CalculationRequestView,
-    RetrievedCalculationRequest,
-)
+from service.calculation_requests.model import FOR_CUSTOMER, CalculationRequestView
 from service.outbox import asyncapi
 from service.outbox.events import RequestEmailFailed, in_envelope
 
@@ -43,7 +39,6 @@ RECORD = CalculationRequestView(
     request_url=f"https://app.example.com/calculator/request/{UUID}?secret={_SECRET}",
 )
 _CALCULATED = replace(RECORD, calculation_id="calc-1", updated_at=datetime(2026, 3, 2, 9, 45, tzinfo=UTC))
-_RETRIEVED = RetrievedCalculationRequest(**msgspec.structs.asdict(RECORD))
 
 CREATED = {"ok": RECORD}
 LISTED = {
@@ -51,9 +46,9 @@ LISTED = {
     "last_changes": CalculationRequestPage([_CALCULATED], None, datetime(2026, 3, 2, 10, tzinfo=UTC)),
 }
 RETRIEVED = {
-    "ok": _RETRIEVED,
-    "by_secret": replace(_RETRIEVED, **{name: None for name in FULL_REQUEST if name not in FOR_CUSTOMER}),
-    "internal_reader": replace(_RETRIEVED, secret=None, request_url=None),
+    "ok": RECORD,
+    "by_secret": replace(RECORD, **{name: None for name in FULL_REQUEST if name not in FOR_CUSTOMER}),
+    "internal_reader": replace(RECORD, secret=None, request_url=None),
 }
 _HISTORY = [event for event in asyncapi.SENT_EXAMPLES if not isinstance(event, RequestEmailFailed)]
 EVENTS = {

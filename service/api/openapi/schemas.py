@@ -74,16 +74,12 @@ def _name_events(schemas: dict[str, Any]) -> None:
         "properties": {
             **schemas[names[0]]["properties"],
             "type": {"type": "string", "not": {"enum": list(events.EVENT_TYPES)}},
-            "data": _reference(RequestEvent.__name__),
+            "data": reference(RequestEvent),
         },
     }
     schemas[CalculationRequestEvents.__name__]["properties"]["events"]["items"] = {
-        "anyOf": [_reference(name) for name in (*names, other)]
+        "anyOf": [{"$ref": _SCHEMAS + name} for name in (*names, other)]
     }
-
-
-def _reference(name: str) -> dict[str, Any]:
-    return {"$ref": f"{_SCHEMAS}{name}"}
 
 
 def reference(kind: object) -> Any:  # noqa: ANN401 - JSON

@@ -17,7 +17,7 @@ from openapi_spec_validator import validate
 
 from service import app
 from service.api.bodies import ExternalId, Notes
-from service.api.decoding import Sent, parse, provide_query
+from service.api.decoding import BodyDecoder, Sent, parse, provide_query
 from service.api.envelope import Envelope, ErrorCode, FieldError, succeed
 from service.api.errors import InvalidSubmission
 from service.api.openapi import document, documenting
@@ -171,6 +171,7 @@ class CountQuery(Sent, frozen=True, kw_only=True):
 
 @patch(
     "/v1/change/{uuid:str}",
+    dto=BodyDecoder[NotesBody],
     dependencies={"parameters": provide_query(CountQuery)},
     security=[{"access_token": [WRITE]}],
     documented=Documented(answers={"ok": Changed(["notes"])}, refused_body=b'{"notes": 1}'),

@@ -55,6 +55,6 @@ def test_address_is_accepted_exactly_if_email_validator_accepts_it(local, domain
 def test_domain_of_many_digits_is_refused_quickly(digit):
     began = time.process_time()
     for length in range(100, 250):
-        assert not email_addresses.is_accepted(f"a@{digit * length}.com")
+        assert email_addresses.find_fault(f"a@{digit * length}.com")
 
     assert time.process_time() - began < 0.3, "it took up to 20 ms for each"

@@ -6,8 +6,13 @@ import time
 import msgspec
 import pytest
 
-from service.calculation_requests.model import Idempotency, IdempotencyKeyInFlight, IdempotencyKeyReused
-from service.calculation_requests.storing import Storage, Stored
+from service.calculation_requests.model import (
+    CalculationRequest,
+    Idempotency,
+    IdempotencyKeyInFlight,
+    IdempotencyKeyReused,
+)
+from service.calculation_requests.storing import Storage
 from service.outbox.lanes import RelayWaker
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, open_pool
@@ -31,7 +36,7 @@ async def storage(pool, statements):
 
 async def store(
     storage: Storage, key: str | None, *, sha256: bytes = BODY, seconds: float = SECONDS
-) -> Stored:
+) -> tuple[CalculationRequest, bool]:
     return await storage.store(
         stored.new_request(),
         idempotency=None if key is None else Idempotency(key, sha256),
@@ -40,7 +45,7 @@ async def store(
     )
 
 
-async def store_all(storage: Storage, *keys: str | None) -> list[Stored]:
+async def store_all(storage: Storage, *keys: str | None) -> list[tuple[CalculationRequest, bool]]:
     """Store a request with each key in the same turn of the event loop: in one group."""
     return await asyncio.gather(*(store(storage, key) for key in keys))
 
@@ -70,8 +75,8 @@ async def test_repeats_and_a_reused_key_in_one_group_get_the_answers_that_they_w
         await reused
     assert statements.round_trips == 1 + 3, "one for the group, and one for each that looks for its key"
     assert old == (before, True)
-    assert again == (first.request, True)
-    assert [each.is_repeat for each in (first, *others)] == [False] * 3
+    assert again == (first[0], True)
+    assert [is_repeat for _, is_repeat in (first, *others)] == [False] * 3
     assert await stored_keys(database) == ["k", "old", "other"]
 
 
