@@ -166,7 +166,7 @@ def test_page_shows_an_event_as_it_is_sent():
 async def test_endpoint_could_change_a_request_and_wake_the_relays(
     database, pool, service_settings, request_
 ):
-    """Once the API's role may write what the endpoint changes."""
+    """With the rights that an endpoint's recipe gives the API's role."""
     api = databases.user_of("api")
     await database.execute(f"GRANT UPDATE (sequence) ON calculation_request TO {api}")
     await database.execute(f"GRANT INSERT ON recorded_event TO {api}")
