@@ -41,7 +41,8 @@ def in_json_words(problem: str) -> str:
 
 def describe(error: msgspec.ValidationError) -> str:
     """Return what is wrong and in which field, such as `data.calculation_id`, but never the value."""
-    problem, _, path = str(error).partition(" - at `$")
+    # The path is last. What comes before it may quote the value, whatever that contains.
+    problem, _, path = str(error).rpartition(" - at `$")
     field = path.rstrip("`").removeprefix(".")
     reason = in_json_words(_QUOTING.sub("This value is not allowed", problem))
     return f"{field}: {reason}" if field else reason

@@ -10,7 +10,7 @@ import click
 
 from service.postgres import outages, schema
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection
+from service.postgres.pool import Connection, connect
 from service.postgres.schema import SchemaOutdated
 from service.settings import DatabaseSettings, InvalidSetting, load
 
@@ -37,7 +37,7 @@ async def postgres(url: str | None = None, *, applies_schema: bool = False) -> A
     SchemaOutdated, or ClickException if access or a lock is denied.
     """
     try:
-        connection: Connection = await asyncpg.connect(
+        connection = await connect(
             url or load(DatabaseSettings).database_url,
             timeout=_CONNECT_SECONDS,
             command_timeout=None if applies_schema else _STATEMENT_SECONDS,
@@ -50,11 +50,15 @@ async def postgres(url: str | None = None, *, applies_schema: bool = False) -> A
             yield connection
         finally:
             await connection.close(timeout=_CLOSE_SECONDS)
-    except asyncpg.ClientConfigurationError:
+    except (asyncpg.ClientConfigurationError, UnicodeError):
         raise InvalidSetting("DATABASE_URL: not the address of a Postgres server") from None
     except asyncpg.ReadOnlySQLTransactionError:
         raise PostgresUnavailable("Postgres at DATABASE_URL takes no writes: is it a standby?") from None
-    except asyncpg.InsufficientPrivilegeError as error:
+    except (
+        asyncpg.InsufficientPrivilegeError,
+        asyncpg.InvalidSchemaNameError,
+        asyncpg.DuplicateTableError,
+    ) as error:
         role = "the schema's owner" if applies_schema else "calculation_requests_operator"
         refusal = f"Postgres refused: {error}. Has the user of DATABASE_URL the rights of {role}?"
         raise click.ClickException(refusal) from None

@@ -143,7 +143,7 @@ class Pool:
                 return None
             raise PostgresUnavailable.counted() from self._connect_error
         try:
-            connection: Connection = await asyncpg.connect(
+            connection = await connect(
                 self._settings.database_url,
                 timeout=self._settings.database_timeout_seconds * CONNECT_SHARE,
                 statement_cache_size=self._settings.database_statement_cache_size,
@@ -169,6 +169,15 @@ class Pool:
     @property
     def _pauses_reconnecting(self) -> bool:
         return time.monotonic() < self._reconnect_after
+
+
+async def connect(url: str, **options: Any) -> Connection:  # noqa: ANN401 - asyncpg's
+    """Connect to Postgres with asyncpg's *options*. A user without the right CONNECT is a rejected login."""
+    try:
+        connection: Connection = await asyncpg.connect(url, **options)
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise asyncpg.InvalidAuthorizationSpecificationError(str(error)) from error
+    return connection
 
 
 @asynccontextmanager

@@ -36,14 +36,14 @@ def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message
 async def publish_letters(settings: WorkerSettings, queue: Queue, letters: Sequence[Message]) -> Failures:
     """Publish dead letters of *queue*. A message may be acknowledged only after its copy is confirmed.
 
-    So a crash may duplicate a message but never lose it. If one copy is not confirmed in
-    BROKER_TIMEOUT_SECONDS, all messages return to their queue: aiormq matches returned copies by message_id,
-    and other teams may repeat an id, so any of the copies may be the one that failed.
+    So a crash may duplicate a message but never lose it. All confirms together may take
+    BROKER_TIMEOUT_SECONDS. The messages whose copies are not confirmed by then return to their queue.
 
     The letters have a connection of their own, because during an alarm RabbitMQ reads nothing from a
     publishing connection, not even acknowledgements.
     """
-    failure: Exception = BrokerUnavailable("a dead letter was not confirmed")
+    confirmed = 0
+    failure: Exception = BrokerUnavailable("a dead letter was refused")
     try:
         async with (
             open_channel(settings, name=queue.dead_letters) as channel,
@@ -52,12 +52,19 @@ async def publish_letters(settings: WorkerSettings, queue: Queue, letters: Seque
             exchange = await channel.get_exchange(topology.DEAD_LETTERS, ensure=False)
             # Raises an error if no queue takes the letter, because the channel has on_return_raises.
             send = partial(exchange.publish, routing_key=queue.dead_letters, mandatory=True)
-            outcomes = await asyncio.gather(*map(send, letters), return_exceptions=True)
+            # The first letter finds out whether an alarm blocks the connection. RabbitMQ reads what has been
+            # sent when the alarm ends, even if we have given up. It confirms only an empty letter.
+            await send(letters[0])
+            confirmed = 1
+            await (await channel.get_underlay_channel()).connection.ready()
+            outcomes = await asyncio.gather(*map(send, letters[1:]), return_exceptions=True)
+            # aiormq matches returned letters by message_id, and other teams may repeat an id. So if one
+            # letter fails, any of them may have failed.
             if not any(isinstance(outcome, BaseException) for outcome in outcomes):
-                return [None] * len(letters)
+                confirmed = len(letters)
     except (BrokerUnavailable, *BROKER_ERRORS) as error:
         failure = error
-    return [failure] * len(letters)
+    return [None] * confirmed + [failure] * (len(letters) - confirmed)
 
 
 def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Message:

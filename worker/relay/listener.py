@@ -2,10 +2,9 @@
 
 import asyncio
 
-import asyncpg
-
 from service.outbox import lanes
 from service.postgres.outages import OUTAGE_ERRORS, PostgresUnavailable
+from service.postgres.pool import connect
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
@@ -30,7 +29,7 @@ class Listener:
 
     async def _listen(self, pauses: Pauses, stop: asyncio.Event) -> None:
         seconds = self._settings.database_timeout_seconds
-        connection = await asyncpg.connect(
+        connection = await connect(
             self._settings.listen_database_url or self._settings.database_url,
             timeout=seconds,
             command_timeout=seconds,

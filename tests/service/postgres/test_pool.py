@@ -202,14 +202,22 @@ async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(
     pool.check_available()
 
 
-async def test_database_that_accepts_no_connections_counts_as_an_outage(pool, administrator, database):
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ('ALTER DATABASE "{}" ALLOW_CONNECTIONS false', asyncpg.ObjectNotInPrerequisiteStateError),
+        ('REVOKE CONNECT ON DATABASE "{}" FROM PUBLIC', asyncpg.InvalidAuthorizationSpecificationError),
+    ],
+    ids=["from nobody", "not from this user"],
+)
+async def test_database_without_connections_counts_as_an_outage(pool, administrator, database, change, cause):
     name = await database.fetchval("SELECT current_database()")
-    await administrator.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+    await administrator.execute(change.format(name))
 
     for _ in range(2):  # The second follows within the pause after the first.
         with pytest.raises(PostgresUnavailable) as refusal:
             await backend(pool)
-        assert isinstance(refusal.value.__cause__, asyncpg.ObjectNotInPrerequisiteStateError)
+        assert isinstance(refusal.value.__cause__, cause)
 
 
 @pytest.fixture

@@ -150,7 +150,7 @@ async def test_user_of_another_name_may_be_a_member_of_a_role(database_url, data
 @pytest.mark.parametrize(
     ("role", "command", "message"),
     [
-        ("operator", "conveyancer list", "Postgres refused: permission denied for database"),
+        ("operator", "conveyancer list", "Postgres at DATABASE_URL is unavailable: it rejects the login"),
         (
             "api",
             "conveyancer list",

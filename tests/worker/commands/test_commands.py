@@ -103,7 +103,7 @@ def test_wrong_argument_is_explained_before_anything_is_done(command, part):
             for address in ("127.0.0.1:zqmark/", "user:zqmark/1@127.0.0.1/")
         ),
         (LIST, {"DATABASE_URL": "{DATABASE_URL}?sslmode=zqmark"}, "DATABASE_URL: not the address of a"),
-        (LIST, {"DATABASE_URL": "{DATABASE_URL}?role=pg_signal_backend"}, "permission denied"),
+        (LIST, {"DATABASE_URL": "{DATABASE_URL}?role=pg_signal_backend"}, "rejects the login"),
         (LIST, {"DATABASE_URL": "{DATABASE_URL}?search_path=none"}, "older than this release needs"),
         *(
             (f"{command} {UNKNOWN}", {}, "There is no such request.")
