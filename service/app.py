@@ -100,5 +100,6 @@ async def _lifespan(
             storage=Storage(pool, relay, seconds=seconds),
             secret_keys=secret_keys,
         )
-        app.state.checks = {"postgres": probes.lasting(schema.readiness(pool, seconds=seconds), pool)}
+        check = partial(schema.check_ready, pool, seconds=seconds)
+        app.state.checks = {"postgres": probes.lasting(check, pool)}
         yield

@@ -76,7 +76,7 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("| path | 1 KiB |", "service.server.limits:LONGEST_PATH", KIB),
         ("256 KiB, 30 seconds |", "service.server.limits:BODY_SECONDS", 30),
         ("For a fifth of `SHUTDOWN_SECONDS`", "service.commands.serve:_DRAIN_SHARE", 0.2),
-        ("wait five seconds for a lock", "service.postgres.connections:LOCK_SECONDS", 5),
+        ("wait five seconds for a lock", "service.command_line.connecting:LOCK_SECONDS", 5),
         ("at most a second between attempts", "worker.waiting:_LONGEST_SECONDS", 1),
         ("retried after 1 s", "worker.relay.loop:_RETRY_SECONDS", 1),
         ("after 21 deliveries", "worker.rabbitmq.topology:_DELIVERY_LIMIT", 20),

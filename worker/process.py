@@ -45,7 +45,7 @@ class Worker:
         seconds = settings.database_timeout_seconds
         readings: list[Reading] = []
         self.parts: dict[str, Part] = {}
-        self.checks: dict[str, Check] = {"postgres": schema.readiness(pool, seconds=seconds)}
+        self.checks: dict[str, Check] = {"postgres": partial(schema.check_ready, pool, seconds=seconds)}
         self.read_gauges = partial(gauges.read, pool, readings, timeout_seconds=seconds)
         if "relay" in roles:
             woken = asyncio.Event()

@@ -20,21 +20,9 @@ import structlog
 
 from service.calculation_requests.model import RequestNotFound
 from service.command_line import parameters
-from service.command_line.operator_actions import Operator
-from service.postgres.outages import PostgresUnavailable
-from service.postgres.schema import SchemaNotApplied, SchemaOutdated
-from service.settings import InvalidSetting
+from service.command_line.connecting import EXPLAINED
 
 _WIDEST_CELL = 100
-_EXPECTED: tuple[type[Exception], ...] = (
-    click.ClickException,
-    InvalidSetting,
-    OSError,
-    PostgresUnavailable,
-    RequestNotFound,
-    SchemaNotApplied,
-    SchemaOutdated,
-)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -58,7 +46,7 @@ def run(program: click.Group, words: Sequence[str], *, expects: tuple[type[Excep
     except click.UsageError as error:
         error.show()
         return error.exit_code
-    except (*_EXPECTED, *expects) as error:
+    except (*EXPLAINED, OSError, RequestNotFound, *expects) as error:
         message = str(error) or error.__doc__ or type(error).__name__
         click.echo(printable(message), err=True)
         return 1
@@ -85,6 +73,13 @@ def answering(function: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[
         return answer.status
 
     return callback
+
+
+class Operator(msgspec.Struct, frozen=True):
+    """The operator who runs a command, and why."""
+
+    name: str
+    note: str | None
 
 
 def on_record(function: Callable[..., Any]) -> Callable[..., Any]:
