@@ -97,7 +97,7 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("about every hour", "worker.retention:_REST_SECONDS", 3600),
         ("restarts after a second", "service.server.background:_PAUSE_SECONDS", 1),
         ("every five minutes; role relay", "worker.reconciliation:INTERVAL_SECONDS", 300),
-        ("waiting, at most 10,000 are examined", "worker.gauges:COUNT_LIMIT", 10_000),
+        ("waiting, at most 10,000 are examined", "worker.metrics:COUNT_LIMIT", 10_000),
         ("looks for eight seconds at each server", "service.command_line.diagnosis:CHECK_SECONDS", 8),
     ],
 )
