@@ -68,8 +68,7 @@ def answering(function: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[
             kept = "Interrupted. Work done so far is kept, and the command can be run again."
             raise click.ClickException(kept) from None
         # json.dumps escapes control and bidirectional characters, which could manipulate the terminal.
-        data = msgspec.to_builtins(answer.data)
-        click.echo(json.dumps(data, indent=2) if as_json else answer.text)
+        click.echo(json.dumps(msgspec.to_builtins(answer.data), indent=2) if as_json else answer.text)
         return answer.status
 
     return callback

@@ -11,6 +11,7 @@ from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import connecting
 from service.command_line.answering import Answer
 from service.command_line.connecting import reason
+from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
 from service.settings import Settings
 
@@ -78,9 +79,7 @@ async def _write(connection: Connection) -> Finding:
     await connection.execute("LOCK TABLE calculation_request IN ROW EXCLUSIVE MODE")
     await writing.rollback()
     try:
-        # Postgres writes this message to its log alone, and its commit waits for a standby as any other does.
-        message = "SELECT pg_logical_emit_message(true, 'doctor', '')"
-        await connection.execute(message, timeout=_COMMIT_SECONDS)
+        await connection.execute(f"SELECT {REPLICATE}", timeout=_COMMIT_SECONDS)
     except TimeoutError:
         return Finding("wrong", "postgres", "its commits wait", "see PostgresStandbyMissing in the runbook")
     return Finding("ok", "postgres", "takes writes, has the schema")

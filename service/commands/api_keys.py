@@ -21,8 +21,7 @@ async def create(client: str, by: Operator) -> Answer:
     async with connecting.postgres() as connection, connecting.bounded_transaction(connection):
         key = await api_keys.create(connection, client)
         _, prefix, _ = key.split("_", maxsplit=2)
-        subject = f"{prefix} of {client}"
-        await operator_actions.record(connection, "api-key create", [(None, subject)], by)
+        await operator_actions.record(connection, "api-key create", [(None, f"{prefix} of {client}")], by)
     return Answer({"key": key}, key)
 
 

@@ -46,8 +46,7 @@ async def find(external_id: str | None, customer_email: str | None, case_ref: st
     address = customer_email and hashlib.sha256(customer_email.lower().encode()).digest()
     async with connecting.postgres() as connection:
         rows = await connection.fetch(_FIND, external_id, address, case_ref)
-    found = [Found(uuid_of(request_id), *rest) for request_id, *rest in rows]
-    return Answer.listing(found)
+    return Answer.listing([Found(uuid_of(request_id), *rest) for request_id, *rest in rows])
 
 
 # Postgres gets only the hash of the address, because it may log the parameters of a slow statement. This
@@ -132,6 +131,5 @@ async def erase(uuid: UUID, by: Operator) -> Answer:
             elif not await reading.find_erased(connection, [uuid]):
                 raise RequestNotFound
         await lanes.notify(connection)
-    done = "erased" if is_new else "had been erased"
-    erasure = {"uuid": uuid_of(uuid), "was_erased_before": not is_new}
-    return Answer(erasure, f"{erasure['uuid']} {done}")
+    said = f"{uuid_of(uuid)} {'erased' if is_new else 'had been erased'}"
+    return Answer({"uuid": uuid_of(uuid), "was_erased_before": not is_new}, said)

@@ -92,9 +92,7 @@ def _state(error: Exception) -> str:
     return (error.args and str(error)) or (error.__doc__ or "")
 
 
-async def serve(
-    checks: Checks, read_gauges: ReadGauges | None, address: Address, stop: asyncio.Event
-) -> None:
+async def serve(checks: Checks, read_gauges: ReadGauges, address: Address, stop: asyncio.Event) -> None:
     """Until *stop*, serve the probes of a process that has no API."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
