@@ -23,6 +23,7 @@ from service.command_line import parameters
 from service.command_line.connecting import EXPLAINED
 
 _WIDEST_CELL = 100
+_EXPECTED: tuple[type[Exception], ...] = (*EXPLAINED, OSError, RequestNotFound)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -46,7 +47,7 @@ def run(program: click.Group, words: Sequence[str], *, expects: tuple[type[Excep
     except click.UsageError as error:
         error.show()
         return error.exit_code
-    except (*EXPLAINED, OSError, RequestNotFound, *expects) as error:
+    except (*_EXPECTED, *expects) as error:
         message = str(error) or error.__doc__ or type(error).__name__
         click.echo(printable(message), err=True)
         return 1
