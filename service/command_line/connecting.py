@@ -14,9 +14,6 @@ from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated
 from service.settings import DatabaseSettings, InvalidSetting, load
 
-_CONNECT_SECONDS = 10.0
-_CLOSE_SECONDS = 2.0
-_STATEMENT_SECONDS = 60.0
 LOCK_SECONDS = 5.0  # the longest that a transaction waits for a lock, because others may queue behind it
 
 # The exceptions whose messages are written for operators, and the words for some others.
@@ -40,8 +37,8 @@ async def postgres(url: str | None = None, *, applies_schema: bool = False) -> A
     try:
         connection: Connection = await asyncpg.connect(
             url or load(DatabaseSettings).database_url,
-            timeout=_CONNECT_SECONDS,
-            command_timeout=None if applies_schema else _STATEMENT_SECONDS,
+            timeout=10.0,
+            command_timeout=None if applies_schema else 60.0,
             statement_cache_size=0,  # not every pooler supports prepared statements
             server_settings={"application_name": "calculation-requests operator"},
         )
@@ -50,7 +47,7 @@ async def postgres(url: str | None = None, *, applies_schema: bool = False) -> A
                 raise SchemaOutdated
             yield connection
         finally:
-            await connection.close(timeout=_CLOSE_SECONDS)
+            await connection.close(timeout=2.0)
     except asyncpg.ClientConfigurationError:
         raise InvalidSetting("DATABASE_URL: not the address of a Postgres server") from None
     except asyncpg.ReadOnlySQLTransactionError:

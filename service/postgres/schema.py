@@ -27,10 +27,6 @@ _ROLES = Path(__file__).with_name("roles.sql")
 _LOCK = 0x5D17_0001  # key of the advisory lock held while applying the schema; an arbitrary number
 _ATTEMPTS = 600  # while a table is locked, or another process applies the schema
 _PAUSE_SECONDS = 1.0  # between two attempts
-# Statements queue behind an ALTER TABLE that waits for its lock, and their callers time out after a second.
-_LOCK_WAIT = "200ms"
-# A concurrent index build waits for open transactions, and nothing queues behind it.
-_CONCURRENT_LOCK_WAIT = "1h"
 
 
 class SchemaOutdated(Exception):
@@ -130,6 +126,8 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
     newest = parts.pop() if parts else ""
     parts.append(f"{newest}\n{_ROLES.read_text()}")
     for part in parts:
-        lock_wait = _CONCURRENT_LOCK_WAIT if "CONCURRENTLY" in part else _LOCK_WAIT
+        # Statements queue behind an ALTER TABLE that waits for its lock, and their callers time out after a
+        # second. A concurrent index build waits for open transactions, and nothing queues behind it.
+        lock_wait = "1h" if "CONCURRENTLY" in part else "200ms"
         await connection.execute(f"SET lock_timeout = '{lock_wait}'")
         await connection.execute(part)
