@@ -9,6 +9,7 @@ from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.command_line.answering import run
 from service.commands import conveyancers, development_token, doctor, documents, requests, schema, serve
 from service.commands.api_keys import api_key
+from service.server.http_server import ServerFailed
 
 PROGRAM = click.Group(
     "python -m service",
@@ -29,7 +30,7 @@ PROGRAM = click.Group(
 
 def main(words: Sequence[str]) -> int:
     """Run one command, and return the exit status."""
-    return run(PROGRAM, words, expects=(UnknownConveyancer,))
+    return run(PROGRAM, words, expects=(UnknownConveyancer, ServerFailed))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from service.authentication.signing_keys import SigningKeys, SigningKeysUnavaila
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.calculation_requests.storing import Storage
 from service.outbox.lanes import RelayWaker
-from service.postgres import schema
 from service.postgres.pool import open_pool
 from service.server import asgi, probes
 from service.server.background import in_background
@@ -97,5 +96,5 @@ async def _lifespan(
             storage=Storage(pool, relay, seconds=seconds),
             secret_keys=secret_keys,
         )
-        app.state.checks = {"postgres": probes.lasting(schema.readiness(pool, seconds=seconds), pool)}
+        app.state.checks = {"postgres": probes.lasting_readiness(pool, seconds=seconds)}
         yield

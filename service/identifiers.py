@@ -8,16 +8,13 @@ from uuid import UUID
 
 import uuid_utils.compat
 
+new_request_id = uuid_utils.compat.uuid7
+
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _DIGITS = {character: digit for digit, character in enumerate(_ALPHABET)}
 _PAIRS = ["".join(pair) for pair in product(_ALPHABET, repeat=2)]  # Two digits at a time take half as long.
 _WIDTH = 22
 _SHAPE = re.compile(rf"req_[0-9A-Za-z]{{{_WIDTH}}}", re.ASCII)
-
-
-def new_request_id() -> UUID:
-    """Return a new UUIDv7."""
-    return uuid_utils.compat.uuid7()
 
 
 def first_id_at(time: datetime) -> UUID:

@@ -76,7 +76,7 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("| path | 1 KiB |", "service.server.limits:LONGEST_PATH", KIB),
         ("256 KiB, 30 seconds |", "service.server.limits:BODY_SECONDS", 30),
         ("For a fifth of `SHUTDOWN_SECONDS`", "service.commands.serve:_DRAIN_SHARE", 0.2),
-        ("wait five seconds for a lock", "service.postgres.connections:LOCK_SECONDS", 5),
+        ("wait five seconds for a lock", "service.command_line.connecting:LOCK_SECONDS", 5),
         ("at most a second between attempts", "worker.waiting:_LONGEST_SECONDS", 1),
         ("retried after 1 s", "worker.relay.loop:_RETRY_SECONDS", 1),
         ("after 21 deliveries", "worker.rabbitmq.topology:_DELIVERY_LIMIT", 20),
@@ -97,7 +97,7 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("about every hour", "worker.retention:_REST_SECONDS", 3600),
         ("restarts after a second", "service.server.background:_PAUSE_SECONDS", 1),
         ("every five minutes; role relay", "worker.reconciliation:INTERVAL_SECONDS", 300),
-        ("waiting, at most 10,000 are examined", "worker.gauges:COUNT_LIMIT", 10_000),
+        ("waiting, at most 10,000 are examined", "worker.metrics:COUNT_LIMIT", 10_000),
         ("looks for eight seconds at each server", "service.command_line.diagnosis:CHECK_SECONDS", 8),
     ],
 )

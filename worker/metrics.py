@@ -1,13 +1,17 @@
 """The worker's own Prometheus metrics. The values of a label are few, and known in advance."""
 
+import math
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from service.outbox.events import EVENT_TYPES
-from service.telemetry.metrics import UNKNOWN
 
 _DELIVERY_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 
-# Counting stops at gauges.COUNT_LIMIT. For pending events, each lane has an equal share of this limit.
+# Counting stops here, to bound its cost. Then a gauge is too low. For pending events, each lane has an equal
+# share of this limit.
+COUNT_LIMIT = 10_000
+
 outbox_pending = Gauge(
     "outbox_pending_events", "Events in outbox. At most 625 are counted in each lane, so 10,000 in all."
 )
@@ -63,7 +67,7 @@ FROM_POSTGRES = (outbox_pending, outbox_retrying, outbox_oldest_age, emails_pend
 
 # NaN in a process until one of its roles sets the gauge, or forever if no role does.
 for _gauge in (*FROM_POSTGRES, reconciled_at):
-    _gauge.set(UNKNOWN)
+    _gauge.set(math.nan)
 
 # Create the series now, because Prometheus sees no increase in a series that starts at 1.
 for _type in EVENT_TYPES:

@@ -1,25 +1,26 @@
 """Assembles the parts of a worker and runs them until SIGTERM. See Shutdown in deploy/operate.md."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import cast
 
+import asyncpg
 import structlog
 
 from service.calculation_requests.request_secrets import SecretKeyRing, remember_keys
 from service.outbox.lanes import RelayWaker
 from service.postgres import connections, schema
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Pool, open_pool
+from service.postgres.pool import Connection, Pool, open_pool
 from service.postgres.schema import SchemaOutdated
 from service.server import probes as server_probes
 from service.server.background import in_background, keep_running
 from service.server.http_server import Address
 from service.server.probes import Check
-from worker import gauges, reconciliation
+from worker import metrics, reconciliation
 from worker.consumers import calculations, notifications
-from worker.gauges import Reading
 from worker.mail import ledger
 from worker.mail.postman import Postman
 from worker.relay import outbox_tables
@@ -34,6 +35,7 @@ ROLES = ("relay", "notifications", "calculations")
 _log = structlog.get_logger()
 
 Part = Callable[[asyncio.Event], Coroutine[None, None, None]]  # runs until the event is set
+Reading = Callable[[Connection], Awaitable[None]]  # sets the gauges of a role
 
 
 class Worker:
@@ -45,8 +47,8 @@ class Worker:
         seconds = settings.database_timeout_seconds
         readings: list[Reading] = []
         self.parts: dict[str, Part] = {}
-        self.checks: dict[str, Check] = {"postgres": schema.readiness(pool, seconds=seconds)}
-        self.read_gauges = partial(gauges.read, pool, readings, timeout_seconds=seconds)
+        self.checks: dict[str, Check] = {"postgres": partial(schema.check_ready, pool, seconds=seconds)}
+        self.read_gauges = partial(read_gauges, pool, readings, seconds=seconds)
         if "relay" in roles:
             woken = asyncio.Event()
             relay = Relay(settings, pool, woken)
@@ -92,6 +94,17 @@ async def run(settings: WorkerSettings, roles: frozenset[str], probes: Address, 
                 await stop.wait()
             _log.info("worker_stopping")
     _log.info("worker_stopped")
+
+
+async def read_gauges(pool: Pool, readings: Sequence[Reading], *, seconds: float) -> None:
+    """Update the gauges from Postgres. They are NaN while it is unavailable or has no schema."""
+    try:
+        async with connections.acquired(pool, seconds=seconds) as connection:
+            for reading in readings:
+                await reading(connection)
+    except (PostgresUnavailable, asyncpg.UndefinedTableError):
+        for gauge in metrics.FROM_POSTGRES:
+            gauge.set(math.nan)
 
 
 async def _remember_secret_keys(settings: EmailSettings, pool: Pool) -> None:

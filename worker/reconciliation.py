@@ -20,9 +20,6 @@ from worker import metrics
 from worker.mail.replies import RECIPIENT_REFUSED
 
 INTERVAL_SECONDS = 300.0
-_EXAMPLES = 10
-_WINDOW = timedelta(days=1)  # Only `reconcile` checks older requests.
-_LONGEST_LOOK_SECONDS = 30.0
 
 _log = structlog.get_logger()
 
@@ -48,7 +45,7 @@ async def find_discrepancies(connection: Connection, first_id: UUID) -> list[Dis
             SELECT request_id, count(*) OVER () AS total
               FROM ({statement}) AS found
              ORDER BY request_id
-             LIMIT {_EXAMPLES}
+             LIMIT 10
             """,  # noqa: S608 - constants only
             first_id,
         )
@@ -58,8 +55,8 @@ async def find_discrepancies(connection: Connection, first_id: UUID) -> list[Dis
 
 
 async def find_recent(connection: Connection) -> list[Discrepancy]:
-    """Return what `find_discrepancies` finds in the requests of the last day."""
-    return await find_discrepancies(connection, first_id_at(datetime.now(UTC) - _WINDOW))
+    """Return the discrepancies of the last day's requests. Only `reconcile` checks older ones."""
+    return await find_discrepancies(connection, first_id_at(datetime.now(UTC) - timedelta(days=1)))
 
 
 async def run(pool: Pool, stop: asyncio.Event) -> None:
@@ -78,7 +75,7 @@ async def _keep_looking(pool: Pool) -> None:
 async def look(pool: Pool) -> None:
     """Export the discrepancies of the last day's requests. In an outage the gauges keep their values."""
     try:
-        async with connections.transaction(pool, seconds=_LONGEST_LOOK_SECONDS) as connection:
+        async with connections.transaction(pool, seconds=30.0) as connection:
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             discrepancies = await find_recent(connection)
     except PostgresUnavailable as error:

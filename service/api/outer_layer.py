@@ -163,7 +163,8 @@ def _record(method: str, route: str | None, status: int, seconds: float, facts: 
     The path and the query are not logged, because both may contain personal data or secrets.
     """
     route = route or "unmatched"
-    api_metrics.series(method, route, status).observe(seconds)
+    labelled = method if method in api_metrics.METHODS else "other"
+    api_metrics.request_seconds.labels(labelled, route, str(status)).observe(seconds)
     log = _log.debug if route in probes.PATHS and status < 500 else _log.info
     log(
         "request_served",

@@ -59,6 +59,7 @@ class SigningKeys:
         self._fetching: asyncio.Task[None] | None = None
         self._last_attempt = float("-inf")
         self._fetched_at = float("-inf")  # when the last fetch that succeeded began
+        api_metrics.jwks_age.set_function(lambda: time.monotonic() - self._fetched_at)
 
     def find(self, key_id: str) -> SigningKey | None:
         """Return the key with this id, or None if the issuer does not have it. Raises SigningKeysUnavailable.
@@ -110,7 +111,6 @@ class SigningKeys:
             _log.warning("signing_keys_not_fetched", error=type(error).__name__, keys_kept=len(self._by_id))
         else:
             self._failure = None
-            api_metrics.note_keys_fetched()
             _log.debug("signing_keys_fetched", keys=len(self._by_id))
         finally:
             self._fetching = None

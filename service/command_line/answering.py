@@ -20,21 +20,10 @@ import structlog
 
 from service.calculation_requests.model import RequestNotFound
 from service.command_line import parameters
-from service.command_line.operator_actions import Operator
-from service.postgres.outages import PostgresUnavailable
-from service.postgres.schema import SchemaNotApplied, SchemaOutdated
-from service.settings import InvalidSetting
+from service.command_line.connecting import EXPLAINED
 
 _WIDEST_CELL = 100
-_EXPECTED: tuple[type[Exception], ...] = (
-    click.ClickException,
-    InvalidSetting,
-    OSError,
-    PostgresUnavailable,
-    RequestNotFound,
-    SchemaNotApplied,
-    SchemaOutdated,
-)
+_EXPECTED: tuple[type[Exception], ...] = (*EXPLAINED, OSError, RequestNotFound)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -80,11 +69,17 @@ def answering(function: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[
             kept = "Interrupted. Work done so far is kept, and the command can be run again."
             raise click.ClickException(kept) from None
         # json.dumps escapes control and bidirectional characters, which could manipulate the terminal.
-        data = msgspec.to_builtins(answer.data)
-        click.echo(json.dumps(data, indent=2) if as_json else answer.text)
+        click.echo(json.dumps(msgspec.to_builtins(answer.data), indent=2) if as_json else answer.text)
         return answer.status
 
     return callback
+
+
+class Operator(msgspec.Struct, frozen=True):
+    """The operator who runs a command, and why."""
+
+    name: str
+    note: str | None
 
 
 def on_record(function: Callable[..., Any]) -> Callable[..., Any]:

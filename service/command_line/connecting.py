@@ -8,18 +8,16 @@ from contextlib import asynccontextmanager
 import asyncpg
 import click
 
-from service.postgres import outages, schema
+from service.postgres import connections, outages, schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, connect
 from service.postgres.schema import SchemaOutdated
 from service.settings import DatabaseSettings, InvalidSetting, load
 
-_CONNECT_SECONDS = 10.0
-_CLOSE_SECONDS = 2.0
-_STATEMENT_SECONDS = 60.0
+LOCK_SECONDS = 5.0  # the longest that a transaction waits for a lock, because others may queue behind it
 
 # The exceptions whose messages are written for operators, and the words for some others.
-_EXPLAINED = (click.ClickException, InvalidSetting, PostgresUnavailable, SchemaOutdated)
+EXPLAINED = (click.ClickException, InvalidSetting, PostgresUnavailable, SchemaOutdated)
 _WORDS: dict[type[BaseException], str] = {
     ssl.SSLCertVerificationError: "its certificate is not accepted: {0.verify_message}",
     asyncpg.InvalidAuthorizationSpecificationError: "it rejects the login",
@@ -39,8 +37,8 @@ async def postgres(url: str | None = None, *, applies_schema: bool = False) -> A
     try:
         connection = await connect(
             url or load(DatabaseSettings).database_url,
-            timeout=_CONNECT_SECONDS,
-            command_timeout=None if applies_schema else _STATEMENT_SECONDS,
+            timeout=10.0,
+            command_timeout=None if applies_schema else 60.0,
             statement_cache_size=0,  # not every pooler supports prepared statements
             server_settings={"application_name": "calculation-requests operator"},
         )
@@ -49,7 +47,7 @@ async def postgres(url: str | None = None, *, applies_schema: bool = False) -> A
                 raise SchemaOutdated
             yield connection
         finally:
-            await connection.close(timeout=_CLOSE_SECONDS)
+            await connection.close(timeout=2.0)
     except (asyncpg.ClientConfigurationError, UnicodeError):
         raise InvalidSetting("DATABASE_URL: not the address of a Postgres server") from None
     except asyncpg.ReadOnlySQLTransactionError:
@@ -69,9 +67,23 @@ async def postgres(url: str | None = None, *, applies_schema: bool = False) -> A
         raise PostgresUnavailable(f"Postgres at DATABASE_URL is unavailable: {reason(error)}") from error
 
 
+@asynccontextmanager
+async def bounded_transaction(connection: Connection) -> AsyncIterator[None]:
+    """Open a transaction on a command's connection. Its commit waits for a standby: see REPLICATE.
+
+    Postgres ends the session if the transaction is idle for SILENCE_SECONDS. Raises
+    asyncpg.LockNotAvailableError if a lock is not acquired in LOCK_SECONDS.
+    """
+    async with connection.transaction():
+        await connection.execute(connections.allow_silence(connections.SILENCE_SECONDS))
+        await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s'")
+        yield
+        await connection.execute(f"SELECT {connections.REPLICATE}")
+
+
 def reason(error: BaseException) -> str:
     """Return why a server is unavailable. Messages of libraries are left out: they may contain passwords."""
-    if isinstance(error, _EXPLAINED):
+    if isinstance(error, EXPLAINED):
         return str(error) or error.__doc__ or ""
     cause: BaseException | None = error
     while cause is not None:

@@ -11,7 +11,9 @@ from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import connecting
 from service.command_line.answering import Answer
 from service.command_line.connecting import reason
+from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
+from service.settings import Settings
 
 POSTGRES_DO = "see PostgresUnavailable in the runbook"
 CHECK_SECONDS = 8.0  # for each server. The servers are checked concurrently.
@@ -51,13 +53,9 @@ async def check(name: str, findings: AsyncIterator[Finding], *, do: str) -> list
     return found
 
 
-async def check_postgres(url: str, ring: SecretKeyRing) -> list[Finding]:
+async def postgres(settings: Settings, ring: SecretKeyRing) -> AsyncIterator[Finding]:
     """Say whether Postgres takes writes, and whether *ring* has the keys that were in use before."""
-    return await check("postgres", _postgres(url, ring), do=POSTGRES_DO)
-
-
-async def _postgres(url: str, ring: SecretKeyRing) -> AsyncIterator[Finding]:
-    async with connecting.postgres(url) as connection:
+    async with connecting.postgres(settings.database_url) as connection:
         yield await _write(connection)
         for finding in await _secret_keys(connection, ring):
             yield finding
@@ -81,9 +79,7 @@ async def _write(connection: Connection) -> Finding:
     await connection.execute("LOCK TABLE calculation_request IN ROW EXCLUSIVE MODE")
     await writing.rollback()
     try:
-        # Postgres writes this message to its log alone, and its commit waits for a standby as any other does.
-        message = "SELECT pg_logical_emit_message(true, 'doctor', '')"
-        await connection.execute(message, timeout=_COMMIT_SECONDS)
+        await connection.execute(f"SELECT {REPLICATE}", timeout=_COMMIT_SECONDS)
     except TimeoutError:
         return Finding("wrong", "postgres", "its commits wait", "see PostgresStandbyMissing in the runbook")
     return Finding("ok", "postgres", "takes writes, has the schema")

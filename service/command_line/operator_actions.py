@@ -6,16 +6,10 @@ from uuid import UUID
 
 import msgspec
 
+from service.command_line.answering import Operator
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 from service.telemetry import logs
-
-
-class Operator(msgspec.Struct, frozen=True):
-    """The operator who runs a command, and why."""
-
-    name: str
-    note: str | None
 
 
 class OperatorAction(msgspec.Struct, frozen=True):

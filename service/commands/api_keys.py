@@ -4,9 +4,7 @@ import click
 
 from service.authentication import api_keys
 from service.command_line import connecting, operator_actions, parameters
-from service.command_line.answering import Answer, answering, on_record
-from service.command_line.operator_actions import Operator
-from service.postgres import connections
+from service.command_line.answering import Answer, Operator, answering, on_record
 
 api_key = click.Group("api-key", help="The keys that give access to the questionnaire.")
 
@@ -20,11 +18,10 @@ async def create(client: str, by: Operator) -> Answer:
 
     CLIENT is a name for the program that will send the key.
     """
-    async with connecting.postgres() as connection, connections.bounded_transaction(connection):
+    async with connecting.postgres() as connection, connecting.bounded_transaction(connection):
         key = await api_keys.create(connection, client)
         _, prefix, _ = key.split("_", maxsplit=2)
-        subject = f"{prefix} of {client}"
-        await operator_actions.record(connection, "api-key create", [(None, subject)], by)
+        await operator_actions.record(connection, "api-key create", [(None, f"{prefix} of {client}")], by)
     return Answer({"key": key}, key)
 
 
@@ -42,7 +39,7 @@ async def list_keys() -> Answer:
 @on_record
 async def revoke(prefix: str, by: Operator) -> Answer:
     """Revoke the API key with this prefix: the second part of cr_<prefix>_<secret>."""
-    async with connecting.postgres() as connection, connections.bounded_transaction(connection):
+    async with connecting.postgres() as connection, connecting.bounded_transaction(connection):
         if not await api_keys.revoke(connection, prefix):
             message = "No valid API key has this prefix: see `python -m service api-key list`."
             raise click.ClickException(message)

@@ -5,9 +5,7 @@ import click
 from service.calculation_requests import conveyancers
 from service.calculation_requests.conveyancers import Conveyancer, UnknownConveyancer
 from service.command_line import connecting, operator_actions, parameters
-from service.command_line.answering import Answer, answering, on_record
-from service.command_line.operator_actions import Operator
-from service.postgres import connections
+from service.command_line.answering import Answer, Operator, answering, on_record
 
 conveyancer = click.Group("conveyancer", help="The law firms that may use the service.")
 
@@ -29,7 +27,7 @@ async def add(
 
     ID is the value of the tenant claim in the firm's access tokens.
     """
-    async with connecting.postgres() as connection, connections.bounded_transaction(connection):
+    async with connecting.postgres() as connection, connecting.bounded_transaction(connection):
         before, after = await conveyancers.register(
             connection, conveyancer_id, name=name, charges_calculation_fee=charges_calculation_fee
         )
@@ -75,7 +73,7 @@ async def enable(conveyancer_id: str, by: Operator) -> Answer:
 
 async def _set_disabled(conveyancer_id: str, by: Operator, *, disabled: bool) -> Answer:
     done = "disabled" if disabled else "enabled"
-    async with connecting.postgres() as connection, connections.bounded_transaction(connection):
+    async with connecting.postgres() as connection, connecting.bounded_transaction(connection):
         if not await connection.fetchval(_SET_DISABLED, conveyancer_id, disabled):
             raise UnknownConveyancer
         action = "conveyancer disable" if disabled else "conveyancer enable"

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import click
 
-from service.authentication.access_tokens import AccessTokens, Caller, InternalReader, InvalidCredentials
+from service.authentication.access_tokens import AccessTokens, InternalReader, InvalidCredentials
 from service.authentication.signing_keys import SigningKeys
 from service.calculation_requests.conveyancers import UnknownConveyancer, charges_calculation_fee
 from service.calculation_requests.request_secrets import SecretKeyRing
@@ -15,9 +15,6 @@ from service.command_line import connecting, diagnosis
 from service.command_line.answering import Answer, answering
 from service.command_line.diagnosis import Finding
 from service.settings import ServiceSettings, load
-
-_DO = "what does AUTH_JWKS_URL answer?"
-_ASK_SERVERS = "are AUTH_JWKS_URL and DATABASE_URL right?"
 
 
 @click.command()
@@ -29,8 +26,11 @@ async def doctor(*, judges_token: bool) -> Answer:
     With --token, say whether the API accepts an access token: as which client, with which scopes, or why not.
     `python -m worker doctor` checks RabbitMQ and the mail server, too.
     """
-    if judges_token:  # An argument would be in the list of processes.
-        return diagnosis.answer(await examine_token(os.environ, sys.stdin.read().strip()))
+    if judges_token:
+        token = sys.stdin.read().strip()  # An argument would be in the list of processes.
+        judging = _judge(load(ServiceSettings), token)
+        do = "are AUTH_JWKS_URL and DATABASE_URL right?"
+        return diagnosis.answer(await diagnosis.check("token", judging, do=do))
     return diagnosis.answer(await examine_service(os.environ))
 
 
@@ -39,8 +39,8 @@ async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
     settings = load(ServiceSettings, environment)
     ring = SecretKeyRing.parse(settings.request_secret_keys)
     of_postgres, of_signing_keys = await asyncio.gather(
-        diagnosis.check_postgres(settings.database_url, ring),
-        diagnosis.check("signing keys", _signing_keys(settings), do=_DO),
+        diagnosis.check("postgres", diagnosis.postgres(settings, ring), do=diagnosis.POSTGRES_DO),
+        diagnosis.check("signing keys", _signing_keys(settings), do="what does AUTH_JWKS_URL answer?"),
     )
     return of_postgres + of_signing_keys
 
@@ -48,12 +48,6 @@ async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
 async def _signing_keys(settings: ServiceSettings) -> AsyncIterator[Finding]:
     await SigningKeys(settings.auth_jwks_url).refresh()
     yield Finding("ok", "signing keys", "fetched, and at least one is usable")
-
-
-async def examine_token(environment: Mapping[str, str], token: str) -> list[Finding]:
-    """Judge one access token by the settings of the API. Raises InvalidSetting."""
-    settings = load(ServiceSettings, environment)
-    return await diagnosis.check("token", _judge(settings, token), do=_ASK_SERVERS)
 
 
 async def _judge(settings: ServiceSettings, token: str) -> AsyncIterator[Finding]:
@@ -66,24 +60,17 @@ async def _judge(settings: ServiceSettings, token: str) -> AsyncIterator[Finding
         return
     if isinstance(caller, InternalReader):
         yield Finding("ok", "token", f"accepted as the internal reader {caller.client_id!a}")
-    else:
-        yield _scopes_of(caller)
-        yield await _firm_of(caller, settings)
-
-
-def _scopes_of(caller: Caller) -> Finding:
+        return
     says = f"accepted as the conveyancer {caller.conveyancer_id!a}, with "
     if caller.scopes:
-        return Finding("ok", "token", says + ", ".join(sorted(caller.scopes)))
-    return Finding("wrong", "token", says + "no scope of this service: it opens only the questionnaire")
-
-
-async def _firm_of(caller: Caller, settings: ServiceSettings) -> Finding:
-    """Look the firm up, because the API refuses most calls of firms that are not registered."""
-    try:
+        yield Finding("ok", "token", says + ", ".join(sorted(caller.scopes)))
+    else:
+        yield Finding("wrong", "token", says + "no scope of this service: it opens only the questionnaire")
+    try:  # The API refuses most calls of firms that are not registered.
         async with connecting.postgres(settings.database_url) as connection:
             await charges_calculation_fee(connection, caller.conveyancer_id)
     except UnknownConveyancer:
         says = f"{caller.conveyancer_id!a} is not registered, or is disabled"
-        return Finding("wrong", "conveyancer", says, "look at `python -m service conveyancer list`")
-    return Finding("ok", "conveyancer", "registered")
+        yield Finding("wrong", "conveyancer", says, "look at `python -m service conveyancer list`")
+    else:
+        yield Finding("ok", "conveyancer", "registered")

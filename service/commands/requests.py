@@ -14,14 +14,10 @@ from service.calculation_requests.changing import change
 from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import connecting, operator_actions, parameters
-from service.command_line.answering import Answer, answering, on_record
-from service.command_line.operator_actions import Operator
+from service.command_line.answering import Answer, Operator, answering, on_record
 from service.identifiers import uuid_of
 from service.outbox import lanes
-from service.postgres import connections
 from service.settings import SecretKeySettings, load
-
-_MOST_FOUND = 50
 
 request = click.Group("request", help="Find, correct or erase a request, or make a new link for it.")
 
@@ -49,9 +45,8 @@ async def find(external_id: str | None, customer_email: str | None, case_ref: st
         raise click.UsageError("Say what to find: --external-id, --customer-email or --case-ref.")
     address = customer_email and hashlib.sha256(customer_email.lower().encode()).digest()
     async with connecting.postgres() as connection:
-        rows = await connection.fetch(_FIND, external_id, address, case_ref, _MOST_FOUND)
-    found = [Found(uuid_of(request_id), *rest) for request_id, *rest in rows]
-    return Answer.listing(found)
+        rows = await connection.fetch(_FIND, external_id, address, case_ref)
+    return Answer.listing([Found(uuid_of(request_id), *rest) for request_id, *rest in rows])
 
 
 # Postgres gets only the hash of the address, because it may log the parameters of a slow statement. This
@@ -63,7 +58,7 @@ _FIND = """
        AND ($2::bytea IS NULL OR sha256(convert_to(lower(customer_email), 'UTF8')) = $2)
        AND ($3::text IS NULL OR case_ref = $3)
      ORDER BY id DESC
-     LIMIT $4
+     LIMIT 50
 """
 
 
@@ -102,7 +97,7 @@ async def _answer(
     email = None
     async with (
         connecting.postgres() as connection,
-        connections.bounded_transaction(connection),
+        connecting.bounded_transaction(connection),
         change(connection, request_id) as request,
     ):
         is_new = address is None or address != await connection.fetchval(_ADDRESS, request_id)
@@ -128,7 +123,7 @@ _ADDRESS = "SELECT customer_email FROM calculation_request WHERE id = $1"
 async def erase(uuid: UUID, by: Operator) -> Answer:
     """Permanently delete a request, and the personal data in its e-mails and events."""
     async with connecting.postgres() as connection:
-        async with connections.bounded_transaction(connection):
+        async with connecting.bounded_transaction(connection):
             await lanes.lock(connection, lanes.lane_of(uuid))
             is_new = bool(await erasing.erase(connection, [uuid]))
             if is_new:
@@ -136,6 +131,5 @@ async def erase(uuid: UUID, by: Operator) -> Answer:
             elif not await reading.find_erased(connection, [uuid]):
                 raise RequestNotFound
         await lanes.notify(connection)
-    done = "erased" if is_new else "had been erased"
-    erasure = {"uuid": uuid_of(uuid), "was_erased_before": not is_new}
-    return Answer(erasure, f"{erasure['uuid']} {done}")
+    said = f"{uuid_of(uuid)} {'erased' if is_new else 'had been erased'}"
+    return Answer({"uuid": uuid_of(uuid), "was_erased_before": not is_new}, said)

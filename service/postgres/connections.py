@@ -16,7 +16,6 @@ from service.telemetry import metrics
 REPLICATE = "pg_logical_emit_message(true, 'replicate', '')"
 
 SILENCE_SECONDS = 3.0  # the longest that a transaction may be idle before Postgres ends the session
-LOCK_SECONDS = 5.0  # the longest that a command waits for a lock, because others may queue behind it
 
 
 @asynccontextmanager
@@ -75,17 +74,3 @@ async def transaction(
         except Exception:  # After a cancellation no time is left, and the connection is closed.
             await connection.execute("ROLLBACK")
             raise
-
-
-@asynccontextmanager
-async def bounded_transaction(own: Connection) -> AsyncIterator[None]:
-    """Open a transaction on a connection that is not from a pool.
-
-    Postgres ends the session if the transaction is idle for SILENCE_SECONDS. The commit waits for a standby:
-    see REPLICATE. Raises asyncpg.LockNotAvailableError if a lock is not acquired in LOCK_SECONDS.
-    """
-    async with own.transaction():
-        await own.execute(allow_silence(SILENCE_SECONDS))
-        await own.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s'")
-        yield
-        await own.execute(f"SELECT {REPLICATE}")

@@ -55,7 +55,8 @@ class Pool:
 
     def check_available(self) -> None:
         """Raise PostgresUnavailable if the queue is full, or no connection is open and connecting failed."""
-        if len(self._queue) >= self._queue_size or (not self.opened and self._pauses_reconnecting):
+        is_down = not self.opened and time.monotonic() < self._reconnect_after
+        if is_down or len(self._queue) >= self._queue_size:
             raise PostgresUnavailable.counted()
 
     @contextmanager
@@ -138,7 +139,7 @@ class Pool:
 
     async def _open(self) -> "Connection | None":
         """Open a connection. Returns None if this fails while other connections are open."""
-        if self._pauses_reconnecting:
+        if time.monotonic() < self._reconnect_after:
             if self.opened:
                 return None
             raise PostgresUnavailable.counted() from self._connect_error
@@ -165,10 +166,6 @@ class Pool:
     def _forget(self, connection: Connection) -> None:
         self.opened.discard(connection)
         self.idle.pop(connection, None)
-
-    @property
-    def _pauses_reconnecting(self) -> bool:
-        return time.monotonic() < self._reconnect_after
 
 
 async def connect(url: str, **options: Any) -> Connection:  # noqa: ANN401 - asyncpg's

@@ -11,7 +11,7 @@ for a table's lock while callers queue behind it.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,18 +27,10 @@ _ROLES = Path(__file__).with_name("roles.sql")
 _LOCK = 0x5D17_0001  # key of the advisory lock held while applying the schema; an arbitrary number
 _ATTEMPTS = 600  # while a table is locked, or another process applies the schema
 _PAUSE_SECONDS = 1.0  # between two attempts
-# Statements queue behind an ALTER TABLE that waits for its lock, and their callers time out after a second.
-_LOCK_WAIT = "200ms"
-# A concurrent index build waits for open transactions, and nothing queues behind it.
-_CONCURRENT_LOCK_WAIT = "1h"
 
 
 class SchemaOutdated(Exception):
     """The database schema is older than this release needs: run `python -m service schema apply`."""
-
-
-class SchemaNotApplied(Exception):
-    """The schema cannot be applied to this database."""
 
 
 def read_versions(folder: Path) -> list[str]:
@@ -57,7 +49,7 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
     rights to the roles that exist. A database at a newer version is not changed. The connection must be
     direct, because a transaction pooler would lose the lock.
 
-    Raises SchemaNotApplied.
+    Raises SchemaOutdated if the schema cannot be applied.
     """
     for _ in range(_ATTEMPTS):
         # pg_advisory_lock would hold a snapshot while it waits, which would block CREATE INDEX CONCURRENTLY.
@@ -70,7 +62,7 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
                 if not connection.is_closed():
                     await connection.execute(f"RESET lock_timeout; SELECT pg_advisory_unlock({_LOCK})")
         await asyncio.sleep(_PAUSE_SECONDS)
-    raise SchemaNotApplied(
+    raise SchemaOutdated(
         "A table stays locked, or another process is applying the schema: "
         "end the long transaction in pg_stat_activity, then run this again."
     )
@@ -99,20 +91,16 @@ async def check(connection: Connection) -> None:
         raise PostgresUnavailable.counted()
 
 
-def readiness(pool: Pool, *, seconds: float) -> Callable[[], Awaitable[None]]:
-    """Return a readiness check: Postgres answers, accepts writes, and its schema is recent enough."""
-
-    async def ready() -> None:
-        async with connections.acquired(pool, seconds=seconds) as connection:
-            await check(connection)
-
-    return ready
+async def check_ready(pool: Pool, *, seconds: float) -> None:
+    """Check that Postgres answers, accepts writes, and has a recent enough schema. Raises as `check` does."""
+    async with connections.acquired(pool, seconds=seconds) as connection:
+        await check(connection)
 
 
 async def _apply(connection: Connection, versions: Sequence[str]) -> None:
     """Apply missing versions and roles.sql, unless the database has a newer version.
 
-    Raises SchemaNotApplied if the database has only other tables.
+    Raises SchemaOutdated if the database has only other tables.
 
     A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction. In
     that case, each statement is a transaction, and must be safe to repeat after an interruption. Because an
@@ -123,7 +111,7 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
         if await connection.fetchval(
             "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = current_schema)"
         ):
-            raise SchemaNotApplied(
+            raise SchemaOutdated(
                 "The database has tables that `schema apply` did not make: use an empty one."
             )
         await connection.execute(_SCHEMA.read_text())
@@ -138,6 +126,8 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
     newest = parts.pop() if parts else ""
     parts.append(f"{newest}\n{_ROLES.read_text()}")
     for part in parts:
-        lock_wait = _CONCURRENT_LOCK_WAIT if "CONCURRENTLY" in part else _LOCK_WAIT
+        # Statements queue behind an ALTER TABLE that waits for its lock, and their callers time out after a
+        # second. A concurrent index build waits for open transactions, and nothing queues behind it.
+        lock_wait = "1h" if "CONCURRENTLY" in part else "200ms"
         await connection.execute(f"SET lock_timeout = '{lock_wait}'")
         await connection.execute(part)

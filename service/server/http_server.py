@@ -25,11 +25,6 @@ from service.telemetry import logs
 
 Address: TypeAlias = tuple[str, int]  # the host as a number, and the port
 
-_BACKLOG = 1024  # connections that wait to be accepted
-_CUT_OFF_SECONDS = 1.0  # for cancelled requests to be answered
-# The garbage collector may run rarely, because nearly everything is freed without it.
-_OBJECTS_PER_COLLECTION = 10_000
-
 _log = structlog.get_logger()
 
 
@@ -55,7 +50,7 @@ def spare_loaded_objects() -> None:
     """Exempt loaded modules from garbage collection, which would scan 70,000 objects, for 50 ms each time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_OBJECTS_PER_COLLECTION)
+    gc.set_threshold(10_000)  # It may run rarely, because nearly everything is freed without it.
 
 
 def stop_on_signals() -> asyncio.Event:
@@ -94,7 +89,7 @@ async def serve(
             await asyncio.wait([serving], timeout=shutdown_seconds - drain_seconds)
             for task in in_flight:
                 task.cancel()
-            await asyncio.wait([serving], timeout=_CUT_OFF_SECONDS)
+            await asyncio.wait([serving], timeout=1.0)  # for cancelled requests to be answered
             serving.cancel()  # Only callers that do not read their responses are left.
             await asyncio.wait([serving])
     finally:
@@ -113,7 +108,7 @@ def _server(app: ASGIApp, address: Address, *, keep_alive_seconds: int) -> Serve
         interface=Interfaces.ASGI,
         http=HTTPModes.http1,
         websockets=False,
-        backlog=_BACKLOG,
+        backlog=1024,  # connections that wait to be accepted
         backpressure=MOST_CONNECTIONS,
         # hyper applies this time to the head of each request, and while it waits for one.
         http1_settings=HTTP1Settings(

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 from prometheus_client import generate_latest
 
+from service.postgres import schema
 from service.postgres.outages import PostgresUnavailable, is_rejected_login
 from service.postgres.pool import Pool
 from service.postgres.schema import SchemaOutdated
@@ -29,13 +30,13 @@ class NotReady(Exception):
     """The process lacks something that it needs for its work."""
 
 
-def lasting(check: Check, pool: Pool) -> Check:
-    """Return a check that runs *check* until it has passed, and again once the pool has opened a connection.
+def lasting_readiness(pool: Pool, *, seconds: float) -> Check:
+    """Return a check that runs `check_ready` until it has passed, and again once the pool has connected.
 
-    A new connection may lead to another Postgres, or to one that has lost its data. But after *check* has
-    passed once, an unreachable Postgres no longer fails the returned check. Otherwise no API process would
-    be ready, and callers would get the ingress's error instead of our 503. A rejected login or an outdated
-    schema still fails the returned check, because other processes may not have this fault.
+    A new connection may lead to another Postgres, or to one that has lost its data. But after `check_ready`
+    has passed once, an unreachable Postgres no longer fails the returned check. Otherwise no API process
+    would be ready, and callers would get the ingress's error instead of our 503. A rejected login or an
+    outdated schema still fails the returned check, because other processes may not have this fault.
     """
     has_passed, opened = False, 0  # *opened*: how many connections the pool had opened by then
 
@@ -44,7 +45,7 @@ def lasting(check: Check, pool: Pool) -> Check:
         if has_passed and pool.opened and pool.opened_count == opened:
             return _REJECTED_LOGIN if pool.is_login_rejected else None
         try:
-            await check()
+            await schema.check_ready(pool, seconds=seconds)
         except PostgresUnavailable as error:
             if pool.is_login_rejected and not pool.opened:
                 has_passed = False
@@ -92,9 +93,7 @@ def _state(error: Exception) -> str:
     return (error.args and str(error)) or (error.__doc__ or "")
 
 
-async def serve(
-    checks: Checks, read_gauges: ReadGauges | None, address: Address, stop: asyncio.Event
-) -> None:
+async def serve(checks: Checks, read_gauges: ReadGauges, address: Address, stop: asyncio.Event) -> None:
     """Until *stop*, serve the probes of a process that has no API."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

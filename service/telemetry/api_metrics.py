@@ -1,8 +1,5 @@
 """The Prometheus metrics of the API. A worker that imported this module would export these metrics, too."""
 
-import math
-import time
-
 from prometheus_client import Gauge, Histogram
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})  # the rest is "other"
@@ -18,15 +15,3 @@ requests_in_progress = Gauge("http_requests_in_progress", "HTTP requests in prog
 jwks_age = Gauge(
     "jwks_age_seconds", "Seconds since the issuer's signing keys were fetched; +Inf before the first time."
 )
-jwks_age.set(math.inf)
-
-
-def note_keys_fetched() -> None:
-    """Measure the age of the signing keys from now on."""
-    fetched_at = time.monotonic()
-    jwks_age.set_function(lambda: time.monotonic() - fetched_at)
-
-
-def series(method: str, route: str, status: int) -> Histogram:
-    """Return the series of `request_seconds` with these labels. Nonstandard methods share one."""
-    return request_seconds.labels(method if method in METHODS else "other", route, str(status))

@@ -3,7 +3,6 @@
 import logging
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -17,13 +16,8 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor
 from service.settings import Settings
 
 _SHARED: list[Processor] = [structlog.contextvars.merge_contextvars, add_log_level, TimeStamper(fmt="iso")]
-
-
-def _encode(event: EventDict, default: Callable[[Any], Any]) -> str:
-    return msgspec.json.encode(event, enc_hook=default).decode()  # 4 µs less than json.dumps
-
-
-_IN_JSON = JSONRenderer(_encode)
+# msgspec takes 4 µs less than json.dumps.
+_IN_JSON = JSONRenderer(lambda event, default: msgspec.json.encode(event, enc_hook=default).decode())
 
 
 def configure(settings: Settings) -> None:
@@ -38,12 +32,8 @@ def configure(settings: Settings) -> None:
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(
-        ProcessorFormatter(
-            processors=[ProcessorFormatter.remove_processors_meta, _IN_JSON],
-            foreign_pre_chain=[*_SHARED, _tame],
-        )
-    )
+    processors: list[Processor] = [ProcessorFormatter.remove_processors_meta, _IN_JSON]
+    handler.setFormatter(ProcessorFormatter(processors=processors, foreign_pre_chain=[*_SHARED, _tame]))
     # Below this level some libraries print addresses and URLs.
     level = "ERROR" if settings.log_level == "ERROR" else "WARNING"
     logging.basicConfig(handlers=[handler], level=level, force=True)

@@ -1,6 +1,5 @@
 """The Prometheus metrics of both processes. Every label has a bounded set of values."""
 
-import math
 import platform
 from collections.abc import Callable
 from typing import cast
@@ -8,8 +7,6 @@ from typing import cast
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 
 import service
-
-UNKNOWN = math.nan  # the value of a gauge that cannot be read at the moment
 
 # Omits the `_created` series of each counter, because no dashboard or alert uses them.
 cast("Callable[[], None]", disable_created_metrics)()

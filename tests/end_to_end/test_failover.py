@@ -12,6 +12,7 @@ from service.calculation_requests import erasing
 from service.calculation_requests.email_changes import EmailEnd
 from service.calculation_requests.model import CalculationRequest, Idempotency
 from service.calculation_requests.storing import Storage
+from service.command_line import connecting
 from service.identifiers import uuid_of
 from service.outbox.lanes import RelayWaker
 from service.postgres import connections
@@ -63,7 +64,7 @@ async def record_result(pool: Pool, request: CalculationRequest, seconds: float)
 async def erase(pool: Pool, request: CalculationRequest, seconds: float) -> None:
     async with (
         connections.acquired(pool, seconds=seconds) as connection,
-        connections.bounded_transaction(connection),
+        connecting.bounded_transaction(connection),
     ):
         await erasing.erase(connection, [request.id])
 

@@ -8,10 +8,10 @@ from tests.harness.in_process import running
 from tests.harness.metrics import is_unknown, rises, value
 from tests.harness.waiting import eventually
 from tests.worker.conftest import created_body, hold_events, publish, settings_with, store, store_as
-from worker import gauges
+from worker import process
 from worker.consumers import notifications
-from worker.gauges import COUNT_LIMIT
 from worker.mail import ledger
+from worker.metrics import COUNT_LIMIT
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.relay import outbox_tables
 
@@ -84,7 +84,7 @@ async def test_gauges_are_nan_during_an_outage_of_postgres(database, worker_sett
     await store(database)
     settings = settings_with(worker_settings, database_url=link.url)
     async with open_pool(settings) as pool:
-        read_gauges = partial(gauges.read, pool, [outbox_tables.read_gauges], timeout_seconds=1.0)
+        read_gauges = partial(process.read_gauges, pool, [outbox_tables.read_gauges], seconds=1.0)
         await read_gauges()
         assert value("outbox_pending_events") == 1
         with rises("postgres_unavailable_total"):
@@ -99,7 +99,7 @@ async def test_gauges_are_nan_until_there_is_a_schema(database, pool):
     await outbox_tables.read_gauges(database)
     await database.execute("ALTER TABLE outbox RENAME TO outbox_elsewhere")
 
-    await gauges.read(pool, [outbox_tables.read_gauges], timeout_seconds=5.0)
+    await process.read_gauges(pool, [outbox_tables.read_gauges], seconds=5.0)
 
     assert is_unknown("outbox_pending_events")
 

@@ -10,8 +10,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from aiormq.exceptions import ChannelNotFoundEntity, DeliveryError
 
 from service.command_line import connecting, operator_actions, parameters
-from service.command_line.answering import Answer, answering, on_record, printable, table
-from service.command_line.operator_actions import Operator
+from service.command_line.answering import Answer, Operator, answering, on_record, printable, table
 from service.settings import load
 from worker.consumers.dead_lettering import copy_of
 from worker.rabbitmq import topology

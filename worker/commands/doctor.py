@@ -45,7 +45,7 @@ async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
     settings = load(EmailSettings, environment)
     ring, sender = SecretKeyRing.parse(settings.request_secret_keys), Sender.parse(settings.mail_from)
     found = await asyncio.gather(
-        diagnosis.check_postgres(settings.database_url, ring),
+        diagnosis.check("postgres", diagnosis.postgres(settings, ring), do=diagnosis.POSTGRES_DO),
         diagnosis.check("requests", _requests(settings), do=diagnosis.POSTGRES_DO),
         diagnosis.check("rabbitmq", _rabbitmq(settings), do=_ASK_RABBITMQ),
         diagnosis.check("mail server", _mail_server(settings, sender.address), do=_ASK_MAIL_SERVER),

@@ -12,9 +12,7 @@ import msgspec
 from service.calculation_requests import email_changes
 from service.calculation_requests.changing import LockedRequest, change_all
 from service.command_line import connecting, operator_actions, parameters
-from service.command_line.answering import Answer, answering, on_record
-from service.command_line.operator_actions import Operator
-from service.postgres import connections
+from service.command_line.answering import Answer, Operator, answering, on_record
 from service.postgres.pool import Connection
 
 State = Literal["pending", "sent", "failed"]
@@ -104,8 +102,7 @@ async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice)
         raise click.UsageError("--sent needs --uuid: a sent e-mail is sent again for one request at a time")
     choice.check_is_narrow()
     async with connecting.postgres() as connection:
-        state: State | None = None if sent else "failed"
-        newest_first = await read(connection, choice, state=state, only_last=True)
+        newest_first = await read(connection, choice, state=None if sent else "failed", only_last=True)
         found = [
             email.key
             for email in reversed(newest_first)
@@ -157,7 +154,7 @@ async def _change(
     for start in range(0, len(found), _BATCH):
         request_ids = {_request_of(key) for key in found[start : start + _BATCH]}
         async with (
-            connections.bounded_transaction(connection),
+            connecting.bounded_transaction(connection),
             change_all(connection, request_ids) as requests,
         ):
             written = await write(requests)
@@ -183,8 +180,7 @@ async def read(
 
     *only_last* leaves out e-mails that another e-mail has followed, and those of erased requests.
     """
-    chosen = msgspec.structs.astuple(choice)
-    rows = await connection.fetch(_READ, *chosen, state, only_last, limit)
+    rows = await connection.fetch(_READ, *msgspec.structs.astuple(choice), state, only_last, limit)
     return [LedgerEmail(**row) for row in rows]
 
 

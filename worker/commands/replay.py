@@ -11,10 +11,8 @@ import msgspec
 from service.calculation_requests import event_history
 from service.calculation_requests.changing import change_all
 from service.command_line import connecting, operator_actions, parameters
-from service.command_line.answering import Answer, answering, cell, on_record
-from service.command_line.operator_actions import Operator
+from service.command_line.answering import Answer, Operator, answering, cell, on_record
 from service.outbox import events, lanes
-from service.postgres import connections
 from service.postgres.pool import Connection
 
 _BATCH_REQUESTS = 100  # locked by one transaction
@@ -92,7 +90,7 @@ async def replay_batch(connection: Connection, chosen: Chosen, tally: Tally) -> 
     that have been erased in the meantime are skipped.
     """
     rows: list[tuple[int, UUID, str, int, bytes]] = []
-    async with connections.bounded_transaction(connection), change_all(connection, list(chosen)):
+    async with connecting.bounded_transaction(connection), change_all(connection, list(chosen)):
         unpublished = await connection.fetch(
             "SELECT request_id FROM undelivered_event WHERE request_id = ANY($1)", list(chosen)
         )

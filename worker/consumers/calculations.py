@@ -60,13 +60,13 @@ def decode(message: Incoming, traceparent: str | None) -> Result:
     if message.is_event:
         event = message.to(CloudEvent[CalculationCreated])
         if event.type != CalculationCreated.type:
-            raise Malformed(f"Expected {CalculationCreated.type}", field="type")
+            raise Malformed(f"type: Expected {CalculationCreated.type}")
         created = event.data
     else:
         created = message.to(CalculationCreated)
     request_id = parse_uuid(created.request_uuid)
     if request_id is None:
-        raise Malformed(NO_UUID, field=f"{path}request_uuid")
+        raise Malformed(f"{path}request_uuid: {NO_UUID}")
     return Result(request_id, created.calculation_id, traceparent, path)
 
 

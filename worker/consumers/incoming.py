@@ -19,9 +19,6 @@ Kind = TypeVar("Kind")
 class Malformed(Exception):
     """The message is not valid for this queue."""
 
-    def __init__(self, reason: str, *, field: str = "") -> None:
-        super().__init__(f"{field}: {reason}" if field else reason)
-
 
 class Incoming(msgspec.Struct, frozen=True):
     """The body of a message, and the ids in it that are well-formed.

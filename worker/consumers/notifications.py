@@ -47,13 +47,13 @@ def decode(message: Incoming, traceparent: str | None) -> EmailToSend:
     """
     event = message.to(CloudEvent[RequestCreated])
     if event.type != RequestCreated.type:
-        raise Malformed(f"Expected {RequestCreated.type}", field="type")
+        raise Malformed(f"type: Expected {RequestCreated.type}")
     # The sequence is part of the e-mail key. Another sequence would send the customer a second e-mail.
     if event.data.sequence != 1:
-        raise Malformed("Expected 1", field="data.sequence")
+        raise Malformed("data.sequence: Expected 1")
     request_id = parse_uuid(event.data.uuid)
     if request_id is None:
-        raise Malformed(NO_UUID, field="data.uuid")
+        raise Malformed(f"data.uuid: {NO_UUID}")
     email_key = events.event_id(event.data.uuid, event.type, event.data.sequence)
     return EmailToSend(email_key, request_id, traceparent)
 

@@ -31,7 +31,6 @@ from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
 from worker import metrics
 from worker.batches import Failures, RowLocked
-from worker.gauges import COUNT_LIMIT
 
 
 class Email(msgspec.Struct, frozen=True):
@@ -242,7 +241,7 @@ async def read_gauges(connection: Connection) -> None:
                  ORDER BY next_attempt_at
                  LIMIT $1) AS due_first
         """,
-        COUNT_LIMIT,
+        metrics.COUNT_LIMIT,
     )
     metrics.emails_pending.set(row["number"])
     metrics.emails_oldest_age.set(row["oldest_seconds"])

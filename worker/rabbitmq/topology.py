@@ -21,7 +21,6 @@ NOTIFICATIONS_ALONE: Final = "calculation-requests.notifications"  # No other te
 DEAD_LETTERS: Final = "calculation-requests.dead-letters"
 
 _DELIVERY_LIMIT = 20
-_NO_DELIVERY_LIMIT = 1_000_000_000
 _DEAD_LETTER_DAYS = 30  # So a dead letter may outlive an erased request by 30 days.
 
 
@@ -71,7 +70,7 @@ EXCHANGES: Final = {
 # message after 20 redeliveries. RabbitMQ 3.10 does not support -1, which means no limit.
 DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
     "x-queue-type": "quorum",
-    "x-delivery-limit": _NO_DELIVERY_LIMIT,
+    "x-delivery-limit": 1_000_000_000,
     "x-message-ttl": _DEAD_LETTER_DAYS * 86_400_000,  # in milliseconds
 }
 

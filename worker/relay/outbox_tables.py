@@ -17,7 +17,6 @@ from service.outbox.events import event_id
 from service.outbox.lanes import LANES
 from service.postgres.pool import Connection
 from worker import metrics
-from worker.gauges import COUNT_LIMIT
 
 
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,7 +200,7 @@ async def read_gauges(connection: Connection) -> None:
                          LIMIT $2) AS head) AS held
         """,
         list(range(LANES)),
-        COUNT_LIMIT,
+        metrics.COUNT_LIMIT,
     )
     metrics.outbox_pending.set(row["pending"])
     metrics.outbox_retrying.set(row["retrying"])

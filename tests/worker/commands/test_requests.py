@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from service.calculation_requests.model import CalculationRequest, RequestErased
+from service.command_line import connecting
 from service.outbox import lanes
-from service.postgres import connections
 from service.postgres.pool import Connection
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST
@@ -236,7 +236,7 @@ async def test_late_messages_about_an_erased_request_change_nothing(database, po
 
 
 async def test_locked_row_is_named_soon_and_does_not_hold_its_lane(database, stored_request, monkeypatch):
-    monkeypatch.setattr(connections, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(connecting, "LOCK_SECONDS", 0.2)
     async with database.transaction():
         await database.execute("SELECT FROM calculation_request FOR UPDATE")
         async with asyncio.timeout(10.0):
