@@ -41,8 +41,10 @@ def in_json_words(problem: str) -> str:
 
 def describe(error: msgspec.ValidationError) -> str:
     """Return what is wrong and in which field, such as `data.calculation_id`, but never the value."""
-    # The path is last. What comes before it may quote the value, whatever that contains.
-    problem, _, path = str(error).rpartition(" - at `$")
+    # The last mark begins the path. What comes before it may quote the value, whatever that contains.
+    problem, mark, path = str(error).rpartition(" - at `$")
+    if not mark:
+        problem, path = path, ""
     field = path.rstrip("`").removeprefix(".")
     reason = in_json_words(_QUOTING.sub("This value is not allowed", problem))
     return f"{field}: {reason}" if field else reason

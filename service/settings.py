@@ -79,7 +79,7 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse settings with which tokens for other services of the issuer would be accepted."""
         if self.auth_audience is None and not self.auth_clients.replace(",", " ").strip():
-            raise ValueError("missing environment variable AUTH_AUDIENCE, or the clients in AUTH_CLIENTS")
+            raise ValueError("AUTH_AUDIENCE is missing: without it, AUTH_CLIENTS must list the clients")
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, rename="upper"):
@@ -107,5 +107,5 @@ def load(kind: type[AnyStruct], environment: Mapping[str, str] = os.environ) -> 
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         problem = json_faults.describe(error)
-        missing = problem.replace("Object missing required field", "missing environment variable")
-        raise InvalidSetting(missing) from None
+        problem = problem.replace("Object missing required field", "missing environment variable")
+        raise InvalidSetting(problem.removesuffix(", got a string")) from None

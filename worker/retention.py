@@ -53,7 +53,7 @@ class Retention:
             _log.info("requests_erased", number=number)
 
     async def _find_oldest(self, after: UUID) -> UUID | None:
-        """Return the id of the oldest request that is too old, among those with an id after *after*."""
+        """Return the next id after *after* of a request that is older than *days*, or None."""
         async with connections.acquired(self._pool, seconds=self._seconds) as connection:
             request_id: UUID | None = await connection.fetchval(
                 """
@@ -79,5 +79,6 @@ class Retention:
                 erased = await erasing.erase(connection, [request_id])
             except asyncpg.LockNotAvailableError:
                 return 0  # COMMIT rolls a failed transaction back.
-        self._relay.wake()  # Erasing may cancel e-mails, which writes events.
+        if erased:
+            self._relay.wake()  # Erasing may cancel e-mails, which writes events.
         return len(erased)

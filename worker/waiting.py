@@ -24,14 +24,16 @@ class Pauses:
         """Start again with the shortest pause, after a success."""
         self._seconds = _SHORTEST_SECONDS
 
-    async def log_and_wait(
-        self, error: Exception, *ends: asyncio.Event, longest: float = _LONGEST_SECONDS, **facts: int
-    ) -> None:
-        """Log an outage with *facts*. Pause until one of *ends*, longer each time, or *longest* seconds."""
+    async def log_and_wait(self, error: Exception, stop: asyncio.Event) -> None:
+        """Log an outage, and pause, but not after *stop*."""
+        await wait_at_most(self.log(error), stop)
+
+    def log(self, error: Exception, *, longest: float = _LONGEST_SECONDS, **facts: int) -> float:
+        """Log an outage with *facts*. Return the seconds to pause: more each time, up to *longest*."""
         seconds = min(self._seconds, longest) * random.uniform(0.5, 1.0)  # noqa: S311 - spreads replicas
         self._seconds = min(2 * self._seconds, longest)
         _log.warning(self._event, pause_seconds=round(seconds, 2), error=logs.summarize(error), **facts)
-        await wait_at_most(seconds, *ends)
+        return seconds
 
 
 async def wait_at_most(seconds: float | None, *events: asyncio.Event) -> None:

@@ -43,7 +43,7 @@ class LockedRequest(EventSource, kw_only=True):
 
 # The columns that a change can set, with their types. The other columns in events are fixed: a replay would
 # not repeat the event that was sent.
-_TYPES = {
+CHANGEABLE = {
     "sequence": "integer",
     "calculation_id": "text",
     "customer_email": "text",
@@ -120,7 +120,7 @@ def _changed_columns(request: LockedRequest, earlier: LockedRequest) -> tuple[st
 
 
 async def _update(connection: Connection, columns: Sequence[str], requests: Iterable[LockedRequest]) -> None:
-    arrays = ", ".join(f"${place}::{_TYPES[name]}[]" for place, name in enumerate(columns, 2))
+    arrays = ", ".join(f"${place}::{CHANGEABLE[name]}[]" for place, name in enumerate(columns, 2))
     await connection.execute(
         f"""
         UPDATE calculation_request

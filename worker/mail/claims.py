@@ -99,9 +99,10 @@ class Claims:
         )
 
     async def _record(self, outcome: Outcome) -> None:
-        """Record an outcome. Retry until it is recorded, because only this process knows the reply.
+        """Record an outcome.
 
-        In an outage of Postgres, or while its row is locked, a `Release` is not recorded. The claim expires.
+        An end is retried until it is recorded, because only this process knows the reply. A release is tried
+        once. If Postgres is unavailable, or the row is locked, the claim expires instead.
         """
         while True:
             try:

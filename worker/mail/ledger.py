@@ -209,7 +209,10 @@ _FIND_PENDING = """
 
 
 async def release(connection: Connection, process_id: UUID, outcome: Release) -> None:
-    """Record an outcome of a process's attempt, and release its claim."""
+    """Record an outcome of a process's attempt, and release its claim.
+
+    If another transaction has locked the row, nothing is recorded, and the claim expires.
+    """
     await connection.execute(
         """
         UPDATE email
@@ -217,9 +220,12 @@ async def release(connection: Connection, process_id: UUID, outcome: Release) ->
                server_reply = coalesce($4, server_reply),
                claimed_by = NULL,
                next_attempt_at = now() + make_interval(secs => $3)
-         WHERE email_key = $2
-           AND claimed_by = $1
-           AND state = 'pending'
+         WHERE email_key = (SELECT email_key
+                             FROM email
+                            WHERE email_key = $2
+                              AND claimed_by = $1
+                              AND state = 'pending'
+                              FOR UPDATE SKIP LOCKED)
         """,
         process_id,
         outcome.email_key,

@@ -60,10 +60,12 @@ class Postman:
         self._waiting: asyncio.Queue[Email] = asyncio.Queue()  # claimed, but not taken by a connection yet
         self._senders: set[asyncio.Task[None]] = set()  # Each opens a connection and sends over it.
         self._idle: set[asyncio.Task[None]] = set()  # the senders without an e-mail
-        # The sender that opens its connection, or pauses because it could not.
-        self._opening: asyncio.Task[None] | None = None
+        self._opening: set[asyncio.Task[None]] = set()  # the senders without a connection yet
         self._open = 0  # the number of open connections
-        self._last_closed = asyncio.Event()  # set when no connection is open any more
+        # By this machine's clock: when the mail server last refused a connection, and the end of the pause
+        # after an attempt to open one failed.
+        self._refused_at = -math.inf
+        self._pause_ends_at = -math.inf
         self._accepted_at = -math.inf  # when the mail server last accepted an e-mail, by this machine's clock
         self._pauses = Pauses("mail_paused")
         self._claiming_pauses = Pauses("emails_not_claimed")
@@ -81,10 +83,8 @@ class Postman:
                 await keep_running("emails", self._claim_until_stopped)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._settings.shutdown_seconds * _STOPPING_SHARE):
-                        for sender in self._idle:
+                        for sender in self._idle | self._opening:
                             sender.cancel()
-                        if self._opening is not None:
-                            self._opening.cancel()
                         await self._give_back_waiting()
                         await asyncio.gather(*self._senders, return_exceptions=True)
             finally:
@@ -105,17 +105,17 @@ class Postman:
                 await self._claiming_pauses.log_and_wait(outage, self._stop)
                 continue
             self._claiming_pauses.reset()
-            self._open_connection_if_needed()
+            self._open_connections()
             if not claimed:
-                await wait_at_most(poll_seconds, self._wake, self._stop)
+                pause = self._pause_ends_at - time.monotonic()
+                seconds = min(pause, poll_seconds) if pause > 0 else poll_seconds
+                await wait_at_most(seconds, self._wake, self._stop)
             elif rate:
                 await wait_at_most(claimed / rate, self._stop)
 
     async def claim_due(self) -> int:
         """Claim as many due e-mails as there is room for. Returns their number."""
-        room = self._open * _EMAILS_PER_CONNECTION - self._claims.count
-        if self._may_open:
-            room += 1  # the e-mail for which the next connection is opened
+        room = self._most_connections * _EMAILS_PER_CONNECTION - self._claims.count
         if rate := self._settings.email_rate:
             room = min(room, max(1, int(rate / 10)))  # at most what the rate allows in 0.1 s
         claimed = await self._claims.claim(room) if room > 0 else []
@@ -124,52 +124,66 @@ class Postman:
         return len(claimed)
 
     @property
-    def _may_open(self) -> bool:
-        """Whether another connection may be opened.
+    def _most_connections(self) -> int:
+        """How many connections may be open now, or being opened.
 
-        One is opened at a time, so that a mail server that refuses us gets one connection after each pause.
+        During a pause none is opened. While the mail server refuses some, one is tried after each pause.
         """
-        return self._opening is None and self._open < self._settings.email_concurrency
+        now = time.monotonic()
+        if now < self._pause_ends_at:
+            return self._open
+        is_refusing = now < self._refused_at + _LONGEST_PAUSE_AFTER_REFUSAL_SECONDS
+        most = self._settings.email_concurrency
+        return min(most, self._open + 1) if is_refusing else most
 
-    def _open_connection_if_needed(self) -> None:
-        """Open a connection if more e-mails wait than connections are idle."""
-        if self._may_open and self._waiting.qsize() > len(self._idle):
-            self._opening = asyncio.create_task(self._send_over_connection())
-            self._senders.add(self._opening)
-            self._opening.add_done_callback(self._senders.discard)
+    def _open_connections(self) -> None:
+        """Open connections while more e-mails wait than senders are there for them."""
+        needed = self._waiting.qsize() - len(self._idle) - len(self._opening)
+        allowed = self._most_connections - self._open - len(self._opening)
+        for _ in range(min(needed, allowed)):
+            sender = asyncio.create_task(self._send_over_connection())
+            self._opening.add(sender)
+            self._senders.add(sender)
+            sender.add_done_callback(self._senders.discard)
 
     async def _send_over_connection(self) -> None:
         """Open a connection, and send e-mails over it, one after another."""
+        this = cast("asyncio.Task[None]", asyncio.current_task())
         try:
             session = await self._mailer.open_session(self._sender.address)
         except MailServerUnavailable as outage:
-            if not self._open:
-                await self._give_back_waiting(outage.reply)
-            code = outage.reply.code
-            longest = _LONGEST_PAUSE_AFTER_REFUSAL_SECONDS if code else _LONGEST_PAUSE_SECONDS
-            # The mail server may have refused this connection because of the others. Then it takes one again
-            # once they are closed.
-            self._last_closed.clear()
-            await self._pauses.log_and_wait(
-                outage, self._stop, self._last_closed, longest=longest, smtp_code=code
-            )
+            await self._pause(outage)
             return
         finally:
-            self._opening = None
+            self._opening.discard(this)
             self._wake.set()
         self._pauses.reset()
         self._open += 1
         try:
             while (email := await self._next_email()) is not None:
+                if not await session.begin():
+                    await self._settle(email, given_back(email))
+                    break
                 await self._send(email, session)
-                if not await session.begin_next():
+                if not session.is_reusable:
                     break
         finally:
+            await session.end()
             self._open -= 1
             if not self._open:
-                self._last_closed.set()
+                # The mail server may have refused another connection because of this one.
+                self._pause_ends_at = -math.inf
             self._wake.set()
-            await session.end()
+
+    async def _pause(self, outage: MailServerUnavailable) -> None:
+        """Open no connection for a while. Give back the e-mails that wait, for other processes to send."""
+        now, code = time.monotonic(), outage.reply.code
+        if code:
+            self._refused_at = now
+        if now >= self._pause_ends_at:  # Attempts that fail together cause one pause.
+            longest = _LONGEST_PAUSE_AFTER_REFUSAL_SECONDS if code else _LONGEST_PAUSE_SECONDS
+            self._pause_ends_at = now + self._pauses.log(outage, longest=longest, smtp_code=code)
+        await self._give_back_waiting(outage.reply)
 
     async def _next_email(self) -> Email | None:
         """Wait for an e-mail. Returns None to close the connection.

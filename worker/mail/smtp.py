@@ -33,7 +33,7 @@ class MailServerUnavailable(Exception):
 
 
 class Session:
-    """A connection to the mail server, on which an e-mail has begun: MAIL was accepted."""
+    """A connection to the mail server. The first e-mail has begun: MAIL was accepted."""
 
     def __init__(self, connection: aiosmtplib.SMTP, sender: str, seconds: float) -> None:
         self._connection = connection
@@ -41,15 +41,20 @@ class Session:
         self._seconds = seconds
         self._latest = Reply("MAIL", 250)
 
-    async def begin_next(self) -> bool:
-        """Begin the next e-mail by MAIL. Returns False if the next e-mail needs a new connection.
+    @property
+    def is_reusable(self) -> bool:
+        """Whether another e-mail may be sent over the connection.
 
-        That is so after a refusal, and after a recipient whose content was not sent: the mail server may
-        still have this recipient, and would send the next e-mail to it, too.
+        It may not after a refusal, or after a recipient whose content was not sent: the mail server may still
+        have this recipient, and would send the next e-mail to it, too.
         """
-        if self._latest.to == "content" and self._latest.is_acceptance:
+        return self._latest.to == "content" and self._latest.is_acceptance
+
+    async def begin(self) -> bool:
+        """Begin an e-mail by MAIL, unless it has begun. Returns whether the mail server accepted it."""
+        if self._latest.to != "MAIL":
             await self._run("MAIL", self._connection.mail(self._sender))
-        return self._latest.to == "MAIL" and self._latest.is_acceptance
+        return self._latest.is_acceptance
 
     async def name_recipient(self, recipient: str) -> Reply:
         """Name the e-mail's recipient by RCPT. Returns the reply."""

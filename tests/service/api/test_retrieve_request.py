@@ -1,4 +1,4 @@
-"""GET /v1/request/:uuid and its events: tests/worker/test_request_events.py compares them with RabbitMQ's."""
+"""GET /v1/request/:uuid and its events."""
 
 import msgspec
 import pytest

@@ -12,7 +12,7 @@ import pytest
 from deploy.local.machine.folders import CHECKOUT
 from service.api.resources import Resources
 from service.calculation_requests import event_history
-from service.calculation_requests.changing import change, change_all
+from service.calculation_requests.changing import CHANGEABLE, change, change_all
 from service.outbox import asyncapi, events, lanes
 from service.outbox.events import RequestCreated, RequestEvent
 from service.outbox.lanes import RelayWaker
@@ -52,6 +52,12 @@ def test_requests_are_changed_in_one_way():
     ]
 
     assert changing_files == ["service/calculation_requests/changing.py"]
+
+
+def test_no_column_that_events_carry_can_be_changed():
+    assert CHANGEABLE.keys() & set(RequestEvent.__struct_fields__) == {"sequence"}, (
+        "see A field of the request"
+    )
 
 
 async def test_changed_column_moves_updated_at_and_an_event_alone_does_not(database, request_):

@@ -28,10 +28,13 @@ class Sending:
                 self._session = await self._mailer.open_session(SENDER.address)
         except MailServerUnavailable as outage:
             return replies.given_back(an_email(), outage.reply)
+        if not await self._session.begin():
+            await self.end()
+            return replies.given_back(an_email())
         reply = await self._session.name_recipient("ada@customer.example.com")
         if reply.is_acceptance:
             reply = await self._session.send(content or compose())
-        if not await self._session.begin_next():
+        if not self._session.is_reusable:
             await self.end()
         return outcome_of(reply)
 

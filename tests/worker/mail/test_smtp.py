@@ -93,7 +93,7 @@ async def test_email_whose_content_is_withheld_leaves_no_recipient_to_the_next_o
     session = await Mailer(email_settings(smtp_url=mail_server.url)).open_session(SENDER.address)
     await session.name_recipient("withheld@customer.example.com")
 
-    assert not await session.begin_next()
+    assert not session.is_reusable
     await session.end()
 
 
