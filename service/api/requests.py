@@ -32,7 +32,7 @@ from service.calculation_requests.model import (
     RequestNotFound,
     RetrievedCalculationRequest,
 )
-from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
+from service.calculation_requests.request_secrets import WrongSecret
 from service.identifiers import parse_uuid
 from service.postgres.outages import PostgresUnavailable
 from service.telemetry import logs
@@ -73,7 +73,6 @@ class Requests(Controller):
                 "erased": RequestErased(),
                 "key_in_flight": IdempotencyKeyInFlight(),
                 "key_reused": IdempotencyKeyReused(),
-                "secret_key_missing": SecretKeyMissing(),
             },
         ),
     )
@@ -150,7 +149,7 @@ class Requests(Controller):
         documented=Documented(
             answers=examples.RETRIEVED,
             links=_TO_ITS_EVENTS,
-            failures={"wrong_secret": WrongSecret(), "secret_key_missing": SecretKeyMissing()},
+            failures={"wrong_secret": WrongSecret()},
         ),
     )
     async def retrieve_request(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import msgspec
 from litestar.exceptions import ClientException
@@ -16,7 +16,8 @@ from service.authentication.access_tokens import InvalidCredentials
 from service.authentication.authenticator import InsufficientScope
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.model import RequestErased, RequestNotFound
+from service.calculation_requests.model import RequestErased, RequestNotFound, RetrievedCalculationRequest
+from service.calculation_requests.request_secrets import SecretKeyMissing
 from service.postgres.outages import PostgresUnavailable
 
 MALFORMED_BODY = b'{"customer_email": "ada@customer.example.com",}'
@@ -80,9 +81,12 @@ _OF_A_BODY: Mapping[str, Exception] = {
 _OF_A_UUID: Mapping[str, Exception] = {"unknown_uuid": RequestNotFound(), "erased": RequestErased()}
 
 
-def common_failures(operation: dict[str, Any], path: str) -> dict[str, Exception]:
-    """Return the failures of an operation that follow from its body, its path and the scope that it needs."""
+def common_failures(operation: dict[str, Any], path: str, answer: object) -> dict[str, Exception]:
+    """Return the failures that follow from an operation's body, path, scope, and the type of its answer."""
     failures = dict(_ALWAYS)
+    (payload,) = get_args(answer)  # of an Envelope
+    if issubclass(payload, RetrievedCalculationRequest):
+        failures["secret_key_missing"] = SecretKeyMissing()
     if "requestBody" in operation:
         failures |= _OF_A_BODY
     if "{uuid}" in path:

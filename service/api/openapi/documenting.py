@@ -43,7 +43,7 @@ def complete(app: Litestar) -> dict[str, Any]:
             answer = _answer_type(handler)
             documented: Documented = handler.opt.get("documented", Documented())
             _describe(operation, handler, documented)
-            failures = common_failures(operation, path) | dict(documented.failures)
+            failures = common_failures(operation, path, answer) | dict(documented.failures)
             types.append(answer)
             if handler.parsed_data_field:
                 body = handler.parsed_data_field.annotation
