@@ -225,5 +225,6 @@ def assert_lines_for_machines_with_nothing_to_hide(output: str, *secrets: str) -
     for line in output.splitlines():
         assert json.loads(line).keys() >= {"event", "level", "timestamp"}, line
         assert not AN_EMAIL_ADDRESS.search(line)
+        line = re.sub('"timestamp":"[^"]*"', "", line)  # noqa: PLW2901 - a date of the request may be today
         for secret in (*keys, *personal, *secrets, *A_REQUEST.values()):
             assert secret not in line, f"{secret!r} in {line}"
