@@ -31,7 +31,7 @@ class Pauses:
     def log(self, error: Exception, *, longest: float = _LONGEST_SECONDS, **facts: int) -> float:
         """Log an outage with *facts*. Return the seconds to pause: more each time, up to *longest*."""
         seconds = min(self._seconds, longest) * random.uniform(0.5, 1.0)  # noqa: S311 - spreads replicas
-        self._seconds = min(2 * self._seconds, longest)
+        self._seconds = max(self._seconds, min(2 * self._seconds, longest))
         _log.warning(self._event, pause_seconds=round(seconds, 2), error=logs.summarize(error), **facts)
         return seconds
 

@@ -55,16 +55,16 @@ class Postman:
         self._mailer = Mailer(settings)
         self._claims = Claims(settings, pool, relay)
         # Set if the main loop has something to do: an e-mail was added, a claim ended, or a connection was
-        # opened or closed.
+        # opened, could not be opened, or was closed.
         self._wake = wake
         self._waiting: asyncio.Queue[Email] = asyncio.Queue()  # claimed, but not taken by a connection yet
         self._senders: set[asyncio.Task[None]] = set()  # Each opens a connection and sends over it.
         self._idle: set[asyncio.Task[None]] = set()  # the senders without an e-mail
         self._opening: set[asyncio.Task[None]] = set()  # the senders without a connection yet
         self._open = 0  # the number of open connections
-        # By this machine's clock: when the mail server last refused a connection, and the end of the pause
+        # By this machine's clock: until when connections are opened one at a time, and the end of the pause
         # after an attempt to open one failed.
-        self._refused_at = -math.inf
+        self._one_at_a_time_until = -math.inf
         self._pause_ends_at = -math.inf
         self._accepted_at = -math.inf  # when the mail server last accepted an e-mail, by this machine's clock
         self._pauses = Pauses("mail_paused")
@@ -106,6 +106,8 @@ class Postman:
                 continue
             self._claiming_pauses.reset()
             self._open_connections()
+            if not self._open and not self._opening:
+                await self._give_back_waiting()  # A pause began during the claim.
             if not claimed:
                 pause = self._pause_ends_at - time.monotonic()
                 seconds = min(pause, poll_seconds) if pause > 0 else poll_seconds
@@ -127,17 +129,17 @@ class Postman:
     def _most_connections(self) -> int:
         """How many connections may be open now, or being opened.
 
-        During a pause none is opened. While the mail server refuses some, one is tried after each pause.
+        During a pause none is begun. After a refusal, one is tried at a time, until a minute after one is
+        accepted again.
         """
         now = time.monotonic()
         if now < self._pause_ends_at:
             return self._open
-        is_refusing = now < self._refused_at + _LONGEST_PAUSE_AFTER_REFUSAL_SECONDS
         most = self._settings.email_concurrency
-        return min(most, self._open + 1) if is_refusing else most
+        return min(most, self._open + 1) if now < self._one_at_a_time_until else most
 
     def _open_connections(self) -> None:
-        """Open connections while more e-mails wait than senders are there for them."""
+        """Open a connection for each waiting e-mail that no idle or opening sender will take, as allowed."""
         needed = self._waiting.qsize() - len(self._idle) - len(self._opening)
         allowed = self._most_connections - self._open - len(self._opening)
         for _ in range(min(needed, allowed)):
@@ -152,12 +154,16 @@ class Postman:
         try:
             session = await self._mailer.open_session(self._sender.address)
         except MailServerUnavailable as outage:
+            self._opening.discard(this)  # A stop must not interrupt what follows.
             await self._pause(outage)
             return
         finally:
             self._opening.discard(this)
             self._wake.set()
-        self._pauses.reset()
+        if self._one_at_a_time_until == math.inf:
+            self._one_at_a_time_until = time.monotonic() + _LONGEST_PAUSE_AFTER_REFUSAL_SECONDS
+        if time.monotonic() >= self._one_at_a_time_until:
+            self._pauses.reset()
         self._open += 1
         try:
             while (email := await self._next_email()) is not None:
@@ -171,19 +177,19 @@ class Postman:
             await session.end()
             self._open -= 1
             if not self._open:
-                # The mail server may have refused another connection because of this one.
+                # The mail server may have refused another connection because of those that are closed now.
                 self._pause_ends_at = -math.inf
             self._wake.set()
 
     async def _pause(self, outage: MailServerUnavailable) -> None:
-        """Open no connection for a while. Give back the e-mails that wait, for other processes to send."""
+        """Open no connection for a while. Give back the e-mails that the open ones do not take at once."""
         now, code = time.monotonic(), outage.reply.code
         if code:
-            self._refused_at = now
-        if now >= self._pause_ends_at:  # Attempts that fail together cause one pause.
+            self._one_at_a_time_until = math.inf
+        if now >= self._pause_ends_at:  # An attempt that fails during a pause does not prolong it.
             longest = _LONGEST_PAUSE_AFTER_REFUSAL_SECONDS if code else _LONGEST_PAUSE_SECONDS
             self._pause_ends_at = now + self._pauses.log(outage, longest=longest, smtp_code=code)
-        await self._give_back_waiting(outage.reply)
+        await self._give_back_waiting(outage.reply, keep=self._open)
 
     async def _next_email(self) -> Email | None:
         """Wait for an e-mail. Returns None to close the connection.
@@ -203,9 +209,9 @@ class Postman:
         finally:
             self._idle.discard(sender)
 
-    async def _give_back_waiting(self, reply: Reply | None = None) -> None:
-        """Give back the e-mails that wait for a connection, so that any process may send them."""
-        emails = [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
+    async def _give_back_waiting(self, reply: Reply | None = None, *, keep: int = 0) -> None:
+        """Give back the e-mails that wait for a connection, except *keep*. Any process may send them then."""
+        emails = [self._waiting.get_nowait() for _ in range(self._waiting.qsize() - keep)]
         await asyncio.gather(*(self._settle(email, given_back(email, reply)) for email in emails))
 
     async def _settle(self, email: Email, outcome: Outcome) -> None:

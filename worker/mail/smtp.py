@@ -48,7 +48,7 @@ class Session:
         It may not after a refusal, or after a recipient whose content was not sent: the mail server may still
         have this recipient, and would send the next e-mail to it, too.
         """
-        return self._latest.to == "content" and self._latest.is_acceptance
+        return self._latest.to != "RCPT" and self._latest.is_acceptance
 
     async def begin(self) -> bool:
         """Begin an e-mail by MAIL, unless it has begun. Returns whether the mail server accepted it."""

@@ -182,7 +182,7 @@ async def test_silent_connection_attempt_does_not_hold_up_other_emails(worker_se
     async with SilentAtFirst() as server, running_postman(worker_settings, smtp_url=server.url):
         assert await until(lambda: all_are(database, "sent"), seconds=10.0)
 
-    assert server.commands["MAIL"] == 10
+    assert server.commands["MAIL"] <= 12  # one for each e-mail, and for a connection that is too late
 
 
 class TiredMailServer(ScriptedMailServer):
