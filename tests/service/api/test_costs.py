@@ -56,7 +56,7 @@ async def test_create_is_one_statement_in_one_round_trip(watched_client, stateme
     assert len(stored) == _CALLS
     assert all("INSERT INTO calculation_request" in each and "INSERT INTO outbox" in each for each in stored)
     assert round_trips_of_requests(statements) == _CALLS
-    assert notifies(statements) <= _CALLS
+    assert notifies(statements) <= _CALLS + 1  # The NOTIFY of the last create before these may come late.
 
 
 async def test_retrieve_is_one_statement_in_one_round_trip_or_none(watched_client, statements, issuer):

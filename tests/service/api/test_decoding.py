@@ -154,7 +154,7 @@ class NotesBody(Sent, frozen=True, kw_only=True):
     """Changes of what is the firm's alone."""
 
     notes: Annotated[Notes | UnsetType | None, field_docs.NOTES] = UNSET
-    external_id: ExternalId | UnsetType | None = UNSET
+    external_id: Annotated[ExternalId | UnsetType | None, field_docs.EXTERNAL_ID] = UNSET
 
 
 class Changed(msgspec.Struct):
@@ -237,7 +237,9 @@ def test_document_describes_a_body_and_a_query_of_its_own():
     }
     assert operation["requestBody"]["content"]["application/json"] == {
         "schema": {"$ref": "#/components/schemas/NotesBody"},
-        "examples": {"full": {"value": {"notes": "Call before noon.\nCompletion is in May."}}},
+        "examples": {
+            "full": {"value": {"notes": "Call before noon.\nCompletion is in May.", "external_id": "crm-17"}}
+        },
     }
     (count,) = [each for each in operation["parameters"] if each.get("in") == "query"]
     assert count["schema"] == {"type": "integer", "minimum": 1, "default": 1}
