@@ -41,6 +41,12 @@ def test_page_names_every_field_that_is_sent():
     assert set(named) ^ set(CreateBody.__struct_fields__) == set()
 
 
+def test_fields_have_the_same_order_in_the_body_and_in_the_answer():
+    sent = CreateBody.__struct_fields__
+
+    assert [name for name in RetrievedCalculationRequest.__struct_fields__ if name in sent] == [*sent]
+
+
 def test_pages_name_every_field_that_is_the_firms_alone():
     retrieve = app.describe()["paths"]["/v1/request/{uuid}"]["get"]["description"]
     own = {*CreateBody.__struct_fields__} - {*FOR_CUSTOMER}
