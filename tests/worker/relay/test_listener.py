@@ -49,13 +49,13 @@ async def test_connection_that_goes_silent_is_replaced(worker_settings, link, da
 
     async with running(Listener(settings, woken).run):
         await eventually(lambda: is_woken(database, woken))
-        (silent,) = await database.fetchval(LISTENERS)
+        silent = set(await database.fetchval(LISTENERS))  # two, if a busy machine was slow
         link.hold()
         await eventually(lambda: link.connections >= 3)
         woken.clear()
         link.resume()
         await eventually(lambda: is_woken(database, woken))
-        assert await other_listeners(database, silent)
+        assert set(await database.fetchval(LISTENERS)) - silent
 
 
 async def test_stopped_listener_closes_its_connection(worker_settings, database):
