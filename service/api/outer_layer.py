@@ -124,7 +124,7 @@ def _check_framing(scope: Scope) -> None:
 
 
 def _fix_path(scope: Scope) -> None:
-    """Serve each path under one spelling. Otherwise another spelling could bypass a gateway's rules.
+    """Leave each path one spelling only, because another spelling could bypass a gateway's rules.
 
     The router would serve `//metrics` and `/%6detrics` as `/metrics`. Long paths are rejected, because the
     router caches paths. Raises NotFoundException.

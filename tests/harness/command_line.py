@@ -21,18 +21,17 @@ from tests.harness.processes import Ended
 _PROGRAMS = {"service": service.__main__.main, "worker": worker.__main__.main}
 
 
-async def run(*command: str, environment: Mapping[str, str], stdin: str = "") -> Ended:
+async def run(*command: str, environment: Mapping[str, str]) -> Ended:
     """Run a command in a thread, so that servers in the test's event loop can answer it."""
-    return await asyncio.to_thread(call, *command, environment=environment, stdin=stdin)
+    return await asyncio.to_thread(call, *command, environment=environment)
 
 
-def call(*command: str, environment: Mapping[str, str], stdin: str = "") -> Ended:
+def call(*command: str, environment: Mapping[str, str]) -> Ended:
     """Run a command. Only in the main thread may it handle signals, as a worker does."""
     program, *words = command
     output, errors = _Captured(sys.stdout), _Captured(sys.stderr)
     with (
         patch.dict(os.environ, environment, clear=True),
-        patch("sys.stdin", io.StringIO(stdin)),
         restored_logging(),
         _restored_garbage_collection(),
         redirect_stdout(output),
