@@ -2,9 +2,9 @@
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ _NAMING_LABELS = ("role", "queue", "engine", "kind")
 
 
 class Fired(msgspec.Struct, frozen=True):
-    """An alert that Alertmanager has sent: its name, with what its summary names, and the time."""
+    """An alert that Alertmanager has sent: its name, with what its summary names, and since when it fires."""
 
     name: str
     namespace: str | None
@@ -72,7 +72,8 @@ class Alerting:
             self.firing.discard((name, namespace))
             return
         self.firing.add((name, namespace))
-        self.fired.append(Fired(name, namespace, time.monotonic(), alert["annotations"]["runbook_url"]))
+        since = datetime.fromisoformat(alert["startsAt"]).timestamp()
+        self.fired.append(Fired(name, namespace, since, alert["annotations"]["runbook_url"]))
 
 
 def shortened(groups: Any) -> Any:

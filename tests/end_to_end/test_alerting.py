@@ -45,6 +45,10 @@ _SYMPTOMS = {"ApiBudgetBurning", "ApiBudgetBurningSlowly", "EmailBudgetBurning",
 _SYMPTOMS |= {"ApiSlow", "PostgresPoolSaturated"}
 # The first reconciliation is up to five minutes away. RabbitMQ before 4.1 lacks the metric that is watched.
 _SYMPTOMS |= {"ReconciliationNotRun", "EngineNotWatched RabbitMQ"}
+# A worker reads no queue until it is ready. On a busy machine that takes longer than the alert's two seconds.
+_WHILE_STARTING = {
+    "worker": {f"ConsumerNotReading {name}" for name in ("notifications", "calculation-results")}
+}
 # No exporter of these runs here. Without a reconciliation there is nothing to show.
 _NOTHING_TO_SHOW = re.compile("cnpg_|kubelet_|reconciliation_")
 _SHOWN = {"{{version}} on {{python}}": 2, "{{connection}} connected": 1, "{{namespace}} nodes": 3}
@@ -79,7 +83,6 @@ class World(NamedTuple):
     def outages(self) -> list[Outage]:
         """Every outage, in order. The budgets still burn after that of Postgres."""
         roles = ("relay", "notifications", "calculations")
-        silent = {f"ConsumerNotReading {queue}" for queue in ("notifications", "calculation-results")}
         postgres, broker = self.servers.postgres, self.servers.broker
         return [
             Outage(
@@ -101,7 +104,7 @@ class World(NamedTuple):
             ),
             Outage(
                 *("RabbitMQ", broker.kill, broker.start),
-                {"RelayNotConnected", "OutboxNotDraining"} | silent,
+                {"RelayNotConnected", "OutboxNotDraining"} | _WHILE_STARTING["worker"],
                 *("ConnectionRefusedError|The RabbitMQ server was killed", "wrong +rabbitmq"),
             ),
         ]
@@ -256,7 +259,8 @@ def judged(
         faults += [
             f"{name} has not fired: {server}" for name in expected[server] - {one.name for one in ours}
         ]
-        faults += [f"{name} has fired: {server}" for name in new.keys() - expected[server] - _SYMPTOMS]
+        others = new.keys() - expected[server] - _WHILE_STARTING.get(server, set()) - _SYMPTOMS
+        faults += [f"{name} has fired: {server}" for name in others]
     return faults
 
 
@@ -268,9 +272,16 @@ async def cause(world: World, outage: Outage) -> None:
 
 
 async def end(world: World, outage: Outage) -> None:
-    """Start the server again, and wait until its alerts are resolved."""
+    """Start the server again, and wait until its alerts are resolved, and no longer pending."""
     await outage.start()
-    await eventually(lambda: not (outage.alerts - _SYMPTOMS) & world.firing("here"))
+    ended = (outage.alerts | _WHILE_STARTING.get(outage.server, set())) - _SYMPTOMS
+    names = "|".join(sorted({name.split()[0] for name in ended}))
+
+    async def are_resolved() -> bool:
+        pending = await world.alerting.query(f'ALERTS{{alertname=~"{names}"}}')
+        return not pending and not ended & (world.firing("here") | world.firing("renamed"))
+
+    await eventually(are_resolved)
 
 
 async def test_each_outage_fires_its_alerts_and_no_other_and_the_runbook_leads_to_its_cause(world):
@@ -284,7 +295,7 @@ async def test_each_outage_fires_its_alerts_and_no_other_and_the_runbook_leads_t
     world.alerting.fired[:] = [one for one in world.alerting.fired if one.name in unwatched]
     assert "Pending: pending" in await silent_lines(world.alerting, "renamed")
     for outage in world.outages:
-        began[outage.server] = time.monotonic()
+        began[outage.server] = time.time()
         await cause(world, outage)
         await look_for_the_cause(world, outage)
         if outage.server != "RabbitMQ":  # Its plugin would then listen on every interface.
