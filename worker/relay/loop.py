@@ -225,7 +225,6 @@ def _first_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
 
 
 def _report(delivered: Sequence[OutboxRow], failed: Sequence[OutboxRow], result: PublishResult) -> None:
-    """Log and count a window's outcome."""
     now = datetime.now(UTC)
     for event_type, number in Counter(row.type for row in delivered).items():
         metrics.events_published.labels(event_type).inc(number)
