@@ -30,11 +30,6 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
         """The deadline of one unit of work. It is longer than in the API, because no caller waits."""
         return 5 * self.database_timeout_seconds
 
-    @property
-    def finish_seconds(self) -> float:
-        """Half of the shutdown time, for in-flight messages. The other half is for closing connections."""
-        return self.shutdown_seconds / 2
-
 
 class EmailSettings(WorkerSettings, frozen=True, kw_only=True):
     """The settings of the role notifications, and of a worker with all roles. No other role sends e-mails."""
