@@ -21,11 +21,10 @@ from worker.settings import WorkerSettings
 
 def consumer(settings: WorkerSettings, pool: Pool, wake: asyncio.Event) -> Consumer[EmailToSend]:
     """Return the consumer that records which e-mails to send. It then sets *wake*, for the `Postman`."""
-    seconds = settings.work_timeout_seconds
 
     async def handle(intents: Sequence[EmailToSend]) -> Failures:
         # No transaction, because only the first statement writes, and a redelivery may repeat it.
-        async with connections.acquired(pool, seconds=seconds) as connection:
+        async with connections.acquired(pool, seconds=settings.work_timeout_seconds) as connection:
             failures = await record_emails(connection, intents)
         wake.set()
         return failures
