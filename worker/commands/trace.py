@@ -13,7 +13,6 @@ from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, answering
 from service.identifiers import uuid_of
 from service.outbox.events import event_id
-from service.postgres.pool import Connection
 from worker.commands import emails as emails_command
 from worker.commands import outbox
 from worker.commands.emails import Choice
@@ -39,31 +38,28 @@ async def trace(request_id: UUID) -> Answer:
         connecting.postgres() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
-        found = await _trace(connection, request_id)
-    lists = found | {"request": [found["request"]]}
-    return Answer(found, "\n\n".join(f"{name}:\n{Answer.listing(each).text}" for name, each in lists.items()))
-
-
-async def _trace(connection: Connection, request_id: UUID) -> dict[str, Any]:
-    """Return the progress of a request. Raises RequestNotFound."""
-    stored = await connection.fetchrow(_FIND, request_id)
-    if stored is None:
-        raise RequestNotFound
-    newest = await emails_command.read(connection, Choice(request_id=request_id))
-    recorded = await event_history.read_recorded(connection, request_id, created_at=stored["stored_at"])
-    undelivered = await outbox.read_undelivered(connection, request_id=request_id)
+        stored = await connection.fetchrow(_FIND, request_id)
+        if stored is None:
+            raise RequestNotFound
+        newest = await emails_command.read(connection, Choice(request_id=request_id))
+        at = stored["stored_at"]
+        recorded = await event_history.read_recorded(connection, request_id, created_at=at)
+        undelivered = await outbox.read_undelivered(connection, request_id=request_id)
+        actions = await operator_actions.read(connection, request_id)
     uuid = uuid_of(request_id)
     published = [
         Event(event_id(uuid, each.type, each.sequence), each.type, each.sequence, "published", each.at)
         for each in recorded
     ]
     events = {event.event_id: event for event in (*published, *undelivered)}
-    return {
+    found: dict[str, Any] = {
         "request": TracedRequest(uuid=uuid, **stored),
         "events": sorted(events.values(), key=lambda event: event.sequence),
         "emails": newest[::-1],
-        "actions": await operator_actions.read(connection, request_id),
+        "actions": actions,
     }
+    lists = found | {"request": [found["request"]]}
+    return Answer(found, "\n\n".join(f"{name}:\n{Answer.listing(each).text}" for name, each in lists.items()))
 
 
 _FIND = """
