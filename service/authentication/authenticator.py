@@ -71,8 +71,9 @@ class Authenticator:
             return
         seconds = self._settings.database_timeout_seconds
         async with connections.acquired(self._pool, seconds=seconds) as connection:
-            if not await api_keys.is_valid(connection, token):
-                raise InvalidCredentials("The API key is not valid: it was revoked or never issued.")
+            is_valid = await api_keys.is_valid(connection, token)
+        if not is_valid:
+            raise InvalidCredentials("The API key is not valid: it was revoked or never issued.")
 
     @cachedmethod(attrgetter("_verified"))
     def _verify(self, token: str) -> Caller | InternalReader:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_type_hints
 from uuid import UUID
 
@@ -70,11 +71,12 @@ class EventSource(msgspec.Struct):
 
     def event(self, event: type[Event], *, sequence: int, **facts: Any) -> Event:  # noqa: ANN401 - its fields
         """Return an event of this request. *facts* are the fields that only events of this type have."""
-        shared = {name: getattr(self, name) for name in _IN_EVENTS}
-        return event(sequence=sequence, **(facts | shared))
+        facts |= zip(_IN_EVENTS, _values_in_events(self), strict=True)
+        return event(sequence=sequence, **facts)
 
 
 _IN_EVENTS = tuple(name for name in RequestEvent.__struct_fields__ if name != "sequence")
+_values_in_events = attrgetter(*_IN_EVENTS)
 
 
 class CalculationRequest(EventSource):
@@ -110,7 +112,7 @@ class CalculationRequest(EventSource):
         return CalculationRequestView(**self._shown(), secret=secret, request_url=request_url)
 
     def _shown(self) -> dict[str, Any]:
-        shown = {name: getattr(self, name) for name in _SHOWN}
+        shown = dict(zip(_SHOWN, _shown_values(self), strict=True))
         if self.meta_data is not None:
             shown["meta_data"] = msgspec.json.decode(self.meta_data)
         return shown
@@ -125,11 +127,12 @@ FOR_CUSTOMER = tuple(
     for name, hint in get_type_hints(CalculationRequest, include_extras=True).items()
     if _FOR_CUSTOMER in getattr(hint, "__metadata__", ())
 )
+_values_in = itemgetter(*CalculationRequest.__struct_fields__)
 
 
 def request_in(row: Mapping[str, Any]) -> CalculationRequest:
     """Return the request in a row that has COLUMNS. It may have others."""
-    return CalculationRequest(*(row[name] for name in CalculationRequest.__struct_fields__))
+    return CalculationRequest(*_values_in(row))
 
 
 class RetrievedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,3 +176,4 @@ class CalculationRequestView(RetrievedCalculationRequest, frozen=True, kw_only=T
 _SHOWN = tuple(
     name for name in RetrievedCalculationRequest.__struct_fields__ if name not in {"secret", "request_url"}
 )
+_shown_values = attrgetter(*_SHOWN)
