@@ -129,7 +129,6 @@ async def _update(connection: Connection, columns: Sequence[str], requests: Iter
     )
 
 
-# Records events, and writes them to the outbox.
 _WRITE_EVENTS = """
     WITH announced AS (
         SELECT *
