@@ -29,7 +29,7 @@ from tests.harness.waiting import eventually
 REQUEST_ID = "case-17.a_B"
 BODY = json.dumps(A_REQUEST).encode()
 CHUNK = b"%x\r\n%s\r\n" % (len(BODY), BODY)
-GZIP = "Host: api\r\nTransfer-Encoding: gzip"
+CREATE, GZIP = "POST /v1/request HTTP/1.1", ("Host: api", "Transfer-Encoding: gzip")
 LENGTH, CHUNKED = f"Content-Length: {len(BODY)}", "Transfer-Encoding: chunked"
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n"
 
@@ -39,43 +39,32 @@ def create(client: httpx.AsyncClient, body: bytes = BODY) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("line", "headers"),
+    ("lines", "status", "code"),
     [
-        ("nonsense", []),
-        ("GET /livez HTTP/1.1", ["Host : api"]),
-        ("POST /v1/request HTTP/1.1", ["Host: api", "Content-Length: 3", "Content-Length: 4"]),
-        ("POST /v1/request HTTP/1.1", ["Host: api", "Transfer-Encoding: gzip"]),
-        ("\x16\x03\x01\x02\x01\x01\xfc\x03\x03", []),  # TLS
-    ],
-)
-async def test_input_that_is_not_http_is_refused_without_a_body(shared_client, line, headers):
-    connection = await connect_to(shared_client)
-    connection.send("\r\n".join([line, *headers, "", ""]).encode("latin-1"))
-    answer = await connection.answer()
-
-    assert (answer.status, answer.body) == (400, b"")
-    assert await connection.is_closed()
-
-
-@pytest.mark.parametrize(
-    ("headers", "status", "code"),
-    [
-        ("", 400, "malformed_request"),
-        ("Host: api\r\nHost: api\r\n", 400, "malformed_request"),
+        (["nonsense"], 400, None),
+        (["GET /livez HTTP/1.1", "Host : api"], 400, None),
+        ([CREATE, "Host: api", "Content-Length: 3", "Content-Length: 4"], 400, None),
+        ([CREATE, *GZIP], 400, None),
+        (["\x16\x03\x01\x02\x01\x01\xfc\x03\x03"], 400, None),  # TLS
+        ([CREATE], 400, "malformed_request"),
+        ([CREATE, "Host: api", "Host: api"], 400, "malformed_request"),
         # Otherwise the body would be taken for JSON, and a gateway might find its end elsewhere.
-        (f"{GZIP}, chunked\r\n", 501, "unsupported_transfer_encoding"),
-        (f"{GZIP}\r\n{CHUNKED}\r\n", 501, "unsupported_transfer_encoding"),
+        ([CREATE, "Host: api", "Transfer-Encoding: gzip, chunked"], 501, "unsupported_transfer_encoding"),
+        ([CREATE, *GZIP, CHUNKED], 501, "unsupported_transfer_encoding"),
     ],
 )
-async def test_request_that_a_gateway_may_read_differently_is_refused(shared_client, headers, status, code):
+async def test_what_a_gateway_may_read_differently_is_refused_and_without_a_body_if_it_is_not_http(
+    shared_client, lines, status, code
+):
     connection = await connect_to(shared_client)
-    connection.send(f"POST /v1/request HTTP/1.1\r\n{headers}\r\n".encode())
+    connection.send("\r\n".join([*lines, "", ""]).encode("latin-1"))
     answer = await connection.answer()
 
-    (error,) = json.loads(answer.body)["errors"]
-    assert (answer.status, error["code"]) == (status, code)
-    assert is_documented(status, code, error["message"])
+    assert answer.status == status
     assert await connection.is_closed()
+    errors = json.loads(answer.body)["errors"] if answer.body else []
+    assert [error["code"] for error in errors] == ([code] if code else [])
+    assert all(is_documented(status, error["code"], error["message"]) for error in errors)
 
 
 async def test_host_is_not_needed_in_http_1_0(shared_client):
