@@ -291,3 +291,4 @@ async def test_failures_of_the_service_are_answered_as_documented(client, servic
         if name in OF_THE_SERVICE:
             assert answers[name].status_code == int(status)
             assert answers[name].json() | {"meta": None} == value | {"meta": None}
+            assert ("Retry-After" in answers[name].headers) == (status == "503")

@@ -67,16 +67,6 @@ async def test_first_uses_of_a_new_key_cause_one_fetch_and_a_retry_finds_it(serv
     assert server.requests == 2
 
 
-async def test_unknown_key_is_refused_by_a_retry(server):
-    keys = SigningKeys(server.url)
-    with pytest.raises(SigningKeysUnavailable):
-        keys.find("made-up")
-    await keys.refresh()
-
-    assert keys.find("made-up") is None
-    assert server.requests == 1
-
-
 async def test_unknown_keys_cause_no_more_than_one_fetch_in_each_interval(server, monkeypatch):
     monkeypatch.setattr(signing_keys, "_INTERVAL_SECONDS", 0.3)
     keys = SigningKeys(server.url)
