@@ -40,7 +40,6 @@ _BEYOND_SCHEMAS = {
         for code in ("too_long", "out_of_range")
     ),
 }
-_OPTIONAL_TEXTS = [name for name in _FIELDS if _FIELDS[name].get("type") == ["string", "null"]]
 
 
 def test_every_body_is_accepted_or_refused_as_documented():

@@ -34,10 +34,6 @@ LENGTH, CHUNKED = f"Content-Length: {len(BODY)}", "Transfer-Encoding: chunked"
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n"
 
 
-def create(client: httpx.AsyncClient, body: bytes = BODY) -> bytes:
-    return head(client, f"Content-Length: {len(body)}") + body
-
-
 @pytest.mark.parametrize(
     ("lines", "status", "code"),
     [
@@ -157,7 +153,7 @@ async def test_pipelined_requests_wait_and_are_answered_in_order(client, databas
     connection = await connect_to(client)
     async with database.transaction():
         await database.execute("LOCK TABLE calculation_request")
-        connection.send(create(client) + LIVEZ * 1000)
+        connection.send(head(client, LENGTH) + BODY + LIVEZ * 1000)
         await eventually(lambda: has_waiting_statement(database))
         assert value("http_requests_in_progress") == 1
     connection.send(head(client, line="GET /v1/request HTTP/1.1"))
