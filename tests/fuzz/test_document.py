@@ -13,7 +13,7 @@ from deploy.local.machine.folders import CHECKOUT
 from service.authentication import api_keys
 from tests.fuzz.conftest import LONG
 from tests.harness.examples import CONVEYANCER
-from tests.harness.processes import Process, bare_environment
+from tests.harness.processes import Process, api_process, bare_environment, started
 
 _COMMAND = [
     *(sys.executable, "-m", "schemathesis.cli", "--no-color"),
@@ -27,15 +27,17 @@ _CASES = 20_000 if LONG else 700
 
 
 @pytest.mark.long
-async def test_service_conforms_to_its_document(api, issuer, database, tmp_path):
+async def test_service_conforms_to_its_document(service_settings, issuer, database, tmp_path):
+    api = api_process(service_settings, tmp_path, LOG_LEVEL="WARNING")
     tokens = {
         "ACCESS_TOKEN": issuer.token(exp=4_102_444_800),
         "API_KEY": await api_keys.create(database, CONVEYANCER),
     }
 
-    generated = await asyncio.gather(
-        *(asyncio.to_thread(run, api, tmp_path, tokens) for _ in range(_PROCESSES))
-    )
+    async with started(api):
+        generated = await asyncio.gather(
+            *(asyncio.to_thread(run, api, tmp_path, tokens) for _ in range(_PROCESSES))
+        )
 
     assert sum(generated) >= _CASES
     assert "request_failed" not in api.output
