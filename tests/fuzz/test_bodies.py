@@ -113,11 +113,8 @@ async def send(client: httpx.AsyncClient, body: bytes) -> int:
 
 def returned(sent: dict[str, Any]) -> dict[str, Any]:
     """Return the fields as the API returns them: null where left out, except for two defaults."""
-    fields = dict.fromkeys(FULL_REQUEST) | {
-        "request_type": "SDLT_CALCULATION",
-        "calculation_fee_exempt": False,
-    }
-    fields |= sent
+    defaults = {"request_type": "SDLT_CALCULATION", "calculation_fee_exempt": False}
+    fields = dict.fromkeys(FULL_REQUEST) | defaults | sent
     fields |= {name: fields[name] or None for name in ANY_TEXTS}
     if not fields["calculation_fee_exempt"]:
         fields["calculation_fee_exempt_reason"] = None

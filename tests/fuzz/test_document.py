@@ -29,15 +29,12 @@ _CASES = 20_000 if LONG else 700
 @pytest.mark.long
 async def test_service_conforms_to_its_document(service_settings, issuer, database, tmp_path):
     api = api_process(service_settings, tmp_path, LOG_LEVEL="WARNING")
-    tokens = {
-        "ACCESS_TOKEN": issuer.token(exp=4_102_444_800),
-        "API_KEY": await api_keys.create(database, CONVEYANCER),
-    }
+    key = await api_keys.create(database, CONVEYANCER)
+    tokens = {"ACCESS_TOKEN": issuer.token(exp=4_102_444_800), "API_KEY": key}
 
     async with started(api):
-        generated = await asyncio.gather(
-            *(asyncio.to_thread(run, api, tmp_path, tokens) for _ in range(_PROCESSES))
-        )
+        runs = [asyncio.to_thread(run, api, tmp_path, tokens) for _ in range(_PROCESSES)]
+        generated = await asyncio.gather(*runs)
 
     assert sum(generated) >= _CASES
     assert "request_failed" not in api.output

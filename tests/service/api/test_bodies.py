@@ -51,9 +51,8 @@ def refused(**fields: Any) -> set[tuple[str | None, str, str]]:
 def test_required_field_must_be_there_and_not_blank(name):
     without = {key: value for key, value in A_REQUEST.items() if key != name}
 
-    assert refusals(json.dumps(without).encode()) == [
-        FieldError("required", "This field is required.", name, f"/{name}")
-    ]
+    missing = FieldError("required", "This field is required.", name, f"/{name}")
+    assert refusals(json.dumps(without).encode()) == [missing]
     assert refused(**{name: " \u2003 "}) == {(name, "blank", "This field must not be blank.")}
 
 
@@ -67,12 +66,10 @@ def test_required_field_must_be_there_and_not_blank(name):
     ids=ascii,
 )
 def test_text_without_a_visible_character_is_blank(invisible):
-    names = [name for name in A_REQUEST if not name.endswith("_email")]
-    fields = dict.fromkeys(names, invisible) | {"calculation_fee_exempt": True, _REASON: invisible}
+    names = [*(name for name in A_REQUEST if not name.endswith("_email")), _REASON]
+    fields = dict.fromkeys(names, invisible) | {"calculation_fee_exempt": True}
 
-    assert {(name, code) for name, code, _ in refused(**fields)} == {
-        (name, "blank") for name in [*names, _REASON]
-    }
+    assert {(name, code) for name, code, _ in refused(**fields)} == {(name, "blank") for name in names}
 
 
 @pytest.mark.parametrize(

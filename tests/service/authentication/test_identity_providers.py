@@ -31,10 +31,8 @@ def settings_on_page() -> dict[str, dict[str, str]]:
     settings: dict[str, dict[str, str]] = {}
     previous: dict[str, str] = {}
     for provider, cell, _ in rows(INSTALLATION, "Identity provider", "identity provider")[1:]:
-        listed = dict(
-            re.findall("`(AUTH_[A-Z_]+)=([^`]+)`", cell.replace("CLIENT,CLIENT", f"{CONVEYANCER},us"))
-        )
-        lower = {name.lower(): value for name, value in listed.items()}
+        listed = cell.replace("CLIENT,CLIENT", f"{CONVEYANCER},us")
+        lower = {name.lower(): value for name, value in re.findall("`(AUTH_[A-Z_]+)=([^`]+)`", listed)}
         previous = settings[provider] = previous | lower if cell.startswith("the same") else lower
     return settings
 

@@ -55,9 +55,8 @@ def test_requests_are_changed_in_one_way():
 
 
 def test_no_column_that_events_carry_can_be_changed():
-    assert CHANGEABLE.keys() & set(RequestEvent.__struct_fields__) == {"sequence"}, (
-        "see A field of the request"
-    )
+    both = CHANGEABLE.keys() & set(RequestEvent.__struct_fields__)
+    assert both == {"sequence"}, "see A field of the request"
 
 
 async def test_changed_column_moves_updated_at_and_an_event_alone_does_not(database, request_):
@@ -112,9 +111,7 @@ async def test_column_that_no_change_can_set_is_refused(database, request_, colu
         await set_column()
 
 
-async def test_two_changes_of_a_request_in_one_transaction_cannot_announce_the_same_sequence(
-    database, request_
-):
+async def test_two_changes_in_one_transaction_cannot_announce_the_same_sequence(database, request_):
     async def announce_twice() -> None:
         async with (
             database.transaction(),
@@ -152,9 +149,8 @@ def test_event_is_documented(event):
 
 
 def test_fields_of_all_events_are_documented():
-    (named,) = re.findall(
-        r"`data` always holds (.*?), and nothing personal", section(WORKER, "Events"), re.DOTALL
-    )
+    page = section(WORKER, "Events")
+    (named,) = re.findall(r"`data` always holds (.*?), and nothing personal", page, re.DOTALL)
 
     assert re.findall(r"`(\w+)`", named) == list(RequestEvent.__struct_fields__), "worker/README.md, Events"
 
@@ -166,9 +162,7 @@ def test_page_shows_an_event_as_it_is_sent():
     assert msgspec.json.decode(shown)["data"] == msgspec.to_builtins(created), "worker/README.md, Events"
 
 
-async def test_endpoint_could_change_a_request_and_wake_the_relays(
-    database, pool, service_settings, request_
-):
+async def test_endpoint_could_change_a_request_and_wake_relays(database, pool, service_settings, request_):
     """With the rights that an endpoint's recipe gives the API's role."""
     api = databases.user_of("api")
     await database.execute(f"GRANT UPDATE (sequence) ON calculation_request TO {api}")

@@ -177,9 +177,7 @@ async def test_caller_does_not_join_a_leader_that_was_cancelled_while_it_waited(
     assert await asyncio.wait_for(other, SECONDS)
 
 
-async def test_leader_cancelled_in_the_statement_fails_its_followers(
-    group_commit, pool, database, statements
-):
+async def test_leader_cancelled_in_the_statement_fails_followers(group_commit, pool, database, statements):
     async def has_ended() -> bool:
         return not await has_waiting_statement(database)  # Postgres has read that it is cancelled.
 

@@ -107,9 +107,8 @@ async def test_callers_are_refused_at_their_deadline_though_connections_do_not_a
         await backend(pool, seconds=0.1)
 
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * SIZE
-    assert link.connections == 2 * SIZE, (
-        "opened, and to cancel the statements; no more until these have ended"
-    )
+    # Opened, and to cancel the statements; no more until these have ended.
+    assert link.connections == 2 * SIZE
     assert not pool.opened
     link.resume()
     assert await backend(pool)

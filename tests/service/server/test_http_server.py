@@ -182,9 +182,8 @@ async def test_body_after_an_offer_of_another_protocol_is_not_read_as_a_request(
     """Otherwise a gateway would send the extra answer to the next caller."""
     body = head(shared_client, line="GET /v1/questionnaire/structure HTTP/1.1")
     connection = await connect_to(shared_client)
-    connection.send(
-        head(shared_client, f"Content-Length: {len(body)}", "Connection: Upgrade", "Upgrade: h2c")
-    )
+    offer = ["Connection: Upgrade", "Upgrade: h2c"]
+    connection.send(head(shared_client, f"Content-Length: {len(body)}", *offer))
     await eventually(lambda: value("http_requests_in_progress") == 1)
     connection.send(body + head(shared_client, "Connection: close", line="GET /livez HTTP/1.1"))
 
@@ -229,9 +228,7 @@ async def test_caller_that_hangs_up_is_one_log_line(client, database, framing, s
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
 
 
-async def test_create_interrupted_by_shutdown_is_503_and_logged_with_its_uuid(
-    service_settings, issuer, database
-):
+async def test_create_interrupted_by_shutdown_is_503_and_logged_with_uuid(service_settings, issuer, database):
     """It may have been stored nevertheless."""
     settings = msgspec.structs.replace(service_settings, database_timeout_seconds=20.0)
     async with database.transaction():
