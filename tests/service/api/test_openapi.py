@@ -141,11 +141,8 @@ def test_example_fits_its_schema(path, method, status, name, value):
 
 @pytest.mark.parametrize("name", ["external_id", "updated_since", "cursor"])
 def test_example_of_a_parameter_is_accepted(name):
-    (example,) = [
-        each["example"]
-        for each in DOCUMENT["paths"]["/v1/request"]["get"]["parameters"]
-        if each.get("name") == name
-    ]
+    parameters = DOCUMENT["paths"]["/v1/request"]["get"]["parameters"]
+    (example,) = [each["example"] for each in parameters if each.get("name") == name]
 
     query = parse_query(ListQuery, urlencode({name: example}).encode())
     assert query.listing().limit == DEFAULT_LIMIT

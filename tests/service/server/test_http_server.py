@@ -231,12 +231,10 @@ async def test_caller_that_hangs_up_is_one_log_line(client, database, framing, s
 async def test_create_interrupted_by_shutdown_is_503_and_logged_with_uuid(service_settings, issuer, database):
     """It may have been stored nevertheless."""
     settings = msgspec.structs.replace(service_settings, database_timeout_seconds=20.0)
+    labels = {"method": "POST", "route": "/v1/request", "status": "503"}
     async with database.transaction():
         await database.execute("LOCK TABLE calculation_request")
-        with (
-            capture_logs() as logs,
-            rises("http_request_duration_seconds_count", method="POST", route="/v1/request", status="503"),
-        ):
+        with capture_logs() as logs, rises("http_request_duration_seconds_count", **labels):
             async with serve(OuterLayer(create_app(settings)), shutdown_seconds=1.0) as base_url:
                 connection = await connect_to(base_url)
                 connection.send(head_with(issuer.token(), LENGTH, f"X-Request-Id: {REQUEST_ID}") + BODY)
@@ -311,11 +309,8 @@ async def test_server_whose_application_does_not_start_fails_and_logs_no_values(
 
 async def test_server_whose_port_is_taken_fails_and_logs_the_reason():
     """Another process may take the port after it was checked."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as other,
-        capture_logs() as logs,
-        pytest.raises(http_server.ServerFailed),
-    ):
+    other = socket.create_server(("127.0.0.1", 0))
+    with other, capture_logs() as logs, pytest.raises(http_server.ServerFailed):
         await http_server.serve(empty_answers, other.getsockname(), asyncio.Event(), shutdown_seconds=1.0)
 
     (line,) = logs
@@ -342,8 +337,6 @@ async def test_host_may_be_a_name_or_an_ipv6_address(host):
 
 def test_port_that_another_process_listens_on_is_refused():
     """Granian would share it."""
-    with (
-        socket.create_server(("127.0.0.1", 0), reuse_port=True) as other,
-        pytest.raises(InvalidSetting, match="Address already in use"),
-    ):
+    other = socket.create_server(("127.0.0.1", 0), reuse_port=True)
+    with other, pytest.raises(InvalidSetting, match="Address already in use"):
         http_server.find_address("127.0.0.1", other.getsockname()[1])
