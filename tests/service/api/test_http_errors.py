@@ -120,10 +120,9 @@ async def test_head_is_get_without_its_body(shared_client, path):
 
 
 async def test_options_and_405_list_the_methods(shared_client, service_settings):
-    methods: dict[str, set[str]] = {}
-    for route in create_app(service_settings).routes:
-        if isinstance(route, HTTPRoute):
-            methods[route.path.replace("{uuid:str}", uuid_of(new_request_id()))] = {*route.methods, "HEAD"}
+    routes = [route for route in create_app(service_settings).routes if isinstance(route, HTTPRoute)]
+    uuid = uuid_of(new_request_id())
+    methods = {route.path.replace("{uuid:str}", uuid): {*route.methods, "HEAD"} for route in routes}
 
     assert methods["/v1/request"] == {"GET", "HEAD", "OPTIONS", "POST"}
     for path, expected in methods.items():

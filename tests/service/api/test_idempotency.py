@@ -142,9 +142,8 @@ async def test_create_of_unknown_outcome_is_logged_with_uuid(watched_client, dat
         await cutting
 
     assert response.status_code == 503
-    unanswered = await database.fetchval(
-        "SELECT id FROM calculation_request WHERE id <> $1", parse_uuid(first.json()["data"]["uuid"])
-    )
+    others = "SELECT id FROM calculation_request WHERE id <> $1"
+    unanswered = await database.fetchval(others, parse_uuid(first.json()["data"]["uuid"]))
     assert served_uuids(logs) == [uuid_of(unanswered)]
 
 

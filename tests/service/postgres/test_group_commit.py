@@ -107,10 +107,8 @@ async def test_rejected_arguments_fail_the_group_and_leave_no_transaction_open(
     async def no_transaction_is_open() -> bool:
         return not await database.fetchval(others, database.get_server_pid())
 
-    settings = msgspec.structs.replace(
-        service_settings, database_statement_cache_size=statement_cache_size, database_pool_size=1
-    )
-    async with open_pool(settings) as pool:
+    changes = {"database_statement_cache_size": statement_cache_size, "database_pool_size": 1}
+    async with open_pool(msgspec.structs.replace(service_settings, **changes)) as pool:
         group_commit = Callers(pool, seconds=SECONDS)
         outcomes = await store(group_commit, ["a", note, "a"])
         await eventually(no_transaction_is_open)
