@@ -20,10 +20,8 @@ _COMMAND = [
     *("--config-file", str(Path(__file__).with_name("schemathesis.toml")), "run"),
 ]
 # Each run of `make fuzz` has new seeds, which Schemathesis prints.
-_PROCESSES, _OPTIONS = (
-    (4, ["--max-examples", "1100"]) if LONG else (1, ["--max-examples", "100", "--seed", "1"])
-)
-_CASES = 20_000 if LONG else 700
+_OPTIONS = ["--max-examples", "1100"] if LONG else ["--max-examples", "100", "--seed", "1"]
+_PROCESSES, _CASES = (4, 20_000) if LONG else (1, 700)
 
 
 @pytest.mark.long

@@ -23,10 +23,8 @@ SIZE = 2
 @pytest.fixture
 async def pool(service_settings, link):
     """A pool of two connections, for which 64 callers may wait."""
-    settings = msgspec.structs.replace(
-        service_settings, database_url=link.url, database_pool_size=SIZE, database_timeout_seconds=1.0
-    )
-    async with open_pool(settings) as opened:
+    changes = {"database_url": link.url, "database_pool_size": SIZE, "database_timeout_seconds": 1.0}
+    async with open_pool(msgspec.structs.replace(service_settings, **changes)) as opened:
         yield opened
 
 
