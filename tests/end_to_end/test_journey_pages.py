@@ -6,34 +6,24 @@ from typing import Any
 
 import pytest
 
-from deploy.local.machine.folders import LOCAL
 from tests.end_to_end.journeys import EVENTS, JourneyStack, link_in, secret_of
 from tests.harness.command_line import run
 from tests.harness.waiting import eventually
 
 pytest.importorskip("playwright", reason="Playwright is installed by `make test-long`")
-from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, FrameLocator, Locator, Page, ViewportSize, expect
+from playwright.async_api import Browser, FrameLocator, Locator, Page, expect
 
 from tests.harness import browser
+from tests.harness.browser import SCREENS, SCREENSHOTS, faults
 
 pytestmark = pytest.mark.long
 
-SCREENSHOTS = LOCAL / "screenshots"
-SCREENS = {"phone": ViewportSize(width=390, height=844), "desk": ViewportSize(width=1280, height=800)}
 DESK = SCREENS["desk"]
 BANNER = "A stand-in for another team. Not part of the product."
 DONE = "Done: the firm has its calculation."
 
 Press = Callable[[Page, Locator], Awaitable[None]]
 Look = Callable[[Page, str], Awaitable[None]]
-
-
-@pytest.fixture(scope="module")
-async def chromium():
-    """A browser."""
-    async with browser.running() as running:
-        yield running
 
 
 async def click(_: Page, target: Locator) -> None:
@@ -59,12 +49,6 @@ async def look_away(_page: Page, _name: str) -> None:
 
 def in_email(page: Page) -> FrameLocator:
     return page.frame_locator("iframe")
-
-
-async def faults(page: Page) -> list[Any]:
-    """Return what axe finds that is serious or critical."""
-    found = (await Axe().run(page)).response["violations"]
-    return [each for each in found if each["impact"] in {"serious", "critical"}]
 
 
 def button(page: Page, name: str) -> Locator:
@@ -158,18 +142,6 @@ async def test_keyboard_is_enough(journey, chromium):
 async def test_scripts_are_not_needed(journey, chromium):
     async with watched(chromium, DESK, scripts=False) as (page, _):
         await click_through(journey, page)
-
-
-async def test_double_click_and_reload_are_one_request_and_one_email(journey, chromium, database):
-    async with watched(chromium, DESK) as (page, _):
-        await page.goto(journey.pages.base_url)
-        await button(page, "Send").dblclick()
-        await expect(in_email(page).get_by_role("link")).to_be_visible()
-        await page.reload()
-        await expect(in_email(page).get_by_role("link")).to_be_visible()
-
-    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
-    assert len([*journey.mails.iterdir()]) == 1
 
 
 async def test_page_waits_while_the_worker_is_dead_and_then_goes_on(journey, chromium):

@@ -6,29 +6,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from deploy.local.machine.folders import LOCAL
 from service import app
 
 pytest.importorskip("playwright", reason="Playwright is installed by `make test-long`")
-from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Page, ViewportSize, expect
+from playwright.async_api import Page, expect
 
 from tests.harness import browser
+from tests.harness.browser import SCREENS, SCREENSHOTS, faults
 
 pytestmark = pytest.mark.long
 
-SCREENSHOTS = LOCAL / "screenshots"
-SCREENS = {"phone": ViewportSize(width=390, height=844), "desk": ViewportSize(width=1280, height=800)}
 DOCUMENT: dict[str, Any] = msgspec.to_builtins(app.describe())
 OPERATIONS = [operation for item in DOCUMENT["paths"].values() for operation in item.values()]
 CREATE = "[id='post-/v1/request']"
 MAIN = "rapi-doc [part=section-main-content]"
-
-
-@pytest.fixture(scope="module")
-async def chromium():
-    async with browser.running() as running:
-        yield running
 
 
 # The page's width and its colors have nothing to do with each other, so each appears in one of two readers.
@@ -65,8 +56,7 @@ async def check(page: Page, name: str) -> None:
     await show_all(page)
     await page.screenshot(path=SCREENSHOTS / f"{name}.png")
     assert await page.locator(MAIN).evaluate("(main) => main.scrollWidth <= main.clientWidth")
-    found = (await Axe().run(page)).response["violations"]
-    assert [each for each in found if each["impact"] in {"serious", "critical"}] == []
+    assert await faults(page) == []
 
 
 async def test_text_is_readable_without_a_click_and_accessible_and_shows_no_names_of_types(page, reader):

@@ -7,11 +7,15 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import pytest
+from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, ViewportSize, async_playwright, expect
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
+from deploy.local.machine.folders import LOCAL
 
+SCREENSHOTS = LOCAL / "screenshots"
+SCREENS = {"phone": ViewportSize(width=390, height=844), "desk": ViewportSize(width=1280, height=800)}
 _TIMEOUT = 60_000  # milliseconds
 _NO_OTHER_HOST = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 
@@ -53,6 +57,12 @@ async def empty_page(
         logged = [(each.text, each.location) for each in messages if each.type in {"error", "assert"}]
         errors = [*logged, *await page.page_errors(filter="all")]
         assert not errors, errors
+
+
+async def faults(page: Page) -> list[Any]:
+    """Return what axe finds that is serious or critical."""
+    found = (await Axe().run(page)).response["violations"]
+    return [each for each in found if each["impact"] in {"serious", "critical"}]
 
 
 def _program() -> dict[str, Any]:
