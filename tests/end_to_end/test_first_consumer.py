@@ -3,15 +3,13 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from aio_pika import Message
-from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import ChannelNotFoundEntity
-from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
 from deploy.local.machine.folders import CHECKOUT, Place
@@ -21,12 +19,11 @@ from tests.end_to_end.callers import create
 from tests.harness import databases
 from tests.harness.command_line import run
 from tests.harness.processes import Process, bare_environment, started
-from tests.harness.queues import count, declare_topology, holds, open_channel
+from tests.harness.queues import count, declare_topology, holds, is_refused, open_channel, read, write
 from tests.harness.servers import run_as_operator
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
-from worker.rabbitmq.topology import Queue
 
 PAGE = CHECKOUT / "worker" / "README.md"
 SECTION = "First queue to first calculation"
@@ -144,30 +141,9 @@ async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_els
                 await exchange.publish(Message(AN_EVENT), topology.NOTIFICATIONS.routing_key)
                 await eventually(lambda: count(channel, topology.CALCULATION_RESULTS.name))
 
-        assert not await is_refused(url, send, topology.CALCULATION_RESULTS)
-        assert await is_refused(reader_url, send, topology.CALCULATION_RESULTS)
-        for attempt in (send, read, remove):
-            assert await is_refused(url, attempt, topology.NOTIFICATIONS)
-
-
-async def send(channel: AbstractChannel, queue: Queue) -> None:
-    exchange = await channel.get_exchange(queue.exchange)
-    await exchange.publish(Message(b"{}"), queue.routing_key)
-
-
-async def read(channel: AbstractChannel, queue: Queue) -> None:
-    await (await channel.get_queue(queue.name)).get(fail=False)
-
-
-async def remove(channel: AbstractChannel, queue: Queue) -> None:
-    await channel.queue_delete(queue.name)
-
-
-async def is_refused(
-    url: str, attempt: Callable[[AbstractChannel, Queue], Awaitable[None]], queue: Queue
-) -> bool:
-    with suppress(ChannelAccessRefused):
-        async with open_channel(url) as channel:
-            await attempt(channel, queue)
-            return False
-    return True
+        calculate = partial(write, exchange=topology.CALCULATIONS)
+        assert not await is_refused(url, calculate)
+        assert await is_refused(reader_url, calculate)
+        assert await is_refused(url, partial(write, exchange=topology.REQUESTS))
+        assert await is_refused(url, partial(read, queue=topology.NOTIFICATIONS.name))
+        assert await is_refused(url, lambda ours: ours.queue_delete(topology.NOTIFICATIONS.name))
