@@ -39,8 +39,6 @@ _SAYS = {
     "of another host": "IP address mismatch, certificate is not valid for '127.0.0.1'.",
     "of another authority": "unable to get local issuer certificate",
 }
-_CHECKS = {"postgresql": "postgres", "amqps": "rabbitmq", "smtp+starttls": "mail server"}
-_CHECKS |= {"smtps": "mail server", "https": "signing keys"}
 
 
 def trusting(authority: Authority) -> dict[str, str]:
