@@ -1,8 +1,7 @@
 """The journey of `make run` in a browser: on any screen, by keyboard, without scripts, and through faults."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 
@@ -11,10 +10,9 @@ from tests.harness.command_line import run
 from tests.harness.waiting import eventually
 
 pytest.importorskip("playwright", reason="Playwright is installed by `make test-long`")
-from playwright.async_api import Browser, FrameLocator, Locator, Page, expect
+from playwright.async_api import FrameLocator, Locator, Page, expect
 
-from tests.harness import browser
-from tests.harness.browser import SCREENS, SCREENSHOTS, faults
+from tests.harness.browser import SCREENS, SCREENSHOTS, empty_page, faults, watched
 
 pytestmark = pytest.mark.long
 
@@ -90,21 +88,6 @@ async def click_through(
     assert sorted(text.split()[0] for text in await page.locator("li").all_inner_texts()) == sorted(EVENTS)
 
 
-@asynccontextmanager
-async def watched(
-    chromium: Browser, *args: Any, **options: Any
-) -> AsyncIterator[tuple[Page, list[tuple[str, str]]]]:
-    """Open a page; yields URLs and Referers of all tabs, too. No console of a tab may have a line."""
-    requests: list[tuple[str, str]] = []
-    lines: list[str] = []
-    async with browser.empty_page(chromium, *args, **options) as page:
-        page.context.on("request", lambda each: requests.append((each.url, each.headers.get("referer", ""))))
-        page.context.on("console", lambda message: lines.append(message.text))
-        page.context.on("weberror", lambda error: lines.append(str(error.error)))
-        yield page, requests
-    assert lines == []
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("screen", SCREENS)
 async def test_journey_works_on_any_screen_and_is_accessible_and_the_secret_stays_where_it_is(
@@ -158,7 +141,7 @@ async def test_page_waits_while_the_worker_is_dead_and_then_goes_on(journey, chr
 async def test_new_secret_invalidates_the_old_link_and_its_email_opens_the_form(
     journey, chromium, environment
 ):
-    async with browser.empty_page(chromium, DESK) as page:
+    async with empty_page(chromium, DESK) as page:
         await page.goto(journey.pages.base_url)
         await button(page, "Send").click()
         await expect(in_email(page).get_by_role("link")).to_be_visible()

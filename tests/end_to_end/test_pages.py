@@ -11,8 +11,7 @@ from service import app
 pytest.importorskip("playwright", reason="Playwright is installed by `make test-long`")
 from playwright.async_api import Page, expect
 
-from tests.harness import browser
-from tests.harness.browser import SCREENS, SCREENSHOTS, faults
+from tests.harness.browser import SCREENS, SCREENSHOTS, faults, watched
 
 pytestmark = pytest.mark.long
 
@@ -32,16 +31,12 @@ def reader(request):
 @pytest.fixture
 async def page(chromium, reader, client):
     """The page as the reader sees it. Its console must stay empty, and it may load nothing from elsewhere."""
-    lines: list[str] = []
-    hosts: set[str] = set()
     screen, scheme = reader
-    async with browser.empty_page(chromium, SCREENS[screen], scheme) as opened:
-        opened.on("console", lambda message: lines.append(message.text))
-        opened.on("request", lambda each: hosts.add("/".join(each.url.split("/")[:3])))
+    async with watched(chromium, SCREENS[screen], scheme) as (opened, requests):
         await opened.goto(f"{client.base_url}/schema")
         await expect(opened.locator(CREATE)).to_be_visible()
         yield opened
-    assert (lines, hosts) == ([], {str(client.base_url)})
+    assert {"/".join(url.split("/")[:3]) for url, _ in requests} == {str(client.base_url)}
 
 
 async def show_all(page: Page) -> None:

@@ -43,7 +43,7 @@ async def empty_page(
     *,
     scripts: bool = True,
 ) -> AsyncIterator[Page]:
-    """Open a page that has nothing stored. There must be no error in its console when the block is left."""
+    """Open a page that has nothing stored."""
     async with await browser.new_context(
         viewport=screen,
         is_mobile=screen["width"] < 600,
@@ -51,12 +51,22 @@ async def empty_page(
         java_script_enabled=scripts,
     ) as context:
         context.set_default_timeout(_TIMEOUT)
-        page = await context.new_page()
-        yield page
-        messages = await page.console_messages(filter="all")
-        logged = [(each.text, each.location) for each in messages if each.type in {"error", "assert"}]
-        errors = [*logged, *await page.page_errors(filter="all")]
-        assert not errors, errors
+        yield await context.new_page()
+
+
+@asynccontextmanager
+async def watched(
+    browser: Browser, *args: Any, **options: Any
+) -> AsyncIterator[tuple[Page, list[tuple[str, str]]]]:
+    """Open an empty page; yields URLs and Referers of all tabs, too. No console of a tab may have a line."""
+    requests: list[tuple[str, str]] = []
+    lines: list[str] = []
+    async with empty_page(browser, *args, **options) as page:
+        page.context.on("request", lambda each: requests.append((each.url, each.headers.get("referer", ""))))
+        page.context.on("console", lambda message: lines.append(message.text))
+        page.context.on("weberror", lambda error: lines.append(str(error.error)))
+        yield page, requests
+    assert lines == []
 
 
 async def faults(page: Page) -> list[Any]:
