@@ -120,7 +120,13 @@ FLOWS = [
 
 @pytest.mark.parametrize(("overlay", "flow", "is_needed"), FLOWS)
 def test_needed_flows_are_open_and_others_are_closed(overlay, flow, is_needed):
-    assert can_reach(*flow, overlay=overlay) == is_needed
+    source, target, port = flow
+    given = [policy["spec"] for policy in of_kind(overlay, "NetworkPolicy").values()]
+
+    is_sent = _lets(given, source, "Egress", "to", target, port)
+    is_received = _lets(given, target, "Ingress", "from", source, port)
+
+    assert (is_sent and is_received) == is_needed
 
 
 def test_names_of_ports_are_those_of_the_containers():
@@ -129,14 +135,8 @@ def test_names_of_ports_are_those_of_the_containers():
         assert NAMES[port["name"]] == port["containerPort"]
 
 
-def can_reach(source: Peer, target: Peer, port: int, *, overlay: str) -> bool:
-    """Return whether the policies allow a connection from *source* to *target*."""
-    given = [policy["spec"] for policy in of_kind(overlay, "NetworkPolicy").values()]
-    sent = _lets(given, source, "Egress", "to", target, port)
-    return sent and _lets(given, target, "Ingress", "from", source, port)
-
-
 def _lets(given: list[Manifest], pod: Peer, direction: str, side: str, other: Peer, port: int) -> bool:
+    """Return whether the policies of *pod* allow a connection to or from *other*."""
     policies = [
         policy
         for policy in given
