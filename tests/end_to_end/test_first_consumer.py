@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from aio_pika import Message
 from aio_pika.exceptions import ChannelNotFoundEntity
 from yarl import URL
 
@@ -16,7 +15,6 @@ from deploy.local.machine.folders import CHECKOUT, Place
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from tests.deploy.pages import code_blocks
 from tests.end_to_end.callers import create
-from tests.harness import databases
 from tests.harness.command_line import run
 from tests.harness.processes import Process, bare_environment, started
 from tests.harness.queues import count, declare_topology, holds, is_refused, open_channel, read, write
@@ -65,7 +63,7 @@ def test_page_quotes_the_program():
 
 
 async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
-    *, api, worker, consumer, caller, amqp_url, channel, database_url, subscriber
+    *, api, worker, consumer, caller, amqp_url, channel, environment, subscriber
 ):
     async def has_its_calculation(uuid: str) -> bool:
         record = (await caller.get(f"/v1/request/{uuid}")).json()["data"]
@@ -88,10 +86,7 @@ async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
             await eventually(lambda: {"request.email_sent", "request.calculated"} <= subscriber.types(second))
             assert len({event["traceparent"][3:35] for event in subscriber.about(second)}) == 1
             replay = ("worker", "outbox", "replay", "--from", "2020-01-01T00:00:00Z")
-            await run(
-                *replay,
-                environment=bare_environment(DATABASE_URL=databases.as_role(database_url, "operator")),
-            )
+            await run(*replay, environment=environment)
             await eventually(lambda: has_at_least(4, calculations.name))
             await eventually(lambda: holds(channel, topology.CALCULATION_RESULTS.name, 0))
             consumer.running.send_signal(signal.SIGINT)
@@ -109,8 +104,7 @@ async def test_event_stays_in_the_queue_when_its_calculation_reaches_no_queue(co
     await channel.queue_delete(topology.CALCULATION_RESULTS.name)
     async with started(consumer, ready=False):
         await eventually(lambda: consumes(amqp_url))
-        exchange = await channel.get_exchange(topology.REQUESTS)
-        await exchange.publish(Message(AN_EVENT), topology.NOTIFICATIONS.routing_key)
+        await write(channel, topology.REQUESTS, topology.NOTIFICATIONS.routing_key, AN_EVENT)
         status = await consumer.exit_status()
 
     assert status == 1
@@ -137,8 +131,7 @@ async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_els
             await asyncio.to_thread(run_as_operator, account + reader, broker, PASSWORD="a-password")
             async with started(first_consumer(url, tmp_path), ready=False):
                 await eventually(lambda: consumes(broker.url))
-                exchange = await channel.get_exchange(topology.REQUESTS)
-                await exchange.publish(Message(AN_EVENT), topology.NOTIFICATIONS.routing_key)
+                await write(channel, topology.REQUESTS, topology.NOTIFICATIONS.routing_key, AN_EVENT)
                 await eventually(lambda: count(channel, topology.CALCULATION_RESULTS.name))
 
         calculate = partial(write, exchange=topology.CALCULATIONS)

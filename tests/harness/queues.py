@@ -49,9 +49,11 @@ async def read(channel: AbstractChannel, queue: str) -> None:
     await (await channel.get_queue(queue)).get(fail=False)
 
 
-async def write(channel: AbstractChannel, exchange: str, routing_key: str = "nothing") -> None:
+async def write(
+    channel: AbstractChannel, exchange: str, routing_key: str = "nothing", body: bytes = b"{}"
+) -> None:
     """Publish a message that need not reach a queue."""
-    await (await channel.get_exchange(exchange)).publish(Message(b"{}"), routing_key, mandatory=False)
+    await (await channel.get_exchange(exchange)).publish(Message(body), routing_key, mandatory=False)
 
 
 async def is_refused(url: str, attempt: Callable[[AbstractChannel], Awaitable[Any]]) -> bool:
