@@ -1,4 +1,4 @@
-"""A real authorization server, over HTTPS with a private authority: its tokens, and a rotation."""
+"""A real authorization server, over HTTPS with a private authority: its tokens, a rotation, an outage."""
 
 import asyncio
 import time
@@ -93,16 +93,23 @@ async def provider(authority, tmp_path):
 
 
 @pytest.fixture
-async def api_with(service_settings, provider, authority, tmp_path):
+async def api_with(service_settings, provider, tmp_path):
     """Makes an API that expects tokens of the provider, not yet started."""
     settings = await provider.settings(service_settings)
-    trust = str(authority.file)  # components/trust sets it
-    return partial(api_process, settings, tmp_path, SHUTDOWN_SECONDS="5", SSL_CERT_FILE=trust)
+    return partial(api_process, settings, tmp_path, SHUTDOWN_SECONDS="5")
 
 
-async def test_rotation_without_overlap_refuses_calls_for_about_a_second_as_promised(provider, api_with):
+@pytest.fixture
+def trust(authority):
+    """What components/trust sets for the connection to the provider."""
+    return {"SSL_CERT_FILE": str(authority.file)}
+
+
+async def test_rotation_without_overlap_refuses_calls_for_about_a_second_as_promised(
+    provider, api_with, trust
+):
     """An API that fetches the keys only once is beside ours, and the same check finds it."""
-    apis = api_with(), api_with(broken="fetches-keys-once")
+    apis = api_with(**trust), api_with(**trust, broken="fetches-keys-once")
     ours, broken = (Calls(api, provider) for api in apis)
     used, unused = await provider.token(), await provider.token()
     async with started(*apis), client_of(apis[0], used) as client, asyncio.TaskGroup() as group:
@@ -136,10 +143,36 @@ async def keys_are_old(client: httpx.AsyncClient) -> bool:
     return (await scrape(client))[series("jwks_age_seconds")] >= 10
 
 
+async def test_outage_of_the_issuer_leaves_known_keys_in_use_and_ends_by_itself(provider, api_with, trust):
+    api, late, distrusting = api_with(**trust), api_with(**trust), api_with()
+    tokens = [await provider.token() for _ in range(3)]
+    async with started(api):
+        assert await ask(api, tokens[0]) == ACCEPTED
+        await provider.process.kill()
+        async with started(late, distrusting):
+            known, unknown = [[await ask(each, token) for token in tokens] for each in (api, late)]
+            provider.process.start()
+            await eventually(lambda: is_accepted(late, tokens[1]))
+            without_authority = await ask(distrusting, tokens[1])
+
+    assert known == [ACCEPTED] * 3
+    assert unknown == [UNAVAILABLE] * 3
+    assert without_authority == UNAVAILABLE
+
+
+async def ask(api: Process, token: str) -> Answer:
+    async with client_of(api, token) as client:
+        return answer_of(await client.get("/v1/request"))
+
+
+async def is_accepted(api: Process, token: str) -> bool:
+    return await ask(api, token) == ACCEPTED
+
+
 async def test_token_opens_what_its_scopes_allow_and_an_opaque_one_gets_401_with_the_cause(
-    provider, api_with
+    provider, api_with, trust
 ):
-    api = api_with()
+    api = api_with(**trust)
     reading, writing = [await provider.token(scope=f"request:{name}") for name in ("read", "write")]
     opaque = await provider.token(is_opaque=True)
     answers = {}
