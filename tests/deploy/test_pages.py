@@ -85,7 +85,7 @@ def test_every_endpoint_is_listed_with_its_query_and_its_scopes():
         for cell, needs, _ in rows(API, "Endpoints", "| needs")
         for call, query in re.findall(r"`([A-Z]+ /v1/[^`?]+)\??([^`]*)`", cell)
     }
-    assert listed == endpoints
+    assert listed == endpoints, "service/README.md, Endpoints"
 
 
 def _commands(group: click.Group, path: str = "") -> Iterator[tuple[str, set[str]]]:
