@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import msgspec
 from pamqp import commands, frame
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader, ProtocolHeader
+
+from tests.harness.loopback_server import LoopbackServer
 
 Reply = Literal["ack", "nack", "return", "drop", "silence", "close channel", "close connection"]
 
@@ -49,34 +50,20 @@ class Script(msgspec.Struct, frozen=True):
 NO_SCRIPT = Script([])
 
 
-class ScriptedBroker:
-    """Listens on the loopback. `taken` lists the messages that a real broker would have queued."""
+class ScriptedBroker(LoopbackServer):
+    """Takes messages. `taken` lists those that a real broker would have queued."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.taken: list[str] = []
         self.confirmed: set[str] = set()
         self.script = NO_SCRIPT
         self.reading = asyncio.Event()  # cleared during an alarm: then nothing published is read
         self.reading.set()
-        self.connections = 0  # accepted so far
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
 
     @property
     def url(self) -> str:
-        assert self._server is not None
-        return f"amqp://guest:guest@127.0.0.1:{self._server.sockets[0].getsockname()[1]}/"
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/"
 
     def raise_alarm(self) -> None:
         """Like RabbitMQ, block each connection once it has read a header, and read nothing more from it.
@@ -88,17 +75,9 @@ class ScriptedBroker:
     def clear_alarm(self) -> None:
         self.reading.set()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        self.connections += 1
-        try:
-            with suppress(ConnectionError, asyncio.IncompleteReadError):
-                await _Conversation(self, reader, writer).run()
-        finally:
-            self._connections.discard(task)
-            writer.close()
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Reply to one publisher."""
+        await _Conversation(self, reader, writer).run()
 
 
 class _Message(msgspec.Struct):

@@ -45,12 +45,12 @@ async def started(
     """Start the other teams, the mail server and the service's processes."""
     issuer = Issuer(folder)
     async with AsyncExitStack() as stack:
-        mail = await stack.enter_async_context(MailServer(workers.NAMES, record, chance))
+        mail = await stack.enter_async_context(MailServer(record, chance))
         settings = _settings(plan, issuer)
         running = [
             Worker(
                 name,
-                settings | {"SMTP_URL": mail.url_for(name)},
+                settings | {"SMTP_URL": mail.url, "SMTP_HELO_NAME": name},
                 record,
                 folder,
                 broken=plan.broken,
