@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from email import message_from_bytes
 from email.message import EmailMessage
 from email.policy import default
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -45,17 +45,18 @@ class Login(msgspec.Struct, frozen=True):
     password: str
 
 
-class MailServer:
+class MailServer(LoopbackServer):
     """Accepts mail and records it. `rcpt_reply` and `data_reply` may be set to refuse.
 
-    With a context it requires TLS (`smtp+starttls` or `smtps`), with a login it requires that login.
+    With a context it requires TLS (`smtp+starttls` or `smtps`), with a login it requires that login. Open
+    connections outlive `stop`, as with a server that drains.
     """
 
     def __init__(
         self, scheme: str = "smtp", context: ssl.SSLContext | None = None, login: Login | None = None
     ) -> None:
+        super().__init__(context)
         self._scheme = scheme
-        self._context = context
         self._login = login
         self.logins_accepted = {login} - {None}
         self.logins = 0  # that succeeded
@@ -63,8 +64,6 @@ class MailServer:
         self.rcpt_reply = "250 OK"
         self.data_reply = "250 OK accepted"
         self.data_delay_seconds = 0.0
-        self.port = 0
-        self._server: asyncio.Server | None = None
 
     @property
     def url(self) -> str:
@@ -73,13 +72,6 @@ class MailServer:
     def url_for(self, login: Login | None) -> str:
         account = f"{quote(login.name, safe='')}:{quote(login.password, safe='')}@" if login else ""
         return f"{self._scheme}://{account}127.0.0.1:{self.port}"
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Listen, always on the same port."""
@@ -97,16 +89,8 @@ class MailServer:
                 auth_require_tls=not is_tls,
             )
 
-        self._server = await loop.create_server(
-            serve, "127.0.0.1", self.port, ssl=self._context if is_tls else None
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        """Stop listening. Open connections stay, as with a server that drains."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        context = self._context if is_tls else None
+        self._listening = await loop.create_server(serve, "127.0.0.1", self.port, ssl=context)
 
     def _authenticate(
         self, _server: SMTP, _session: Any, _envelope: Envelope, _mechanism: str, data: Any

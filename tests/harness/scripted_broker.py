@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -96,22 +97,20 @@ class _Message(msgspec.Struct):
         return self.header.properties.message_id or ""
 
 
+@dataclass
 class _Conversation:
     """One connection of a publisher."""
 
-    def __init__(
-        self, broker: ScriptedBroker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._broker = broker
-        self._reader = reader
-        self._writer = writer
-        self._tag = 0
-        self._window: list[_Message] = []  # complete, and without a reply so far
-        self._timer: asyncio.TimerHandle | None = None
+    broker: ScriptedBroker
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    tag: int = 0
+    window: list[_Message] = field(default_factory=list)  # complete, and without a reply so far
+    timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Reply until the connection ends."""
-        await self._reader.readexactly(len(ProtocolHeader(0, 9, 1).marshal()))
+        await self.reader.readexactly(len(ProtocolHeader(0, 9, 1).marshal()))
         self._send(0, _START)
         while True:
             channel, received = await self._next_frame()
@@ -121,8 +120,8 @@ class _Conversation:
                 self._send(channel, answer)
 
     async def _next_frame(self) -> tuple[int, Any]:
-        head = await self._reader.readexactly(7)
-        rest = await self._reader.readexactly(int.from_bytes(head[3:], "big") + 1)
+        head = await self.reader.readexactly(7)
+        rest = await self.reader.readexactly(int.from_bytes(head[3:], "big") + 1)
         _, channel, received = frame.unmarshal(head + rest)
         return channel, received
 
@@ -139,38 +138,38 @@ class _Conversation:
             self._complete(message)
 
     async def _wait_out_alarm(self) -> None:
-        if not self._broker.reading.is_set():
+        if not self.broker.reading.is_set():
             self._send(0, commands.Connection.Blocked("low on memory"))
-            await self._broker.reading.wait()
+            await self.broker.reading.wait()
             self._send(0, commands.Connection.Unblocked())
 
     def _send(self, channel: int, *frames: Any) -> None:
-        self._writer.write(b"".join(frame.marshal(each, channel) for each in frames))
+        self.writer.write(b"".join(frame.marshal(each, channel) for each in frames))
 
     def _complete(self, message: _Message) -> None:
         """Record a message once its body is complete, with the reply that the script has for it."""
-        self._tag += 1
-        message.tag = self._tag
+        self.tag += 1
+        message.tag = self.tag
         if message.publish.routing_key == "relay.probe":
             self._send(message.channel, commands.Basic.Ack(delivery_tag=message.tag))
             return
-        replies = self._broker.script.replies[len(self._window) :]
+        replies = self.broker.script.replies[len(self.window) :]
         message.reply = next(iter(replies), "ack")
         if message.reply == "return" and not message.publish.mandatory:
             message.reply = "drop"
-        self._window.append(message)
+        self.window.append(message)
         if message.reply in ("ack", "silence", "close channel", "close connection"):
-            self._broker.taken.append(message.event_id)
+            self.broker.taken.append(message.event_id)
         # Reply after a quiet moment: the broker does not know where a window ends.
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._reply_to_window)
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._reply_to_window)
 
     def _reply_to_window(self) -> None:
-        window, self._window = self._window, []
-        script, self._broker.script = self._broker.script, NO_SCRIPT
+        window, self.window = self.window, []
+        script, self.broker.script = self.broker.script, NO_SCRIPT
         if script.multiple and all(message.reply == "ack" for message in window):
-            self._broker.confirmed.update(message.event_id for message in window)
+            self.broker.confirmed.update(message.event_id for message in window)
             self._send(window[0].channel, commands.Basic.Ack(delivery_tag=window[-1].tag, multiple=True))
             return
         for index in dict.fromkeys([*script.order, *range(len(window))]):
@@ -182,7 +181,7 @@ class _Conversation:
         acknowledgement = commands.Basic.Ack(delivery_tag=message.tag)
         match message.reply:
             case "ack" | "drop":
-                self._broker.confirmed.add(message.event_id)
+                self.broker.confirmed.add(message.event_id)
                 self._send(message.channel, acknowledgement)
             case "nack":
                 self._send(message.channel, commands.Basic.Nack(delivery_tag=message.tag, requeue=False))
@@ -194,6 +193,6 @@ class _Conversation:
                 self._send(message.channel, commands.Channel.Close(404, "NOT_FOUND", 60, 40))
                 return False
             case "close connection":
-                self._writer.transport.abort()
+                self.writer.transport.abort()
                 return False
         return True
