@@ -19,7 +19,7 @@ from tests.faults.world import teams, workers
 from tests.faults.world.callers import Callers
 from tests.faults.world.mail import MailServer
 from tests.faults.world.workers import Worker
-from tests.faults.world.world import World, connect, writable
+from tests.faults.world.world import World, writable
 from tests.harness import databases, queues
 from tests.harness.examples import SECRET_KEYS
 from tests.harness.http import bearer
@@ -31,9 +31,8 @@ _APP_URL = "https://app.example.com"
 
 async def prepare(servers: Servers) -> None:
     """Apply the schema, and declare the topology with the harness's own queues."""
-    connection = await connect(servers.postgres_url)
-    await databases.prepare(connection)
-    await connection.close()
+    async with databases.connected(servers.postgres_url) as connection:
+        await databases.prepare(connection)
     async with queues.open_channel(servers.broker_url) as channel:
         await teams.declare(channel)
 
