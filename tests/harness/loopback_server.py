@@ -7,15 +7,14 @@ from typing import Self
 
 from deploy.local.machine.ports import free_port
 
-_LONGEST_BYTES = 1 << 20  # of what is read up to a separator, such as an e-mail
-
 
 class LoopbackServer:
     """Accepts connections, always on the same port. With a context it speaks TLS."""
 
+    longest_bytes = 1 << 16  # of what is read up to a separator
+
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.port = free_port()
-        self.connections = 0  # accepted so far
         self._context = context
         self._listening: asyncio.Server | None = None
         self._conversations: set[asyncio.Task[None]] = set()
@@ -32,14 +31,22 @@ class LoopbackServer:
         return len(self._conversations)
 
     async def start(self) -> None:
+        """Listen, if it does not yet."""
+        if self._listening is not None:
+            return
         self._listening = await asyncio.start_server(
-            self._serve, "127.0.0.1", self.port, limit=_LONGEST_BYTES, ssl=self._context
+            self._serve, "127.0.0.1", self.port, limit=self.longest_bytes, ssl=self._context
         )
 
-    def stop(self) -> None:
-        """Break every connection and let connecting fail, until `start`."""
+    def stop_listening(self) -> None:
+        """Let connecting fail until `start`. Open connections stay."""
         if self._listening is not None:
             self._listening.close()
+            self._listening = None
+
+    def stop(self) -> None:
+        """Break every connection, too."""
+        self.stop_listening()
         for conversation in self._conversations:
             conversation.cancel()
 
@@ -51,7 +58,6 @@ class LoopbackServer:
         task = asyncio.current_task()
         assert task is not None
         self._conversations.add(task)
-        self.connections += 1
         try:
             # The client may disconnect, or speak another protocol.
             with suppress(OSError, EOFError, asyncio.LimitOverrunError, asyncio.CancelledError):

@@ -144,10 +144,13 @@ class ScriptedMailServer(LoopbackServer):
     (`content`). None closes the connection instead of a reply.
     """
 
+    longest_bytes = 1 << 20  # of an e-mail
+
     def __init__(self) -> None:
         super().__init__()
         self.replies: dict[str, bytes | None] = {**_USUAL_REPLIES}
         self.contents: list[bytes] = []  # of every e-mail that was sent, whatever the reply
+        self.connections = 0  # accepted so far
         self.commands: Counter[str] = Counter()  # how often each was sent
 
     @property
@@ -174,6 +177,7 @@ class ScriptedMailServer(LoopbackServer):
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Reply to one client."""
+        self.connections += 1
         session = Session()
         reply = await self.reply_to(session, "greeting", b"")
         while reply is not None:

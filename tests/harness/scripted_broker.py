@@ -56,6 +56,7 @@ class ScriptedBroker(LoopbackServer):
 
     def __init__(self) -> None:
         super().__init__()
+        self.connections = 0  # accepted so far
         self.taken: list[str] = []
         self.confirmed: set[str] = set()
         self.script = NO_SCRIPT
@@ -78,6 +79,7 @@ class ScriptedBroker(LoopbackServer):
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Reply to one publisher."""
+        self.connections += 1
         await _Conversation(self, reader, writer).run()
 
 

@@ -88,14 +88,14 @@ async def _no_new_connections(world: World) -> AsyncIterator[None]:
         await link.cut()
     await until(
         lambda: all(
-            link.is_open and link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links
+            link.open_connections and link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links
         ),
         seconds=_RECONNECTED_SECONDS,
     )
     async with AsyncExitStack() as stack:
         for link in world.broker_links:
-            await link.stop_listening()
-            stack.push_async_callback(link.listen)
+            link.stop_listening()
+            stack.push_async_callback(link.start)
         await until(
             lambda: all(link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links),
             seconds=_ALL_SETTLED_SECONDS,

@@ -26,8 +26,8 @@ async def refuse(world: World, links: Links) -> None:
     """Connections are cut, and connecting fails."""
     async with AsyncExitStack() as stack:
         for link in links:
-            await link.stop_listening()
-            stack.push_async_callback(link.listen)
+            link.stop_listening()
+            stack.push_async_callback(link.start)
             await link.cut()
         await asyncio.sleep(world.some_seconds())
 
