@@ -37,6 +37,7 @@ class AuthorizationServer:
         node = shutil.which("node")
         if node is None or not (_NODE_MODULES / "oidc-provider").exists():
             pytest.skip("oidc-provider is not installed: `make test-long` installs it if there is node")
+        self._trust = ssl.create_default_context(cafile=authority.file)
         port = free_port()
         self._keys = folder / "keys.json"
         self._make_key()
@@ -44,15 +45,16 @@ class AuthorizationServer:
         command: list[str | Path] = [node, *files, _RESOURCE, CONVEYANCER, _SECRET]
         environment = bare_environment(NODE_PATH=str(_NODE_MODULES))
         self.process = Process("oidc-provider", command, environment=environment, port=port, folder=folder)
-        self._client = httpx.AsyncClient(
-            base_url=f"https://127.0.0.1:{port}",
-            auth=(CONVEYANCER, _SECRET),
-            verify=ssl.create_default_context(cafile=authority.file),
-            timeout=30.0,
-        )
+        self._client: httpx.AsyncClient
 
     @asynccontextmanager
     async def up(self) -> AsyncIterator[None]:
+        self._client = httpx.AsyncClient(
+            base_url=f"https://127.0.0.1:{self.process.port}",
+            auth=(CONVEYANCER, _SECRET),
+            verify=self._trust,
+            timeout=30.0,
+        )
         async with self._client, started(self.process, ready=False):
             await eventually(lambda: accepts(self.process.port))
             yield
