@@ -21,10 +21,6 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["at least", "at most"] = "at least"
     limit: float
 
-    @property
-    def subject(self) -> str:
-        return f"{self.side}{f' / {self.of}' if self.of else ''}, {self.figure}"
-
 
 class Comparison(msgspec.Struct):
     """What was measured: figures for every side and round."""
@@ -52,8 +48,9 @@ class Comparison(msgspec.Struct):
                 of_rounds = median(figures[figure] for figures in rounds)
                 yield f"  {side:32}{_number(of_rounds):>8} {figure}"
         for bar in self.bars:
+            sides = f"{bar.side} / {bar.of}" if bar.of else bar.side
             value, outcome = _number(self.value(bar)), "met" if self.meets(bar) else "MISSED"
-            yield f"  {bar.subject}: {value}, {bar.kind} {bar.limit:g}: {outcome}"
+            yield f"  {sides}, {bar.figure}: {value}, {bar.kind} {bar.limit:g}: {outcome}"
         yield ""
 
 

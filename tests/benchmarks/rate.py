@@ -16,13 +16,10 @@ _STRAGGLER_SECONDS = 15.0
 async def rate_of(done: Callable[[], Awaitable[int]], every: int, *, seconds: float) -> Figures:
     """Return how many a second are *done*, from the first ones until *every* one is, or the time is up."""
 
-    async def has_begun() -> bool:
-        return await done() > 0
-
     async def is_complete() -> bool:
         return await done() >= every
 
-    if not await until(has_begun, seconds=_START_SECONDS, pause_seconds=_PAUSE_SECONDS):
+    if not await until(done, seconds=_START_SECONDS, pause_seconds=_PAUSE_SECONDS):
         raise LocalStackError("Nothing is done.")
     first, began = await done(), time.monotonic()
     await until(is_complete, seconds=seconds, pause_seconds=_PAUSE_SECONDS)

@@ -23,7 +23,7 @@ from tests.harness.waiting import eventually
 
 async def unreachable(network: TcpProxy) -> None:
     """Let connecting fail, and cut the open connections."""
-    await network.stop_listening()
+    network.stop_listening()
     await network.cut()
 
 
@@ -34,7 +34,7 @@ async def silent(network: TcpProxy) -> None:
 
 async def restore(network: TcpProxy) -> None:
     network.resume()
-    await network.listen()
+    await network.start()
 
 
 OUTAGES = pytest.mark.parametrize("outage", [unreachable, silent])

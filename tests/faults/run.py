@@ -5,8 +5,8 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 from deploy.local.machine.folders import Place, Report, working_folder
@@ -34,7 +34,11 @@ async def run(plan: Plan, report: Report) -> Record:
     chance = random.Random(plan.seed)  # noqa: S311 - repeatable, no secret
     place = Place(folder=LOCAL, report=report)
     with working_folder(place, "run") as folder, _logs_kept(folder, plan):
-        async with _servers(plan, place) as servers:
+        async with AsyncExitStack() as stack:
+            if plan.cluster:
+                servers: Servers = await stack.enter_async_context(clustered_servers(report))
+            else:
+                servers = stack.enter_context(private_servers(place))
             await stage.prepare(servers)
             async with stage.started(plan, record, servers, folder, chance) as world:
                 await _live(plan, world, report)
@@ -44,16 +48,6 @@ async def run(plan: Plan, report: Report) -> Record:
                 await asyncio.gather(*(worker.leave() for worker in world.workers))
                 await take_stock(world)
     return record
-
-
-@asynccontextmanager
-async def _servers(plan: Plan, place: Place) -> AsyncIterator[Servers]:
-    if plan.cluster:
-        async with clustered_servers(place.report) as cluster:
-            yield cluster
-        return
-    with private_servers(place) as single:
-        yield single
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.harness.processes import bare_environment, run_process
+from tests.harness.processes import Ended, bare_environment, run_process
 from tests.harness.rabbitmq_cluster import skip_without_programs
 
 pytestmark = pytest.mark.long
@@ -11,12 +11,15 @@ pytestmark = pytest.mark.long
 # Recovery is not measured here, where other tests load the machine, but by `make faults`.
 _SHORT = ("--times", "1", "--requests", "0", "--rate", "25", "--longest-stall", "4", "--recovery", "25")
 # The recovery is bounded by the harness itself, which waits a minute for it.
-_CLUSTER = ("tests.faults", "--cluster", "--rate", "8", "--recovery", "60")
+_CLUSTER = ("--cluster", "--rate", "8", "--recovery", "60")
+
+
+async def run(*options: str, seconds: float) -> Ended:
+    return await run_process("tests.faults", *options, environment=bare_environment(), seconds=seconds)
 
 
 async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fault_comes_once():
-    harness = ("tests.faults", *_SHORT, "--seconds", "100")
-    ended = await run_process(*harness, environment=bare_environment(), seconds=500)
+    ended = await run(*_SHORT, "--seconds", "100", seconds=500)
 
     assert ended.status == 0, ended.output + ended.errors
     assert "every invariant held" in ended.output
@@ -24,7 +27,7 @@ async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_every_fau
 
 async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_a_node_of_a_cluster_fails():
     skip_without_programs()
-    ended = await run_process(*_CLUSTER, environment=bare_environment(), seconds=600)
+    ended = await run(*_CLUSTER, seconds=600)
 
     assert ended.status == 0, ended.output + ended.errors
     assert "every invariant held" in ended.output
@@ -33,7 +36,7 @@ async def test_nothing_is_lost_inverted_or_repeated_without_cause_when_a_node_of
 async def test_broken_program_is_found_in_a_cluster():
     skip_without_programs()
     broken = ("--broken", "settles-unconfirmed", "--drain", "10", "--faults", "leader killed")
-    ended = await run_process(*_CLUSTER, *broken, environment=bare_environment(), seconds=400)
+    ended = await run(*_CLUSTER, *broken, seconds=400)
 
     assert ended.status == 1, ended.output + ended.errors
     assert "BREACH: nothing lost" in ended.output
@@ -54,8 +57,8 @@ async def test_broken_program_is_found_in_a_cluster():
     ],
 )
 async def test_a_broken_program_is_found(broken, faults, breach):
-    harness = ("tests.faults", *_SHORT, "--seconds", "12", "--drain", "15", "--broken", broken, "--faults")
-    ended = await run_process(*harness, *faults, environment=bare_environment(), seconds=400)
+    options = (*_SHORT, "--seconds", "12", "--drain", "15", "--broken", broken, "--faults", *faults)
+    ended = await run(*options, seconds=400)
 
     assert ended.status == 1, ended.output + ended.errors
     assert breach in ended.output

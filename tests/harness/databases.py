@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -85,9 +86,9 @@ async def temporary(server_url: str, name: str) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Connection]:
+async def connected(url: str, **options: Any) -> AsyncIterator[Connection]:
     """Connect to a database until the block is left."""
-    connection = await asyncpg.connect(url)
+    connection = await asyncpg.connect(url, **options)
     try:
         yield connection
     finally:

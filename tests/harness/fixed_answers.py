@@ -3,47 +3,27 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+
+from tests.harness.loopback_server import LoopbackServer
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
-class AnsweringServer:
-    """Answers every request with `answer`, and counts the requests. With a context it speaks TLS."""
+class AnsweringServer(LoopbackServer):
+    """Answers every request with `answer`, and counts the requests."""
 
     def __init__(self, answer: Answer, context: ssl.SSLContext | None = None) -> None:
+        super().__init__(context)
         self.answer = answer
         self.requests = 0
-        self.port = 0
-        self._context = context
-        self._conversations: set[asyncio.Task[None]] = set()
 
-    @asynccontextmanager
-    async def up(self) -> AsyncIterator[None]:
-        """Serve until the block is left, always on the same port."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self._context)
-        self.port = server.sockets[0].getsockname()[1]
-        try:
-            yield
-        finally:
-            server.close()
-            for conversation in self._conversations:
-                conversation.cancel()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._conversations.add(task)
-        try:
-            # The client may speak another protocol, or disconnect.
-            with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                await reader.readuntil(b"\r\n\r\n")
-                self.requests += 1
-                await self.answer(writer)
-                await writer.drain()
-        finally:
-            self._conversations.discard(task)
-            writer.close()
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request."""
+        await reader.readuntil(b"\r\n\r\n")
+        self.requests += 1
+        await self.answer(writer)
+        await writer.drain()
 
 
 @asynccontextmanager
@@ -56,8 +36,7 @@ async def answering(answer: bytes | None, context: ssl.SSLContext | None = None)
         else:
             writer.write(answer)
 
-    server = AnsweringServer(answer_so, context)
-    async with server.up():
+    async with AnsweringServer(answer_so, context) as server:
         yield server.port
 
 

@@ -35,19 +35,8 @@ defaults
 """
 
 
-class Gateway(Process):
-    """A gateway on the loopback, not yet started."""
-
-    closes_connections: bool  # of callers that are idle, when a process is taken out
-    repeats_creates_with_key: bool
-
-    def __init__(self, program: str, arguments: Sequence[str], port: int, folder: Path) -> None:
-        command = [*debian_program(program), *arguments]
-        super().__init__(program, command, environment=bare_environment(), port=port, folder=folder)
-
-
-class Nginx(Gateway):
-    closes_connections = True
+class Nginx(Process):
+    closes_connections = True  # of callers that are idle, when a process is taken out
     repeats_creates_with_key = False
 
     def __init__(self, apis: Sequence[Process], folder: Path) -> None:
@@ -57,7 +46,8 @@ class Nginx(Gateway):
         self._out: set[int] = set()
         self._configure()
         arguments = ["-e", "stderr", "-p", str(folder), "-c", str(self._configuration)]
-        super().__init__("nginx", arguments, port, folder)
+        command = [*debian_program("nginx"), *arguments]
+        super().__init__("nginx", command, environment=bare_environment(), port=port, folder=folder)
 
     def _configure(self) -> None:
         settings = self._settings
@@ -94,7 +84,7 @@ class Nginx(Gateway):
         return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
-class HAProxy(Gateway):
+class HAProxy(Process):
     closes_connections = False
     repeats_creates_with_key = True
 
@@ -105,7 +95,8 @@ class HAProxy(Gateway):
         configuration.write_text(_HAPROXY.format(folder=folder, settings=settings))
         self._admin = folder / "admin"
         self._names = {api.port: f"api/api{number}" for number, api in enumerate(apis, start=1)}
-        super().__init__("haproxy", ["-db", "-f", str(configuration)], port, folder)
+        command = [*debian_program("haproxy"), "-db", "-f", str(configuration)]
+        super().__init__("haproxy", command, environment=bare_environment(), port=port, folder=folder)
 
     async def take_out(self, api: Process) -> None:
         """Send *api* no more calls, and wait until it has answered those that it got."""

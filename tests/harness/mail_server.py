@@ -8,21 +8,18 @@ import asyncio
 import ssl
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import dataclass, field
 from email import message_from_bytes
 from email.message import EmailMessage
 from email.policy import default
-from functools import partial
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope
 
-from deploy.local.machine.ports import free_port
+from tests.harness.loopback_server import LoopbackServer
 
-_LONGEST_MESSAGE_BYTES = 1 << 20
 ACCEPTED = b"250 OK accepted"
 _USUAL_REPLIES = {
     "greeting": b"220 mail.example.com ESMTP",
@@ -48,17 +45,18 @@ class Login(msgspec.Struct, frozen=True):
     password: str
 
 
-class MailServer:
+class MailServer(LoopbackServer):
     """Accepts mail and records it. `rcpt_reply` and `data_reply` may be set to refuse.
 
-    With a context it requires TLS (`smtp+starttls` or `smtps`), with a login it requires that login.
+    With a context it requires TLS (`smtp+starttls` or `smtps`), with a login it requires that login. Open
+    connections outlive `stop`, as with a server that drains.
     """
 
     def __init__(
         self, scheme: str = "smtp", context: ssl.SSLContext | None = None, login: Login | None = None
     ) -> None:
+        super().__init__(context)
         self._scheme = scheme
-        self._context = context
         self._login = login
         self.logins_accepted = {login} - {None}
         self.logins = 0  # that succeeded
@@ -66,8 +64,6 @@ class MailServer:
         self.rcpt_reply = "250 OK"
         self.data_reply = "250 OK accepted"
         self.data_delay_seconds = 0.0
-        self.port = 0
-        self._server: asyncio.Server | None = None
 
     @property
     def url(self) -> str:
@@ -76,13 +72,6 @@ class MailServer:
     def url_for(self, login: Login | None) -> str:
         account = f"{quote(login.name, safe='')}:{quote(login.password, safe='')}@" if login else ""
         return f"{self._scheme}://{account}127.0.0.1:{self.port}"
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Listen, always on the same port."""
@@ -100,16 +89,8 @@ class MailServer:
                 auth_require_tls=not is_tls,
             )
 
-        self._server = await loop.create_server(
-            serve, "127.0.0.1", self.port, ssl=self._context if is_tls else None
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        """Stop listening. Open connections stay, as with a server that drains."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        context = self._context if is_tls else None
+        self._listening = await loop.create_server(serve, "127.0.0.1", self.port, ssl=context)
 
     def _authenticate(
         self, _server: SMTP, _session: Any, _envelope: Envelope, _mechanism: str, data: Any
@@ -146,73 +127,35 @@ class MailServer:
         return self.data_reply
 
 
+@dataclass(eq=False)
 class Session:
     """One connection to a `ScriptedMailServer`."""
 
-    def __init__(self, sender: str, writer: asyncio.StreamWriter) -> None:
-        self.sender = sender
-        self.connected_at = time.monotonic()
-        self.closes_after_reply = False
-        self.recipient = b""  # the RCPT of the e-mail that is being sent, once it was accepted
-        self.is_aborted = False
-        self._writer = writer
-
-    def abort(self) -> None:
-        self.is_aborted = True
-        self._writer.transport.abort()
+    connected_at: float = field(default_factory=time.monotonic)
+    sender: str = ""  # the name in its EHLO
+    closes_after_reply: bool = False
+    recipient: bytes = b""  # the RCPT of the e-mail that is being sent, once it was accepted
 
 
-class ScriptedMailServer:
-    """Replies from a table, right or wrong, on one port for each of *senders*, to know them apart.
+class ScriptedMailServer(LoopbackServer):
+    """Replies from a table, right or wrong.
 
     `replies` has the reply to each command, to a new connection (`greeting`) and to the end of an e-mail
     (`content`). None closes the connection instead of a reply.
     """
 
-    def __init__(self, senders: Sequence[str] = ("",)) -> None:
+    longest_bytes = 1 << 20  # of an e-mail
+
+    def __init__(self) -> None:
+        super().__init__()
         self.replies: dict[str, bytes | None] = {**_USUAL_REPLIES}
         self.contents: list[bytes] = []  # of every e-mail that was sent, whatever the reply
-        self.connections = 0
+        self.connections = 0  # accepted so far
         self.commands: Counter[str] = Counter()  # how often each was sent
-        self._ports = {sender: free_port() for sender in senders}
-        self._listening: list[asyncio.Server] = []
-        self._open: set[Session] = set()
-
-    @property
-    def open_connections(self) -> int:
-        return len(self._open)
 
     @property
     def url(self) -> str:
-        return self.url_for("")
-
-    def url_for(self, sender: str) -> str:
-        return f"smtp://127.0.0.1:{self._ports[sender]}"
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.stop()
-
-    async def start(self) -> None:
-        """Listen, always on the same ports."""
-        for sender, port in self._ports.items():
-            serve = partial(self._serve, sender)
-            listening = await asyncio.start_server(serve, "127.0.0.1", port, limit=_LONGEST_MESSAGE_BYTES)
-            self._listening.append(listening)
-
-    def stop(self) -> None:
-        """Break every connection and let connecting fail."""
-        for listening in self._listening:
-            listening.close()
-        self._listening.clear()
-        self.hang_up()
-
-    def hang_up(self) -> None:
-        for session in list(self._open):
-            session.abort()
+        return f"smtp://127.0.0.1:{self.port}"
 
     async def reply_to(self, _session: Session, command: str, _sent: bytes) -> bytes | None:
         """Return the reply to a command, or to `greeting` or `content`."""
@@ -222,6 +165,8 @@ class ScriptedMailServer:
         """Return the reply to a command. DATA needs a recipient that was accepted."""
         command = line[:4].decode().strip().upper()
         self.commands[command] += 1
+        if command == "EHLO":
+            session.sender = line[5:].decode().strip()
         if command == "DATA" and not session.recipient:
             return b"503 No recipient"
         reply = await self.reply_to(session, command, line)
@@ -230,20 +175,10 @@ class ScriptedMailServer:
             session.recipient = line if is_accepted else b""
         return reply
 
-    async def _serve(self, sender: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Reply to one client."""
         self.connections += 1
-        session = Session(sender, writer)
-        self._open.add(session)
-        try:
-            with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                await self._converse(session, reader, writer)
-        finally:
-            self._open.discard(session)
-            writer.close()
-
-    async def _converse(
-        self, session: Session, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+        session = Session()
         reply = await self.reply_to(session, "greeting", b"")
         while reply is not None:
             writer.write(reply + b"\r\n")

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import re
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ from deploy.local.machine.waiting import wait_until
 _OWNER, _GROUP, _MAILBOX_OWNER = "daemon", "mail", "nobody"
 _QUEUES = "active bounce corrupt defer deferred flush hold incoming maildrop private public saved trace"
 _MAILBOX = "mailbox"
+_QUEUE_ID = re.compile(r" id (\w+)")
 _SERVICES = """
-{port} inet n - n - - smtpd
+127.0.0.1:{port} inet n - n - - smtpd
 postlog unix-dgram n - n - 1 postlogd
 anvil unix - - n - 1 anvil
 rewrite unix - - n - - trivial-rewrite
@@ -51,7 +53,7 @@ class Postfix:
         self._log = folder / "log" / "postfix.log"
         self._root = packages.unpacked("postfix")
         self._make_folders()
-        self.configure(**settings)
+        self._configure(**settings)
         environment = {"MAIL_CONFIG": f"{folder}/config", "RES_OPTIONS": "timeout:1 attempts:1"}
         libraries = f"{self._root}/usr/lib/postfix:{packages.library_path(self._root)}"
         program = Program(
@@ -72,15 +74,13 @@ class Postfix:
             os.chown(made, pwd.getpwnam(owner).pw_uid, -1)
         (self._folder / "config" / "master.cf").write_text(_SERVICES.format(port=self.port))
 
-    def configure(self, **settings: str) -> None:
+    def _configure(self, **settings: str) -> None:
         """Write its settings: those below, and *settings*."""
         user = pwd.getpwnam(_MAILBOX_OWNER)
         usual = {
             "compatibility_level": "3.6",
             "daemon_directory": f"{self._root}/usr/lib/postfix/sbin",
             "shlib_directory": f"{self._root}/usr/lib/postfix",
-            "command_directory": f"{self._root}/usr/sbin",
-            "meta_directory": f"{self._root}/usr/share/postfix",
             "queue_directory": f"{self._folder}/queue",
             "data_directory": f"{self._folder}/data",
             "maillog_file": self._log,
@@ -88,13 +88,7 @@ class Postfix:
             "import_environment": "MAIL_CONFIG LD_LIBRARY_PATH RES_OPTIONS",
             "mail_owner": _OWNER,
             "setgid_group": _GROUP,
-            "default_privs": _MAILBOX_OWNER,
             "myhostname": "mail.example.com",
-            "inet_interfaces": "127.0.0.1",
-            "inet_protocols": "ipv4",
-            "mynetworks": "",
-            "mydestination": "",
-            "alias_maps": "",
             "local_recipient_maps": "",
             "smtpd_relay_restrictions": "reject_unauth_destination",
             "virtual_mailbox_domains": "customer.example.com",
@@ -106,8 +100,9 @@ class Postfix:
         lines = [f"{name} = {value}\n" for name, value in (usual | settings).items()]
         (self._folder / "config" / "main.cf").write_text("".join(lines))
 
-    def reload(self, **settings: str) -> None:
-        self.configure(**settings)
+    def reload(self) -> None:
+        """Return to its usual settings."""
+        self._configure()
         self._process.send_signal(signal.SIGHUP)
 
     def kill(self) -> None:
@@ -133,13 +128,9 @@ class Postfix:
 
     @property
     def mailbox(self) -> list[Delivered]:
-        return [_delivered(path) for path in (self._folder / _MAILBOX).glob("new/*")]
-
-
-def _delivered(path: Path) -> Delivered:
-    message = message_from_bytes(path.read_bytes())
-    queue_id = message["Received"].partition(" id ")[2].split()[0]
-    return Delivered(message["Message-ID"], queue_id)
+        files = (self._folder / _MAILBOX).glob("new/*")
+        messages = [message_from_bytes(file.read_bytes()) for file in files]
+        return [Delivered(each["Message-ID"], _QUEUE_ID.findall(each["Received"])[0]) for each in messages]
 
 
 @contextmanager

@@ -1,10 +1,9 @@
 """A private RabbitMQ cluster of three nodes, which can be killed, frozen and cut off from each other."""
 
-import asyncio
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from yarl import URL
@@ -15,7 +14,7 @@ from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, running, wait_for
 from deploy.local.servers.rabbitmq_node import find_programs, rabbitmq_node
 from deploy.local.servers.server import Server, answers, check_rabbitmq
-from tests.harness.servers import KillableBroker, run_as_operator
+from tests.harness.servers import KillableBroker
 from tests.harness.waiting import until
 
 _START_SECONDS = 150.0
@@ -32,10 +31,6 @@ class Node(KillableBroker):
     @property
     def name(self) -> str:
         return self.process.program.environment["RABBITMQ_NODENAME"]
-
-    async def control(self, command: str) -> str:
-        """Run one of RabbitMQ's command-line tools on it, and return what it prints."""
-        return await asyncio.to_thread(run_as_operator, command, self)
 
     async def restart(self) -> None:
         """Stop it in order and start it again, as on Kubernetes: only once every queue can spare it."""
@@ -72,11 +67,11 @@ class Node(KillableBroker):
         await self.control(f'rabbitmqctl eval "{calls}."')
 
 
+@dataclass(frozen=True)
 class Cluster:
     """Three nodes."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self.nodes = nodes
+    nodes: Sequence[Node]
 
     def others(self, node: Node) -> list[Node]:
         return [each for each in self.nodes if each is not node]

@@ -1,8 +1,9 @@
 """A private Postgres that can be set back to an earlier moment, from a base backup and the log since then."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -18,14 +19,14 @@ from tests.harness.waiting import eventually
 _RECOVERY_SECONDS = 60.0
 
 
+@dataclass(frozen=True)
 class Restorable:
     """A server with a base backup, and with a database that has the schema."""
 
-    def __init__(self, server: KillableServer, backup: Program, stack: ExitStack) -> None:
-        self._server = server
-        self._backup = backup
-        self._stack = stack
-        self.url = server.url
+    url: str
+    server: KillableServer
+    backup: Program
+    stack: ExitStack  # ends what is started
 
     async def now(self) -> datetime:
         """Return a moment that is later than every commit so far, and earlier than every further one."""
@@ -35,8 +36,8 @@ class Restorable:
 
     async def restore(self, moment: datetime) -> None:
         """End the server, and recover the backup to *moment* in its place, under the same URL."""
-        await self._server.kill()
-        command = list(self._backup.command)
+        await self.server.kill()
+        command = list(self.backup.command)
         data = Path(command[command.index("-D") + 1])
         (data / "recovery.signal").touch()
         log = data.with_name("data") / "pg_wal"
@@ -46,7 +47,7 @@ class Restorable:
             "recovery_target_action": "promote",
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-        self._stack.enter_context(running(replace(self._backup, command=[*command, *options])))
+        self.stack.enter_context(running(replace(self.backup, command=[*command, *options])))
         await eventually(self._has_recovered, seconds=_RECOVERY_SECONDS)
 
     async def _has_recovered(self) -> bool:
@@ -65,4 +66,5 @@ async def restorable() -> AsyncIterator[Restorable]:
             await administrator.execute("ALTER SYSTEM SET wal_keep_size = '1GB'")
             await administrator.execute("SELECT pg_reload_conf()")
             await databases.prepare(administrator)
-        yield Restorable(server, await copy_data(server, server.url, "backup"), stack)
+        backup = await asyncio.to_thread(copy_data, server, server.url, "backup")
+        yield Restorable(server.url, server, backup, stack)

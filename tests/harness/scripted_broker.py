@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, Literal, Self
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import msgspec
 from pamqp import commands, frame
 from pamqp.body import ContentBody
 from pamqp.header import ContentHeader, ProtocolHeader
+
+from tests.harness.loopback_server import LoopbackServer
 
 Reply = Literal["ack", "nack", "return", "drop", "silence", "close channel", "close connection"]
 
@@ -49,34 +51,21 @@ class Script(msgspec.Struct, frozen=True):
 NO_SCRIPT = Script([])
 
 
-class ScriptedBroker:
-    """Listens on the loopback. `taken` lists the messages that a real broker would have queued."""
+class ScriptedBroker(LoopbackServer):
+    """Takes messages. `taken` lists those that a real broker would have queued."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self.connections = 0  # accepted so far
         self.taken: list[str] = []
         self.confirmed: set[str] = set()
         self.script = NO_SCRIPT
         self.reading = asyncio.Event()  # cleared during an alarm: then nothing published is read
         self.reading.set()
-        self.connections = 0  # accepted so far
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
 
     @property
     def url(self) -> str:
-        assert self._server is not None
-        return f"amqp://guest:guest@127.0.0.1:{self._server.sockets[0].getsockname()[1]}/"
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/"
 
     def raise_alarm(self) -> None:
         """Like RabbitMQ, block each connection once it has read a header, and read nothing more from it.
@@ -88,17 +77,10 @@ class ScriptedBroker:
     def clear_alarm(self) -> None:
         self.reading.set()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Reply to one publisher."""
         self.connections += 1
-        try:
-            with suppress(ConnectionError, asyncio.IncompleteReadError):
-                await _Conversation(self, reader, writer).run()
-        finally:
-            self._connections.discard(task)
-            writer.close()
+        await _Conversation(self, reader, writer).run()
 
 
 class _Message(msgspec.Struct):
@@ -117,22 +99,20 @@ class _Message(msgspec.Struct):
         return self.header.properties.message_id or ""
 
 
+@dataclass
 class _Conversation:
     """One connection of a publisher."""
 
-    def __init__(
-        self, broker: ScriptedBroker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._broker = broker
-        self._reader = reader
-        self._writer = writer
-        self._tag = 0
-        self._window: list[_Message] = []  # complete, and without a reply so far
-        self._timer: asyncio.TimerHandle | None = None
+    broker: ScriptedBroker
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    tag: int = 0
+    window: list[_Message] = field(default_factory=list)  # complete, and without a reply so far
+    timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Reply until the connection ends."""
-        await self._reader.readexactly(len(ProtocolHeader(0, 9, 1).marshal()))
+        await self.reader.readexactly(len(ProtocolHeader(0, 9, 1).marshal()))
         self._send(0, _START)
         while True:
             channel, received = await self._next_frame()
@@ -142,8 +122,8 @@ class _Conversation:
                 self._send(channel, answer)
 
     async def _next_frame(self) -> tuple[int, Any]:
-        head = await self._reader.readexactly(7)
-        rest = await self._reader.readexactly(int.from_bytes(head[3:], "big") + 1)
+        head = await self.reader.readexactly(7)
+        rest = await self.reader.readexactly(int.from_bytes(head[3:], "big") + 1)
         _, channel, received = frame.unmarshal(head + rest)
         return channel, received
 
@@ -160,38 +140,38 @@ class _Conversation:
             self._complete(message)
 
     async def _wait_out_alarm(self) -> None:
-        if not self._broker.reading.is_set():
+        if not self.broker.reading.is_set():
             self._send(0, commands.Connection.Blocked("low on memory"))
-            await self._broker.reading.wait()
+            await self.broker.reading.wait()
             self._send(0, commands.Connection.Unblocked())
 
     def _send(self, channel: int, *frames: Any) -> None:
-        self._writer.write(b"".join(frame.marshal(each, channel) for each in frames))
+        self.writer.write(b"".join(frame.marshal(each, channel) for each in frames))
 
     def _complete(self, message: _Message) -> None:
         """Record a message once its body is complete, with the reply that the script has for it."""
-        self._tag += 1
-        message.tag = self._tag
+        self.tag += 1
+        message.tag = self.tag
         if message.publish.routing_key == "relay.probe":
             self._send(message.channel, commands.Basic.Ack(delivery_tag=message.tag))
             return
-        replies = self._broker.script.replies[len(self._window) :]
+        replies = self.broker.script.replies[len(self.window) :]
         message.reply = next(iter(replies), "ack")
         if message.reply == "return" and not message.publish.mandatory:
             message.reply = "drop"
-        self._window.append(message)
+        self.window.append(message)
         if message.reply in ("ack", "silence", "close channel", "close connection"):
-            self._broker.taken.append(message.event_id)
+            self.broker.taken.append(message.event_id)
         # Reply after a quiet moment: the broker does not know where a window ends.
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._reply_to_window)
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._reply_to_window)
 
     def _reply_to_window(self) -> None:
-        window, self._window = self._window, []
-        script, self._broker.script = self._broker.script, NO_SCRIPT
+        window, self.window = self.window, []
+        script, self.broker.script = self.broker.script, NO_SCRIPT
         if script.multiple and all(message.reply == "ack" for message in window):
-            self._broker.confirmed.update(message.event_id for message in window)
+            self.broker.confirmed.update(message.event_id for message in window)
             self._send(window[0].channel, commands.Basic.Ack(delivery_tag=window[-1].tag, multiple=True))
             return
         for index in dict.fromkeys([*script.order, *range(len(window))]):
@@ -203,7 +183,7 @@ class _Conversation:
         acknowledgement = commands.Basic.Ack(delivery_tag=message.tag)
         match message.reply:
             case "ack" | "drop":
-                self._broker.confirmed.add(message.event_id)
+                self.broker.confirmed.add(message.event_id)
                 self._send(message.channel, acknowledgement)
             case "nack":
                 self._send(message.channel, commands.Basic.Nack(delivery_tag=message.tag, requeue=False))
@@ -215,6 +195,6 @@ class _Conversation:
                 self._send(message.channel, commands.Channel.Close(404, "NOT_FOUND", 60, 40))
                 return False
             case "close connection":
-                self._writer.transport.abort()
+                self.writer.transport.abort()
                 return False
         return True

@@ -23,8 +23,6 @@ from tests.harness.waiting import until
 
 _START_SECONDS = 60.0
 _CONTROL_SECONDS = 60.0
-_USUAL_WATERMARK = "0.4"
-_PROC = Path("/proc")
 
 
 class KillableServer:
@@ -57,43 +55,35 @@ class KillableServer:
 class KillableBroker(KillableServer):
     """A RabbitMQ node, which can also raise its memory alarm."""
 
+    async def control(self, command: str) -> str:
+        """Run one of RabbitMQ's command-line tools on it, and return what it prints."""
+        return await asyncio.to_thread(run_as_operator, command, self)
+
     async def raise_memory_alarm(self) -> None:
-        await self._limit_memory("absolute 1MB")
+        await self.control("rabbitmqctl set_vm_memory_high_watermark absolute 1MB")
 
     async def clear_memory_alarm(self) -> None:
-        await self._limit_memory(_USUAL_WATERMARK)
-
-    async def _limit_memory(self, limit: str) -> None:
-        command = f"rabbitmqctl set_vm_memory_high_watermark {limit}"
-        await asyncio.to_thread(run_as_operator, command, self)
+        """Restore the usual limit."""
+        await self.control("rabbitmqctl set_vm_memory_high_watermark 0.4")
 
 
 @dataclass(frozen=True)
 class Servers:
-    """A private node of each."""
+    """One of each, and where clients find them."""
 
     postgres: KillableServer
     broker: KillableBroker
-
-    @property
-    def postgres_url(self) -> str:
-        return self.postgres.url
-
-    @property
-    def broker_url(self) -> str:
-        return self.broker.url
+    postgres_url: str
+    broker_url: str
 
 
 @contextmanager
 def private_servers(place: Place) -> Iterator[Servers]:
     """Start both on free ports of the loopback, in the folder of *place*."""
     with ExitStack() as stack:
-        postgres = stack.enter_context(postgres_process(place))
-        broker = stack.enter_context(rabbitmq_node(place))
-        yield Servers(
-            KillableServer(postgres, check_postgres),
-            KillableBroker(broker, check_rabbitmq),
-        )
+        postgres = KillableServer(stack.enter_context(postgres_process(place)), check_postgres)
+        broker = KillableBroker(stack.enter_context(rabbitmq_node(place)), check_rabbitmq)
+        yield Servers(postgres, broker, postgres.url, broker.url)
 
 
 def run_as_operator(commands: str, broker: Server | KillableBroker, **environment: str) -> str:
@@ -123,9 +113,5 @@ def enable_plugin(plugin: str, broker: Server | KillableBroker) -> int:
 
 def _children(pid: int) -> list[int]:
     """Return the children of a process; none on systems without /proc."""
-    try:
-        return [
-            int(child) for child in (_PROC / str(pid) / "task" / str(pid) / "children").read_text().split()
-        ]
-    except FileNotFoundError:
-        return []
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in listed.read_text().split()] if listed.exists() else []

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from yarl import URL
@@ -22,14 +22,14 @@ from tests.harness.waiting import eventually
 _COPY_SECONDS = 60
 
 
+@dataclass(frozen=True)
 class Replicated:
     """A primary, and its standby behind a network of its own, with a database that has the schema."""
 
-    def __init__(self, primary: KillableServer, network: TcpProxy, standby_url: str) -> None:
-        self.primary = primary
-        self._network = network
-        self.primary_url = primary.url
-        self.standby_url = standby_url
+    primary: KillableServer
+    primary_url: str
+    standby_url: str
+    network: TcpProxy
 
     @property
     def url(self) -> str:
@@ -39,7 +39,7 @@ class Replicated:
 
     async def cut_off(self) -> None:
         """Cut the standby off: from then on no commit ends."""
-        await self._network.refuse()
+        await self.network.refuse()
 
     async def end_waits(self) -> None:
         """Cancel the waits of commits for the standby: Postgres keeps those commits."""
@@ -49,7 +49,7 @@ class Replicated:
             )
 
     async def admit(self) -> None:
-        self._network.admit()
+        self.network.admit()
         in_step = "SELECT EXISTS (SELECT FROM pg_stat_replication WHERE sync_state = 'sync')"
         async with databases.connected(self.primary_url) as administrator:
             await eventually(lambda: administrator.fetchval(in_step))
@@ -75,31 +75,32 @@ async def replicated() -> AsyncIterator[Replicated]:
                 port = await _start_standby(stack, primary, network)
                 await administrator.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
                 await administrator.execute("SELECT pg_reload_conf()")
-            servers = Replicated(primary, network, str(URL(primary.url).with_port(port)))
+            servers = Replicated(primary, primary.url, str(URL(primary.url).with_port(port)), network)
             await servers.admit()
             yield servers
 
 
 async def _start_standby(stack: ExitStack, primary: KillableServer, network: TcpProxy) -> int:
     """Copy the primary's data, and start a standby that streams over *network*. Returns its port."""
-    program, port = await copy_data(primary, network.url, "standby", "-R"), free_port()
+    program = await asyncio.to_thread(copy_data, primary, network.url, "standby", "-R")
+    port = free_port()
     command = list(program.command)
     command[command.index("-p") + 1] = str(port)
     stack.enter_context(running(replace(program, command=command)))
     return port
 
 
-async def copy_data(primary: KillableServer, url: str, name: str, *options: str) -> Program:
+def copy_data(primary: KillableServer, url: str, name: str, *options: str) -> Program:
     """Copy the data of a running server with pg_basebackup, over *url*. Returns the program of the copy."""
     program = primary.process.program
     command = list(program.command)
     data = Path(command[command.index("-D") + 1])
     copy = data.with_name(name)
-    _make_folder_like(data, copy)
+    copy.mkdir(mode=0o700)
+    os.chown(copy, data.stat().st_uid, data.stat().st_gid)
     server = command.index(postgres_programs() / "postgres")
     usual = ("-D", copy, "-d", url, "-X", "stream", "-c", "fast", "--no-sync")
-    await asyncio.to_thread(
-        run_command,
+    run_command(
         "pg_basebackup",
         [*command[:server], postgres_programs() / "pg_basebackup", *usual, *options],
         environment=program.environment,
@@ -108,8 +109,3 @@ async def copy_data(primary: KillableServer, url: str, name: str, *options: str)
     )
     command[command.index("-D") + 1] = copy
     return replace(program, name=name, command=command, log=program.log.with_name(f"{name}.log"))
-
-
-def _make_folder_like(data: Path, copy: Path) -> None:
-    copy.mkdir(mode=0o700)
-    os.chown(copy, data.stat().st_uid, data.stat().st_gid)

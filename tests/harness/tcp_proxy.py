@@ -7,11 +7,10 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Self
 
 from yarl import URL
 
-from deploy.local.machine.ports import free_port
+from tests.harness.loopback_server import LoopbackServer
 
 Watcher = Callable[[bytes], None]
 
@@ -25,7 +24,7 @@ def _ignore(_: bytes) -> None:
     pass
 
 
-class TcpProxy:
+class TcpProxy(LoopbackServer):
     """Forwards every connection at `url` to the server at *url*.
 
     *watch* makes a watcher for each connection; the watcher is called with each chunk that the client sends.
@@ -40,17 +39,16 @@ class TcpProxy:
         name: str = "",
         context: ssl.SSLContext | None = None,
     ) -> None:
+        self._server_url = URL(url)
+        self._speaks_postgres = self._server_url.scheme in ("postgres", "postgresql")
+        super().__init__(None if self._speaks_postgres else context)
         self.name = name
         self.connections = 0  # accepted so far
         self.refused = 0  # closed by `refuse` so far
         self.marker_reached = asyncio.Event()  # of `hold_before`
-        self._server_url = URL(url)
         self._servers = deque([self._server_url])
         self._watch = watch
         self.context = context
-        self._speaks_postgres = self._server_url.scheme in ("postgres", "postgresql")
-        self._port = free_port()
-        self._listening: asyncio.Server | None = None
         self._open: set[_Connection] = set()
         self._refusing = False
         self._flowing = asyncio.Event()
@@ -60,40 +58,16 @@ class TcpProxy:
         self._seconds_per_chunk = self._seconds_per_byte = 0.0
         self._swallowing = False
 
-    async def __aenter__(self) -> Self:
-        await self.listen()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop_listening()
-        await self.cut()
-
     @property
     def url(self) -> str:
         """The server's URL, with the proxy's address in it, and `amqps` for `amqp` if clients use TLS."""
-        url = self._server_url.with_host("127.0.0.1").with_port(self._port)
+        url = self._server_url.with_host("127.0.0.1").with_port(self.port)
         return str(url.with_scheme("amqps") if self.context and not self._speaks_postgres else url)
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self._open)
 
     @property
     def youngest_seconds(self) -> float:
         now = asyncio.get_running_loop().time()
         return min((now - connection.began for connection in self._open), default=60.0)
-
-    async def listen(self) -> None:
-        """Accept connections, always on the same port."""
-        if self._listening is None:
-            context = None if self._speaks_postgres else self.context
-            self._listening = await asyncio.start_server(self._serve, "127.0.0.1", self._port, ssl=context)
-
-    async def stop_listening(self) -> None:
-        """Let connecting fail until `listen`. Open connections stay."""
-        if self._listening is not None:
-            self._listening.close()
-            self._listening = None
 
     def lead_to(self, *urls: str) -> None:
         """Forward new connections to these servers, in turn, skipping those that refuse connections."""
@@ -165,7 +139,8 @@ class TcpProxy:
         finally:
             self._swallowing = False
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward one connection."""
         if self._refusing:
             self.refused += 1
             writer.transport.abort()
@@ -177,8 +152,6 @@ class TcpProxy:
                 await _accept_postgres_tls(reader, writer, self.context)
             self.connections += 1
             await self._forward(connection, reader)
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # No TLS, no server, or reset: both ends are closed below.
         finally:
             self._open.discard(connection)
             connection.close()

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from aio_pika.abc import AbstractIncomingMessage
 
@@ -88,18 +88,16 @@ async def _no_new_connections(world: World) -> AsyncIterator[None]:
         await link.cut()
     await until(
         lambda: all(
-            link.is_open and link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links
+            link.open_connections and link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links
         ),
         seconds=_RECONNECTED_SECONDS,
     )
-    for link in world.broker_links:
-        await link.stop_listening()
-    try:
+    async with AsyncExitStack() as stack:
+        for link in world.broker_links:
+            link.stop_listening()
+            stack.push_async_callback(link.start)
         await until(
             lambda: all(link.youngest_seconds >= _SETTLED_SECONDS for link in world.broker_links),
             seconds=_ALL_SETTLED_SECONDS,
         )
         yield
-    finally:
-        for link in world.broker_links:
-            await link.listen()

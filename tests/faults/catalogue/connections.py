@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 
 from tests.faults.catalogue.fault import fault
@@ -23,52 +24,44 @@ async def cut(world: World, links: Links) -> None:
 
 async def refuse(world: World, links: Links) -> None:
     """Connections are cut, and connecting fails."""
-    for link in links:
-        await link.stop_listening()
-        await link.cut()
-    try:
-        await asyncio.sleep(world.some_seconds())
-    finally:
+    async with AsyncExitStack() as stack:
         for link in links:
-            await link.listen()
+            link.stop_listening()
+            stack.push_async_callback(link.start)
+            await link.cut()
+        await asyncio.sleep(world.some_seconds())
 
 
 async def stall(world: World, links: Links) -> None:
     """Nothing passes, then all does; at times the connections break at the end."""
     breaks = world.chance.random() < 0.5
-    for link in links:
-        link.hold()
-    try:
-        await asyncio.sleep(world.stall_seconds())
-    finally:
+    with ExitStack() as stack:
         for link in links:
-            if breaks:
-                await link.cut()
-            link.resume()
+            link.hold()
+            stack.callback(link.resume)
+        await asyncio.sleep(world.stall_seconds())
+        if breaks:
+            await asyncio.gather(*(link.cut() for link in links))
 
 
 async def strand(world: World, links: Links) -> None:
     """Open connections pass nothing any more. New ones work."""
-    for link in links:
-        link.strand()
-    try:
-        await asyncio.sleep(world.stall_seconds())
-    finally:
+    with ExitStack() as stack:
         for link in links:
-            link.clear_stranded()
+            link.strand()
+            stack.callback(link.clear_stranded)
+        await asyncio.sleep(world.stall_seconds())
 
 
 async def slow(world: World, links: Links) -> None:
     """Every packet is late, and the rate is low."""
     bytes_per_second = world.chance.choice((20_000.0, 100_000.0, 1_000_000.0))
     delay_seconds = world.chance.choice((0.005, 0.05, 0.2))
-    for link in links:
-        link.slow(bytes_per_second=bytes_per_second, delay_seconds=delay_seconds)
-    try:
-        await asyncio.sleep(world.some_seconds())
-    finally:
+    with ExitStack() as stack:
         for link in links:
-            link.hurry()
+            link.slow(bytes_per_second=bytes_per_second, delay_seconds=delay_seconds)
+            stack.callback(link.hurry)
+        await asyncio.sleep(world.some_seconds())
 
 
 async def _on_some(inject: Callable[[World, Links], Awaitable[None]], to: str, world: World) -> None:

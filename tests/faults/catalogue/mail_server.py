@@ -1,7 +1,7 @@
 """Faults of the mail server: it refuses, is down, stalls, is slow, quotes links, dies."""
 
 import asyncio
-from typing import Any
+from unittest.mock import patch
 
 from tests.faults.catalogue.fault import fault
 from tests.faults.world.world import World
@@ -11,34 +11,26 @@ _SLOW_SECONDS = 15.0  # less than a process that was sent SIGTERM has for a repl
 _HELD_SECONDS = 5.0
 
 
-async def _while_set(world: World, attribute: str, value: Any, seconds: float) -> None:
-    usual = getattr(world.mail, attribute)
-    setattr(world.mail, attribute, value)
-    try:
-        await asyncio.sleep(seconds)
-    finally:
-        setattr(world.mail, attribute, usual)
-
-
 @fault("mail refused for now", "mail", repeats=False)
 async def refuse_mail(world: World) -> None:
     refusal = b"451 4.3.0 try again later"
-    replies = world.mail.replies | {"RCPT": refusal, "content": refusal}
-    await _while_set(world, "replies", replies, world.some_seconds())
+    with patch.dict(world.mail.replies, {"RCPT": refusal, "content": refusal}):
+        await asyncio.sleep(world.some_seconds())
 
 
 @fault("sender refused", "mail", "notifications", repeats=False)
 async def refuse_sender(world: World) -> None:
     """Every MAIL gets a 4xx, for long enough to see whether the connections are closed."""
-    replies = world.mail.replies | {"MAIL": b"452 4.3.1 insufficient storage"}
-    await _while_set(world, "replies", replies, 2.0 + world.some_seconds())
+    with patch.dict(world.mail.replies, {"MAIL": b"452 4.3.1 insufficient storage"}):
+        await asyncio.sleep(2.0 + world.some_seconds())
     world.record.mail_connections = max(world.record.mail_connections, world.mail.open_connections)
 
 
 @fault("mail server quotes the link", "mail", repeats=False)
 async def quote_link(world: World) -> None:
     """Every reply to a content contains the customer's link."""
-    await _while_set(world, "quotes", True, 1.0 + world.some_seconds())  # noqa: FBT003 - an attribute
+    with patch.object(world.mail, "quotes", new=True):
+        await asyncio.sleep(1.0 + world.some_seconds())
 
 
 @fault("mail server slow during a SIGTERM", "mail", "notifications", repeats=False)
@@ -59,7 +51,8 @@ async def stop_amid_slow_acceptance(world: World) -> None:
 @fault("mail server dies after acceptance", "mail", repeats=False)
 async def lose_mail_replies(world: World) -> None:
     """The connection breaks after the e-mail is accepted and before the reply is sent."""
-    await _while_set(world, "death_rate", world.chance.uniform(0.2, 1.0), world.some_seconds(2.0))
+    with patch.object(world.mail, "death_rate", world.chance.uniform(0.2, 1.0)):
+        await asyncio.sleep(world.some_seconds(2.0))
 
 
 @fault("mail server down", "mail", repeats=False)

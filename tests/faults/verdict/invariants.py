@@ -4,6 +4,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from operator import attrgetter
 
 from tests.faults.verdict.records import (
     CALCULATED,
@@ -309,18 +310,9 @@ def answers_as_documented(record: Record) -> Iterable[str]:
             yield f"HTTP {status} to a create with a key, {times} times"
 
 
-def outages_named(record: Record) -> Iterable[str]:
-    """While RabbitMQ or Postgres shuts a process out, its readiness probe and `doctor` say so."""
-    yield from record.unnamed
-
-
-def plan_fulfilled(record: Record) -> Iterable[str]:
-    """Every fault was injected, and requests were acknowledged, as often as planned."""
-    yield from record.shortfalls
-
-
 CHECKS: Mapping[str, Check] = {
-    "plan fulfilled": plan_fulfilled,
+    # Every fault was injected, and requests were acknowledged, as often as planned.
+    "plan fulfilled": attrgetter("shortfalls"),
     "nothing lost": nothing_lost,
     "no inversions": no_inversions,
     "repeats only in a fault's unconfirmed window": repeats_explained,
@@ -339,5 +331,6 @@ CHECKS: Mapping[str, Check] = {
     "recovery in time": recovery_in_time,
     "no unhandled exceptions": no_unhandled_exceptions,
     "HTTP answers": answers_as_documented,
-    "outages named": outages_named,
+    # While RabbitMQ or Postgres shuts a process out, its readiness probe and `doctor` say so.
+    "outages named": attrgetter("unnamed"),
 }

@@ -3,7 +3,9 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -35,17 +37,15 @@ _IMPATIENT_SECONDS = 0.02
 _CUT_OFF = (httpx.TransportError, AttributeError)
 
 
+@dataclass
 class Callers:
     """Creates requests, some at the same time, and records what becomes of each."""
 
-    def __init__(
-        self, record: Record, pool: Pool, apis: Sequence[httpx.AsyncClient], chance: random.Random
-    ) -> None:
-        self._record = record
-        self._pool = pool
-        self._apis = apis
-        self._chance = chance
-        self._numbers = count(1)
+    record: Record
+    pool: Pool
+    apis: Sequence[httpx.AsyncClient]
+    chance: random.Random
+    numbers: Iterator[int] = field(default_factory=partial(count, 1))
 
     async def run(self, rate: float, stop: asyncio.Event) -> None:
         """Create *rate* requests a second and a few under keys until *stop*, and wait for their outcomes."""
@@ -72,7 +72,7 @@ class Callers:
         key, body = self._next()
         request = stored.new_request(**body)
         try:
-            async with connections.acquired(self._pool, seconds=_COMMIT_SECONDS) as connection:
+            async with connections.acquired(self.pool, seconds=_COMMIT_SECONDS) as connection:
                 await stored.insert(connection, request)
         except (PostgresUnavailable, asyncpg.PostgresError):
             self._conclude(key, None)
@@ -82,19 +82,17 @@ class Callers:
     async def _post(self) -> None:
         key, body = self._next()
         try:
-            response = await self._chance.choice(self._apis).post("/v1/request", json=body)
+            response = await self.chance.choice(self.apis).post("/v1/request", json=body)
         except _CUT_OFF:
             self._conclude(key, None)
             return
-        self._record.statuses[response.status_code] += 1
+        self.record.statuses[response.status_code] += 1
         self._conclude(key, _uuid_in(response))
 
     async def create_with_key(self) -> None:
         """Send one create two or three times at once and then again, each until an API answers."""
         key, body = self._next()
-        found = await asyncio.gather(
-            *(self._send(key, body) for _ in range(self._chance.randint(2, 3))),
-        )
+        found = await asyncio.gather(*(self._send(key, body) for _ in range(self.chance.randint(2, 3))))
         uuid = next(filter(None, found), None)
         self._conclude(key, uuid)
         if uuid is not None:
@@ -104,9 +102,9 @@ class Callers:
         """Send until an answer has a uuid, for 20 seconds; calls may be cut off or time out."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            impatient = self._chance.random() < _IMPATIENCE
+            impatient = self.chance.random() < _IMPATIENCE
             try:
-                response = await self._chance.choice(self._apis).post(
+                response = await self.chance.choice(self.apis).post(
                     "/v1/request",
                     json=body,
                     headers={"Idempotency-Key": key},
@@ -117,29 +115,26 @@ class Callers:
             else:
                 uuid = _uuid_in(response)
                 is_replay = idempotency_key_header.REPLAYED in response.headers
-                self._record.answers.append(Answer(key, response.status_code, uuid, is_replay))
+                self.record.answers.append(Answer(key, response.status_code, uuid, is_replay))
                 if uuid is not None:
                     return uuid
-            await asyncio.sleep(self._chance.uniform(0.0, _PAUSE_SECONDS))
+            await asyncio.sleep(self.chance.uniform(0.0, _PAUSE_SECONDS))
         return None
 
     def _next(self) -> tuple[str, dict[str, Any]]:
         """Return a new key and a body; every fortieth has a customer whom the mail server refuses."""
-        number = next(self._numbers)
+        number = next(self.numbers)
         key = f"case-{number}"
         prefix = REFUSED_RECIPIENT.decode() if number % _REFUSED_EVERY == 0 else ""
-        return key, A_REQUEST | {
-            "customer_email": f"{prefix}{key}@customer.example.com",
-            "external_id": key,
-        }
+        return key, A_REQUEST | {"customer_email": f"{prefix}{key}@customer.example.com", "external_id": key}
 
     def _conclude(self, key: str, uuid: str | None) -> None:
         """Record a create as acknowledged, or without a uuid as one of unknown outcome."""
         request_id = None if uuid is None else parse_uuid(uuid)
         if request_id is None:
-            self._record.unknown.add(key)
+            self.record.unknown.add(key)
         else:
-            self._record.acknowledged[key] = Commit(time.monotonic(), lanes.lane_of(request_id))
+            self.record.acknowledged[key] = Commit(time.monotonic(), lanes.lane_of(request_id))
 
 
 def _uuid_in(response: httpx.Response) -> str | None:

@@ -14,22 +14,11 @@ from tests.harness.tcp_proxy import TcpProxy
 
 @dataclass(frozen=True)
 class ClusteredServers(Servers):
-    """All of them. `postgres` and `broker` are one of each."""
+    """All of them. `postgres` and `broker` are one of each; clients find the nodes in turn."""
 
     nodes: Cluster
     pair: Replicated
     to_postgres: TcpProxy
-    to_broker: TcpProxy
-
-    @property
-    def postgres_url(self) -> str:
-        """Where clients find the primary."""
-        return self.to_postgres.url
-
-    @property
-    def broker_url(self) -> str:
-        """Where clients find the nodes, in turn."""
-        return self.to_broker.url
 
 
 @asynccontextmanager
@@ -42,4 +31,5 @@ async def clustered_servers(report: Report) -> AsyncIterator[ClusteredServers]:
             TcpProxy(nodes.nodes[0].url) as to_broker,
         ):
             to_broker.lead_to(*(node.url for node in nodes.nodes))
-            yield ClusteredServers(pair.primary, nodes.nodes[0], nodes, pair, to_postgres, to_broker)
+            urls = to_postgres.url, to_broker.url
+            yield ClusteredServers(pair.primary, nodes.nodes[0], *urls, nodes, pair, to_postgres)

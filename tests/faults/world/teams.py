@@ -86,21 +86,10 @@ async def _read(url: str, queue: str, receive: Receive) -> None:
     while True:
         with suppress(*BROKER_ERRORS):
             async with open_channel(url) as channel:
-                await _read_until_lost(channel, queue, receive)
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await channel.set_qos(prefetch_count=_PREFETCH)
+                    messages = (await channel.get_queue(queue, ensure=False)).iterator()
+                    await messages.consume()
+                async for message in messages:
+                    await receive(channel, message)
         await asyncio.sleep(_PAUSE_SECONDS)
-
-
-async def _read_until_lost(channel: AbstractChannel, queue: str, receive: Receive) -> None:
-    lost = asyncio.Event()
-    channel.close_callbacks.add(lambda *_: lost.set())
-
-    async def receive_or_leave(message: AbstractIncomingMessage) -> None:
-        try:
-            await receive(channel, message)
-        except BROKER_ERRORS:
-            lost.set()
-
-    async with asyncio.timeout(CONNECT_SECONDS):
-        await channel.set_qos(prefetch_count=_PREFETCH)
-        await (await channel.get_queue(queue, ensure=False)).consume(receive_or_leave)
-    await lost.wait()

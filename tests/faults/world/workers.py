@@ -13,6 +13,7 @@ from deploy.local.machine.ports import free_port
 from tests.faults.verdict.records import Interval, Kill, Record
 from tests.harness import databases
 from tests.harness.processes import Process, bare_environment, python, run_process
+from tests.harness.servers import Servers
 from tests.harness.tcp_proxy import TcpProxy
 
 RELAYS = ("relay-1", "relay-2", "relay-3")
@@ -28,25 +29,25 @@ class Worker(Process):
     def __init__(
         self,
         name: str,
+        servers: Servers,
         settings: Mapping[str, str],
         record: Record,
         folder: Path,
         *,
         broken: str | None,
-        postgres: TcpProxy,
-        broker: TcpProxy,
     ) -> None:
         self.role = name.partition("-")[0]
-        self.postgres = postgres
-        self.broker = broker
+        self.postgres = TcpProxy(servers.postgres_url, name=name)
+        self.broker = TcpProxy(servers.broker_url, name=name)
         self._record = record
         self._expected_gone = False
         port = free_port()
         module = [] if broken is None else ["tests.faults.broken_programs", broken]
         module += ["service", "serve"] if self.role == "api" else ["worker", self.role]
-        database_url = databases.as_role(postgres.url, "api" if self.role == "api" else "worker")
-        links = {"DATABASE_URL": database_url, "AMQP_URL": broker.url}
-        environment = bare_environment(**settings, **links, PORT=str(port), HEALTH_PORT=str(port))
+        database_url = databases.as_role(self.postgres.url, "api" if self.role == "api" else "worker")
+        links = {"DATABASE_URL": database_url, "AMQP_URL": self.broker.url}
+        ports = {"PORT": str(port), "HEALTH_PORT": str(port)}
+        environment = bare_environment(**settings, **links, **ports, SMTP_HELO_NAME=name)
         super().__init__(name, python(*module), environment=environment, port=port, folder=folder)
 
     async def kill(self) -> None:

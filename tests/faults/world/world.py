@@ -2,12 +2,10 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
-
-import asyncpg
 
 from service.postgres import outages
 from service.postgres.pool import Connection
@@ -16,6 +14,7 @@ from tests.faults.world.callers import Callers
 from tests.faults.world.clustered import ClusteredServers
 from tests.faults.world.mail import MailServer
 from tests.faults.world.workers import Worker
+from tests.harness import databases
 from tests.harness.issuer import Issuer
 from tests.harness.servers import Servers
 from tests.harness.tcp_proxy import TcpProxy
@@ -23,7 +22,7 @@ from tests.harness.tcp_proxy import TcpProxy
 Result = TypeVar("Result")
 
 HARNESS = "harness"  # application_name of the connections that no fault terminates
-_TRIES = 100
+_TRY_SECONDS = 60.0
 _PAUSE_SECONDS = 0.1
 
 
@@ -82,24 +81,17 @@ class World:
 
     async def on_postgres(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
         """Run *work* on a connection that only the death of Postgres ends, and again after that."""
-        for _ in range(_TRIES):
-            with suppress(*outages.OUTAGE_ERRORS):
-                return await self._once_on_postgres(work)
+        url = writable(self.servers.postgres_url)
+        options = {"timeout": 5.0, "command_timeout": 30.0, "server_settings": {"application_name": HARNESS}}
+        deadline = time.monotonic() + _TRY_SECONDS
+        while True:
+            try:
+                async with databases.connected(url, **options) as connection:
+                    return await work(connection)
+            except outages.OUTAGE_ERRORS:
+                if time.monotonic() > deadline:
+                    raise
             await asyncio.sleep(_PAUSE_SECONDS)
-        return await self._once_on_postgres(work)
-
-    async def _once_on_postgres(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
-        connection = await connect(self.servers.postgres_url)
-        try:
-            return await work(connection)
-        finally:
-            connection.terminate()
-
-
-async def connect(url: str) -> "asyncpg.Connection[asyncpg.Record]":
-    return await asyncpg.connect(
-        writable(url), timeout=5.0, command_timeout=30.0, server_settings={"application_name": HARNESS}
-    )
 
 
 def writable(url: str) -> str:

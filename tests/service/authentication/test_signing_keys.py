@@ -25,7 +25,7 @@ async def server(authority, own_issuer):
     """The issuer's key server, up, and trusted through SSL_CERT_FILE as in production."""
     https = HttpsIssuer(authority)
     https.answer = status(200, own_issuer.jwks.read_bytes())
-    async with https.up():
+    async with https:
         yield https
 
 
@@ -97,7 +97,7 @@ async def test_keys_stay_in_use_during_an_outage_and_are_fetched_after_it_withou
         monkeypatch.setattr(signing_keys, pause, 0.05)
     https = HttpsIssuer(authority)
     https.answer = status(200, own_issuer.jwks.read_bytes())
-    async with https.up():
+    async with https:
         keys = SigningKeys(https.url)
         if has_keys:
             await keys.refresh()
@@ -111,7 +111,7 @@ async def test_keys_stay_in_use_during_an_outage_and_are_fetched_after_it_withou
                 keys.find("next")
             own_issuer.publish("next")
             https.answer = status(200, own_issuer.jwks.read_bytes())
-            async with https.up():
+            async with https:
                 await eventually(lambda: https.requests > before)
                 assert await eventually(lambda: is_found(keys, "next"))
 

@@ -23,7 +23,7 @@ RELEASED = """
 
 
 async def test_unreachable_mail_server_counts_no_attempt(postman, mail_server, database, intended):
-    await mail_server.stop()
+    mail_server.stop()
 
     async with running(postman.run):
         await eventually(lambda: database.fetchval(RELEASED))

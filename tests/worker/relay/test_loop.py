@@ -85,7 +85,7 @@ async def test_outage_settles_the_confirmed_events_alone(worker_settings, pool, 
 
     async with open_publisher(settings) as publisher:
         broker_link.hold_before(id_of(unconfirmed).encode())
-        await broker_link.stop_listening()
+        broker_link.stop_listening()
         with pytest.raises(BrokerUnavailable):
             await relay.relay_due(publisher)
         broker_link.resume()
