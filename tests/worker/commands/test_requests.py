@@ -19,14 +19,7 @@ from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker import deliveries
 from tests.worker.commands.conftest import command, rendered
-from tests.worker.commands.steps import (
-    add_email_again,
-    assert_sound,
-    attempt_emails,
-    intend,
-    key_of,
-    states,
-)
+from tests.worker.commands.steps import add_email_again, assert_sound, attempt_emails, intend, key_of, states
 from tests.worker.conftest import KEYS, created_event, hold_events, running_postman, store
 
 pytestmark = pytest.mark.usefixtures("on_servers")

@@ -27,10 +27,7 @@ async def sending(rude_server):
 
 
 REFUSED = [b"550 5.1.1 No such user", b"550 5.1.1 Empf\xe4nger unbekannt"]
-BUSY = [
-    b"450 Busy",
-    b"451 4.7.1 Greylisted",
-]
+BUSY = [b"450 Busy", b"451 4.7.1 Greylisted"]
 BLAMING_US = [b"454 4.7.1 Relay access denied", b"432 Sender thread limit exceeded"]
 LOST = [None, b"421 Going down", b"nonsense", UNFINISHED]
 IMPOSSIBLE = b"354 Go ahead"

@@ -11,14 +11,7 @@ from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import open_pool
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
-from tests.worker.conftest import (
-    open_publisher,
-    passes,
-    settings_with,
-    store,
-    take_ids,
-    with_pace,
-)
+from tests.worker.conftest import open_publisher, passes, settings_with, store, take_ids, with_pace
 from tests.worker.relay.conftest import id_of, into_one_lane
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
