@@ -1,7 +1,7 @@
 """What the tests of the worker have in common: stored requests, their events, and what the broker got."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -12,6 +12,8 @@ import msgspec
 import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from service.calculation_requests.changing import change
 from service.calculation_requests.model import CalculationRequest
@@ -25,6 +27,9 @@ from tests.harness import databases, stored
 from tests.harness.in_process import running
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
+from worker.consumers import calculations
+from worker.consumers.calculations import Result
+from worker.consumers.consumer import Consumer
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
@@ -84,8 +89,27 @@ def outbox_row(number: int, **changes: Any) -> OutboxRow:
 
 
 @pytest.fixture
+def logs() -> Iterator[list[EventDict]]:
+    """The lines that the test's process logs."""
+    with capture_logs() as lines:
+        yield lines
+
+
+@pytest.fixture
 async def stored_request(database: Connection) -> CalculationRequest:
     return await store(database)
+
+
+@pytest.fixture
+def relay_waker(pool: Pool) -> RelayWaker:
+    return RelayWaker(pool, seconds=5.0)
+
+
+@pytest.fixture
+def calculation_consumer(
+    worker_settings: EmailSettings, pool: Pool, relay_waker: RelayWaker
+) -> Consumer[Result]:
+    return calculations.consumer(worker_settings, pool, relay_waker)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import first_id_at
-from service.outbox.lanes import LANES, RelayWaker, try_lock
+from service.outbox.lanes import LANES, try_lock
 from tests.harness import stored
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
@@ -22,8 +22,8 @@ DAYS = 100
 
 
 @pytest.fixture
-def retention(worker_settings, pool):
-    return Retention(worker_settings, pool, RelayWaker(pool, seconds=5.0), days=DAYS)
+def retention(worker_settings, pool, relay_waker):
+    return Retention(worker_settings, pool, relay_waker, days=DAYS)
 
 
 async def store_old(database, *, days: int, number: int) -> CalculationRequest:
@@ -83,10 +83,10 @@ async def test_locked_row_holds_up_no_other_lane(database, retention, other_conn
 
 
 @pytest.mark.parametrize("days", [None, 30])
-async def test_rounds_begin_by_themselves_if_asked_for(worker_settings, database, pool, days):
+async def test_rounds_begin_by_themselves_if_asked_for(worker_settings, database, pool, relay_waker, days):
     await store_old(database, days=40, number=1)
     settings = settings_with(worker_settings, retention_days=days)
-    parts = Worker(settings, pool, frozenset({"relay"}), RelayWaker(pool, seconds=5.0)).parts
+    parts = Worker(settings, pool, frozenset({"relay"}), relay_waker).parts
 
     assert ("retention" in parts) is (days is not None)
     if days is not None:

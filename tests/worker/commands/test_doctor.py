@@ -8,14 +8,12 @@ from functools import partial
 
 import pytest
 from aio_pika import Message
-from structlog.testing import capture_logs
 from yarl import URL
 
 from deploy.local.machine.ports import free_port
 from service.calculation_requests.request_secrets import SecretKeyRing, remember_keys
 from service.command_line import diagnosis
 from service.commands.doctor import examine_service
-from service.outbox.lanes import RelayWaker
 from tests.harness import databases
 from tests.harness.command_line import run
 from tests.harness.fixed_answers import answering, http_answer
@@ -292,18 +290,17 @@ async def test_issuer_is_asked(environment, authority):
 
 
 async def test_worker_notes_its_keys_and_reports_another_one_under_the_same_id(
-    worker_settings, database, pool
+    worker_settings, database, pool, relay_waker, logs
 ):
     keys = worker_settings.request_secret_keys
     key_id = keys.partition(":")[0]
     logged = []
     for each in (keys, keys, f"{key_id}:{'B' * 43}"):
         settings = settings_with(worker_settings, request_secret_keys=each)
-        worker = process.Worker(settings, pool, frozenset({"notifications"}), RelayWaker(pool, seconds=1.0))
-        with capture_logs() as lines:
-            await worker.parts["secret_keys"](asyncio.Event())
-        logged.append(lines)
+        worker = process.Worker(settings, pool, frozenset({"notifications"}), relay_waker)
+        await worker.parts["secret_keys"](asyncio.Event())
+        logged.append(len(logs))
 
-    differs = {"event": "secret_key_differs", "key_id": key_id, "log_level": "critical"}
-    assert logged == [[], [], [differs]]
+    assert logged == [0, 0, 1]
+    assert logs == [{"event": "secret_key_differs", "key_id": key_id, "log_level": "critical"}]
     assert await database.fetchval("SELECT count(*) FROM secret_key") == 2

@@ -67,7 +67,7 @@ def work() -> Work:
 
 @pytest.fixture
 def consumer_with(worker_settings: EmailSettings, pool: Pool, work: Work) -> Callable[..., Consumer[int]]:
-    def make(**changes: Any) -> Consumer[int]:
+    def make(pool: Pool = pool, **changes: Any) -> Consumer[int]:
         return Consumer(
             settings_with(worker_settings, **changes),
             NOTIFICATIONS,

@@ -5,11 +5,14 @@ import asyncio
 import pytest
 
 from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import open_pool
+from tests.harness import databases
 from tests.harness.in_process import running
 from tests.harness.metrics import value
-from tests.harness.queues import holds
+from tests.harness.queues import count, holds
+from tests.harness.standby import replicated
 from tests.harness.waiting import eventually
-from tests.worker.conftest import obstacle, passes, publish, take
+from tests.worker.conftest import obstacle, passes, publish, settings_with, take
 from tests.worker.consumers.conftest import dead_letter
 from worker.consumers.consumer import InHand
 from worker.consumers.incoming import safe_id
@@ -100,6 +103,23 @@ async def test_outage_of_postgres_leaves_the_message_in_the_queue_until_it_ends(
 
     assert work.done == [1]
     assert await holds(channel, NOTIFICATIONS.dead_letters, 0)
+
+
+async def test_queue_is_opened_only_when_commits_end(consumer_with, worker_settings, work, channel, logs):
+    """While Postgres answers and no commit ends, as without its standby, the messages stay in their queue."""
+    await publish(channel, NOTIFICATIONS, b"1")
+    async with replicated() as servers:
+        url = databases.as_role(servers.primary_url, "worker")
+        async with open_pool(settings_with(worker_settings, database_url=url)) as pool:
+            await servers.cut_off()
+            async with running(consumer_with(pool, database_timeout_seconds=0.2).run):
+                await eventually(lambda: "consumer_paused" in str(logs))
+                left = await count(channel, NOTIFICATIONS.name)
+                await servers.admit()
+                await eventually(lambda: work.done)
+
+    assert left == 1
+    assert "consumer_started" not in str(logs[: [line["event"] for line in logs].index("consumer_paused")])
 
 
 def test_message_ids_of_other_teams_are_logged_only_when_they_are_safe():

@@ -7,15 +7,14 @@ import pytest
 from aio_pika import Message
 from aiormq.exceptions import PublishError
 from pamqp.common import FieldTable
-from structlog.testing import capture_logs
 
 from tests.harness.in_process import running
 from tests.harness.metrics import value
 from tests.harness.queues import count, holds
-from tests.harness.raw_messages import UNDECODABLE, NotText, RawMessage
+from tests.harness.raw_messages import NotText
 from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
-from tests.worker.conftest import passes, publish, settings_with, take, take_all
+from tests.worker.conftest import passes, publish, settings_with, take
 from tests.worker.consumers.conftest import dead_letter
 from worker.batches import LARGEST_BATCH
 from worker.consumers.dead_lettering import publish_letters
@@ -44,24 +43,8 @@ async def test_malformed_message_is_dead_lettered_with_the_reason_to_its_own_que
     assert await holds(channel, NOTIFICATIONS.name, 0)
 
 
-async def test_message_with_an_undecodable_property_is_dead_lettered_and_hides_no_other(
-    consumer, work, channel
-):
-    exchange = await channel.get_exchange(NOTIFICATIONS.exchange)
-    for name, written in UNDECODABLE.values():
-        await exchange.publish(RawMessage(b"1", name, written), NOTIFICATIONS.routing_key, mandatory=True)
-    await publish(channel, NOTIFICATIONS, b"2")
-
-    async with running(consumer.run):
-        await eventually(lambda: holds(channel, NOTIFICATIONS.dead_letters, len(UNDECODABLE)))
-        await eventually(lambda: work.done == [2])
-
-    dead = await take_all(await channel.get_queue(NOTIFICATIONS.dead_letters))
-    assert {letter.headers["x-reason"] for letter in dead} == {"Malformed"}
-
-
 async def test_dead_letter_that_is_not_confirmed_in_time_is_tried_again_and_delays_no_other_message(
-    consumer_with, work, channel, broker_link
+    consumer_with, work, channel, broker_link, logs
 ):
     consumer = consumer_with(amqp_url=broker_link.url, consumer_prefetch=2, broker_timeout_seconds=1.0)
 
@@ -74,8 +57,7 @@ async def test_dead_letter_that_is_not_confirmed_in_time_is_tried_again_and_dela
         for body in (b"1", b"2", b"3"):
             await publish(channel, NOTIFICATIONS, body)
         await eventually(lambda: work.done == [1, 2, 3])
-        with capture_logs() as logs:
-            await eventually(lambda: "message_failed" in str(logs))
+        await eventually(lambda: "message_failed" in str(logs))
         broker_link.resume()
         dead = await dead_letter(channel)
         assert await passes(consumer.check)

@@ -5,13 +5,11 @@ import asyncio
 import aio_pika
 from aiormq.exceptions import AMQPError
 
-from service.outbox.lanes import RelayWaker
 from tests.harness.in_process import running
 from tests.harness.queues import count, holds
-from tests.harness.raw_messages import ILLEGAL, RawMessage
+from tests.harness.raw_messages import ILLEGAL, UNDECODABLE, RawMessage
 from tests.harness.waiting import eventually
 from tests.worker.conftest import publish, store, take_all
-from worker.consumers import calculations
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 
 PUBLISH_SECONDS = 5.0  # RabbitMQ may close the connection, or answer nothing.
@@ -35,7 +33,7 @@ async def is_accepted(amqp_url: str, body: bytes, name: str, written: bytes) -> 
 
 
 async def test_each_illegal_property_is_refused_or_its_message_is_recorded_or_dead_lettered(
-    worker_settings, pool, channel, database
+    worker_settings, calculation_consumer, channel, database
 ):
     async with database.transaction():
         requests = {what: await store(database) for what in ILLEGAL}
@@ -45,9 +43,8 @@ async def test_each_illegal_property_is_refused_or_its_message_is_recorded_or_de
         for what, (name, written) in ILLEGAL.items()
         if await is_accepted(worker_settings.amqp_url, result(requests[what].uuid), name, written)
     }
-    consumer = calculations.consumer(worker_settings, pool, RelayWaker(pool, seconds=5.0))
 
-    async with running(consumer.run):
+    async with running(calculation_consumer.run):
         await publish(channel, CALCULATION_RESULTS, result(good.uuid))
         is_recorded = "SELECT calculation_id IS NOT NULL FROM calculation_request WHERE id = $1"
         await eventually(lambda: database.fetchval(is_recorded, good.id))
@@ -63,10 +60,10 @@ async def test_each_illegal_property_is_refused_or_its_message_is_recorded_or_de
     dead = await take_all(await channel.get_queue(CALCULATION_RESULTS.dead_letters))
     assert {letter.headers["x-reason"] for letter in dead} == {"Malformed"}
     bodies = {letter.body for letter in dead}
-    found = {row["id"] for row in rows} | {
-        request.id for request in requests.values() if result(request.uuid) in bodies
-    }
-    missing = [what for what, request in accepted.items() if request.id not in found]
+    recorded = {row["id"] for row in rows}
+    refused = {request.id for request in requests.values() if result(request.uuid) in bodies}
+    missing = [what for what, request in accepted.items() if request.id not in recorded | refused]
     assert missing == []
+    assert refused >= {requests[what].id for what in UNDECODABLE}
     assert await holds(channel, CALCULATION_RESULTS.name, 0)
     assert len(accepted) > len(ILLEGAL) / 2

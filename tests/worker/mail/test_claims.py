@@ -9,7 +9,6 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
-from structlog.testing import capture_logs
 
 from deploy.local.machine.folders import Place
 from deploy.local.servers.postgres_process import postgres_process
@@ -110,18 +109,17 @@ async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer
 
 @pytest.mark.usefixtures("intended")
 async def test_claim_taken_over_is_neither_used_nor_renewed_nor_released(
-    worker_settings, mail_server, mail_link, database
+    worker_settings, mail_server, mail_link, database, logs
 ):
     by_another = "UPDATE email SET claimed_by = gen_random_uuid(), next_attempt_at = 'infinity'"
     mail_link.hold_before(b"RCPT")
 
-    with capture_logs() as logs:
-        async with running_postman(worker_settings, smtp_url=mail_link.url, email_claim_seconds=1.0):
-            await eventually(mail_link.marker_reached.is_set)
-            await database.execute(by_another)
-            await asyncio.sleep(1.5)
-            mail_link.resume()
-            await eventually(lambda: "email_claim_lost" in str(logs))
+    async with running_postman(worker_settings, smtp_url=mail_link.url, email_claim_seconds=1.0):
+        await eventually(mail_link.marker_reached.is_set)
+        await database.execute(by_another)
+        await asyncio.sleep(1.5)
+        mail_link.resume()
+        await eventually(lambda: "email_claim_lost" in str(logs))
 
     assert mail_server.accepted == []
     assert await is_claimed(database)

@@ -5,7 +5,6 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from tests.harness.in_process import running
 from tests.harness.mail_server import ScriptedMailServer, Session
@@ -47,7 +46,7 @@ LOGIN_OFFER = b"250-mail.example.com\r\n250 AUTH PLAIN LOGIN"
     ],
 )
 async def test_while_the_mail_server_refuses_us_one_email_at_a_time_is_tried_after_growing_pauses(
-    worker_settings, rude_server, database, command, refusal
+    worker_settings, rude_server, database, command, refusal, logs
 ):
     await record_emails(database, 20)
     rude_server.replies["EHLO"] = LOGIN_OFFER
@@ -57,14 +56,13 @@ async def test_while_the_mail_server_refuses_us_one_email_at_a_time_is_tried_aft
     def pauses() -> list[MutableMapping[str, Any]]:
         return [log for log in logs if log["event"] == "mail_paused"]
 
-    with capture_logs() as logs:
-        async with running_postman(worker_settings, smtp_url=url, email_concurrency=2):
-            await eventually(lambda: len(pauses()) >= 7)
-            tries, connections = len(pauses()), rude_server.connections
-            open_connections, logins = rude_server.open_connections, rude_server.commands["AUTH"]
-            shown = await database.fetch("SELECT attempts, server_reply FROM email WHERE server_reply <> ''")
-            rude_server.replies[command] = usual
-            await eventually(lambda: all_are(database, "sent"))
+    async with running_postman(worker_settings, smtp_url=url, email_concurrency=2):
+        await eventually(lambda: len(pauses()) >= 7)
+        tries, connections = len(pauses()), rude_server.connections
+        open_connections, logins = rude_server.open_connections, rude_server.commands["AUTH"]
+        shown = await database.fetch("SELECT attempts, server_reply FROM email WHERE server_reply <> ''")
+        rude_server.replies[command] = usual
+        await eventually(lambda: all_are(database, "sent"))
 
     assert connections <= tries + 1
     assert logins <= (rude_server.connections if command == "AUTH" else 0)
@@ -79,12 +77,11 @@ async def test_while_the_mail_server_refuses_us_one_email_at_a_time_is_tried_aft
 
 
 @pytest.mark.parametrize("longest", [1.0, 60.0])
-def test_pauses_double_up_to_the_longest(longest):
+def test_pauses_double_up_to_the_longest(longest, logs):
     pauses = Pauses("paused")
 
-    with capture_logs() as logs:
-        for _ in range(20):
-            pauses.log(TimeoutError(), longest=longest)
+    for _ in range(20):
+        pauses.log(TimeoutError(), longest=longest)
 
     seconds = [log["pause_seconds"] for log in logs]
     assert seconds[0] <= 0.05
@@ -109,7 +106,7 @@ class ParticularMailServer(ScriptedMailServer):
 
 
 @pytest.mark.parametrize("limited", ["connections", "logins"])
-async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settings, database, limited):
+async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settings, database, limited, logs):
     await record_emails(database, 60)
     async with ParticularMailServer() as server:
         url = server.url
@@ -118,9 +115,8 @@ async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settin
             url = url.replace("//", "//us:secret@")
         settings = settings_with(worker_settings, smtp_url=url, email_concurrency=8)
 
-        with capture_logs() as logs:
-            async with running_postman(settings):
-                await eventually(lambda: all_are(database, "sent"))
+        async with running_postman(settings):
+            await eventually(lambda: all_are(database, "sent"))
 
         pauses = sum(log["event"] == "mail_paused" for log in logs)
         assert len(server.contents) == 60
@@ -206,30 +202,31 @@ class TiredMailServer(ScriptedMailServer):
     "answer", [None, b"421 Enough of this connection", b"452 Too many e-mails", b"nonsense"]
 )
 async def test_email_whose_connection_is_refused_at_mail_goes_out_over_a_new_one(
-    worker_settings, database, answer
+    worker_settings, database, answer, logs
 ):
     await record_emails(database, 5)
-    async with TiredMailServer(answer) as server:
-        with capture_logs() as logs:
-            async with running_postman(worker_settings, smtp_url=server.url, email_concurrency=1):
-                await eventually(lambda: all_are(database, "sent"))
+    async with (
+        TiredMailServer(answer) as server,
+        running_postman(worker_settings, smtp_url=server.url, email_concurrency=1),
+    ):
+        await eventually(lambda: all_are(database, "sent"))
 
     assert (server.connections, len(server.contents), await attempts(database)) == (5, 5, 5)
     assert {log["event"] for log in logs} == {"email_handled"}
 
 
 async def test_emails_whose_recipients_are_refused_as_if_we_were_at_fault_delay_no_others(
-    worker_settings, database
+    worker_settings, database, logs
 ):
     for _ in range(40):
         await intend(database, await store(database, customer_email="unlucky@customer.example.com"))
     await record_emails(database, 10)
-    async with ParticularMailServer() as server:
-        with capture_logs() as logs:
-            async with running_postman(worker_settings, smtp_url=server.url, email_concurrency=2):
-                await eventually(
-                    lambda: database.fetchval("SELECT count(*) = 10 FROM email WHERE state = 'sent'")
-                )
+    ten_are_sent = "SELECT count(*) = 10 FROM email WHERE state = 'sent'"
+    async with (
+        ParticularMailServer() as server,
+        running_postman(worker_settings, smtp_url=server.url, email_concurrency=2),
+    ):
+        await eventually(lambda: database.fetchval(ten_are_sent))
 
     assert "mail_paused" not in {log["event"] for log in logs}
     unsent = await database.fetch("SELECT DISTINCT state, server_reply FROM email WHERE state <> 'sent'")
@@ -237,19 +234,18 @@ async def test_emails_whose_recipients_are_refused_as_if_we_were_at_fault_delay_
 
 
 async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_again(
-    worker_settings, mail_server, link, mail_link, database, intended
+    worker_settings, mail_server, link, mail_link, database, intended, logs
 ):
     mail_link.hold_before(b"Message-ID:")
 
-    with capture_logs() as logs:
-        async with running_postman(worker_settings, database_url=link.url, smtp_url=mail_link.url):
-            await eventually(mail_link.marker_reached.is_set)
-            await link.refuse()
-            mail_link.resume()
-            await eventually(lambda: mail_server.accepted)
-            await eventually(lambda: link.refused >= 3)
-            link.admit()
-            await eventually(lambda: all_are(database, "sent"))
+    async with running_postman(worker_settings, database_url=link.url, smtp_url=mail_link.url):
+        await eventually(mail_link.marker_reached.is_set)
+        await link.refuse()
+        mail_link.resume()
+        await eventually(lambda: mail_server.accepted)
+        await eventually(lambda: link.refused >= 3)
+        link.admit()
+        await eventually(lambda: all_are(database, "sent"))
 
     assert {log["event"] for log in logs} == {
         "emails_not_claimed",
@@ -261,19 +257,18 @@ async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_a
 
 
 async def test_failing_claim_does_not_lose_the_acceptance_of_an_email_under_way(
-    worker_settings, mail_server, mail_link, database, intended
+    worker_settings, mail_server, mail_link, database, intended, logs
 ):
     """As on a standby, which has no unlogged tables: that error is not treated as an outage of Postgres."""
     mail_link.hold_before(b"Message-ID:")
 
-    with capture_logs() as logs:
-        async with running_postman(worker_settings, smtp_url=mail_link.url):
-            await eventually(mail_link.marker_reached.is_set)
-            await database.execute("ALTER TABLE postgres_up RENAME TO elsewhere")
-            await eventually(lambda: "background_work_failed" in str(logs))
-            mail_link.resume()
-            await eventually(lambda: mail_server.accepted)
-            await database.execute("ALTER TABLE elsewhere RENAME TO postgres_up")
-            await eventually(lambda: all_are(database, "sent"))
+    async with running_postman(worker_settings, smtp_url=mail_link.url):
+        await eventually(mail_link.marker_reached.is_set)
+        await database.execute("ALTER TABLE postgres_up RENAME TO elsewhere")
+        await eventually(lambda: "background_work_failed" in str(logs))
+        mail_link.resume()
+        await eventually(lambda: mail_server.accepted)
+        await database.execute("ALTER TABLE elsewhere RENAME TO postgres_up")
+        await eventually(lambda: all_are(database, "sent"))
 
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]

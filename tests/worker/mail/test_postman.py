@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
-from structlog.testing import capture_logs
 
 from service.identifiers import first_id_at
 from service.outbox.events import RequestEmailFailed, RequestEmailSent
@@ -42,12 +41,12 @@ async def test_email_that_is_sent_again_is_equal(worker_settings, postman, mail_
     ],
 )
 async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_the_mail_server(
-    postman, mail_server, database, intended, *, reply, counted_as, failure
+    postman, mail_server, database, intended, *, reply, counted_as, failure, logs
 ):
     mail_server.data_reply = reply
     state, event = ("failed", RequestEmailFailed) if failure else ("sent", RequestEmailSent)
 
-    with capture_logs() as logs, rises("emails_total", outcome=counted_as):
+    with rises("emails_total", outcome=counted_as):
         async with running(postman.run):
             await eventually(lambda: all_are(database, state))
         assert await postman.claim_due() == 0

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from structlog.testing import capture_logs
 
 from service.outbox.lanes import LANES, lane_of, try_lock
 from service.postgres import connections
@@ -131,7 +130,7 @@ async def test_window_that_a_queue_blocks_is_the_last_on_its_channel(
 
 
 async def test_outage_of_postgres_keeps_the_connection_to_rabbitmq(
-    worker_settings, broker_link, link, database, tap
+    worker_settings, broker_link, link, database, tap, logs
 ):
     """Otherwise the relay would log in to RabbitMQ again and again, and its checks would blame RabbitMQ."""
     settings = settings_with(
@@ -141,10 +140,9 @@ async def test_outage_of_postgres_keeps_the_connection_to_rabbitmq(
         relay = Relay(settings, pool, asyncio.Event())
         async with running(relay.run):
             await eventually(lambda: passes(relay.check))
-            with capture_logs() as logs:
-                await link.refuse()
-                await eventually(lambda: sum(line["event"] == "relay_paused" for line in logs) == 3)
-                is_ready = await passes(relay.check)
+            await link.refuse()
+            await eventually(lambda: sum(line["event"] == "relay_paused" for line in logs) == 3)
+            is_ready = await passes(relay.check)
             link.admit()
             request = await store(database)
             await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
@@ -154,17 +152,15 @@ async def test_outage_of_postgres_keeps_the_connection_to_rabbitmq(
     assert await take_ids(tap) == [id_of(request)]
 
 
-async def test_relay_that_needs_long_to_find_events_gets_the_time(worker_settings, database):
+async def test_relay_that_needs_long_to_find_events_gets_the_time(worker_settings, database, logs):
     """As with millions of deleted events under an old snapshot."""
     await store(database)
     await database.execute("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
     await database.execute("CREATE POLICY slow ON outbox USING (pg_sleep(1.5) IS NOT NULL)")
     settings = settings_with(worker_settings, database_timeout_seconds=0.2)  # The first look may take 1 s.
 
-    async with open_pool(settings) as pool:
-        with capture_logs() as logs:
-            async with running(Relay(settings, pool, asyncio.Event()).run):
-                await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
+    async with open_pool(settings) as pool, running(Relay(settings, pool, asyncio.Event()).run):
+        await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
 
     assert "relay_paused" in str(logs)
 

@@ -1,7 +1,6 @@
 """Refused events are held, and retried until they are delivered, without delaying the others."""
 
 import pytest
-from structlog.testing import capture_logs
 
 from tests.worker.conftest import (
     TRACEPARENT,
@@ -57,13 +56,14 @@ async def test_waiting_event_that_is_deleted_by_hand_leaves_the_refused_one_its_
 
 
 @AT_ONCE
-async def test_refused_event_is_logged_with_the_uuid_and_trace_of_its_request(relay_once, database, refusing):
+async def test_refused_event_is_logged_with_the_uuid_and_trace_of_its_request(
+    relay_once, database, refusing, logs
+):
     request = await store(database, traceparent=TRACEPARENT)
 
-    with capture_logs() as logs:
-        await relay_once()
-        await refusing.delete(if_empty=False)
-        await relay_once()
+    await relay_once()
+    await refusing.delete(if_empty=False)
+    await relay_once()
 
     story = [line for line in logs if "event_id" in line]
     assert [(line["event"], line["event_id"]) for line in story] == [
