@@ -66,7 +66,9 @@ async def test_event_continues_the_trace_of_the_result_or_begins_one(
         event = await eventually(lambda: database.fetchrow(CALCULATED))
 
     assert re.fullmatch(passed_on, event["traceparent"])
-    assert msgspec.json.decode(event["payload"])["traceparent"] == event["traceparent"]
+    payload = msgspec.json.decode(event["payload"])
+    assert payload["traceparent"] == event["traceparent"]
+    assert payload["data"]["calculation_id"] == "calc-1"
 
 
 @pytest.mark.parametrize(
