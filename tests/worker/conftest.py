@@ -25,8 +25,10 @@ from service.postgres.pool import Connection, Pool, open_pool
 from service.server.probes import NotReady
 from tests.harness import databases, stored
 from tests.harness.in_process import running
+from tests.harness.mail_server import MailServer
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
 from worker.consumers import calculations
 from worker.consumers.calculations import Result
 from worker.consumers.consumer import Consumer
@@ -57,10 +59,10 @@ async def store_as(connection: Connection, event_type: str) -> None:
     await connection.execute("UPDATE outbox SET type = $2 WHERE request_id = $1", request.id, event_type)
 
 
-async def announce_next(connection: Connection, request_id: UUID, *, traceparent: str | None = None) -> None:
+async def announce_next(connection: Connection, request_id: UUID) -> None:
     """Write the next event of a request, one that nobody needs to listen to."""
     async with connection.transaction(), change(connection, request_id) as request:
-        request.announce(RequestEmailSent, traceparent=traceparent)
+        request.announce(RequestEmailSent)
 
 
 def created_event(request: CalculationRequest) -> RequestCreated:
@@ -186,6 +188,24 @@ async def running_postman(settings: EmailSettings, **changes: Any) -> AsyncItera
     """Run a postman with *changes* to the settings until the block is left."""
     async with open_postman(settings_with(settings, **changes)) as postman, running(postman.run):
         yield postman
+
+
+@asynccontextmanager
+async def postman_held_before(
+    marker: bytes, link: TcpProxy, settings: EmailSettings, **changes: Any
+) -> AsyncIterator[Postman]:
+    """Run a postman that sends all up to *marker* to the mail server, and the rest once *link* resumes."""
+    link.hold_before(marker)
+    async with running_postman(settings, smtp_url=link.url, **changes) as postman:
+        await eventually(link.marker_reached.is_set)
+        yield postman
+
+
+@pytest.fixture
+async def mail_link(mail_server: MailServer) -> AsyncIterator[TcpProxy]:
+    """The worker's way to the mail server, which the test can hold and cut."""
+    async with TcpProxy(mail_server.url) as forwarder:
+        yield forwarder
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from service.outbox.lanes import LANES, try_lock
 from tests.harness import stored
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
-from tests.worker.commands.steps import assert_sound, intend
 from tests.worker.conftest import settings_with
+from tests.worker.steps import assert_sound, intend
 from worker.process import Worker
 from worker.retention import Retention
 

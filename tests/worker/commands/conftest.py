@@ -17,8 +17,8 @@ from service.postgres.pool import Connection
 from tests.harness import databases
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import environment_of
-from tests.worker.commands.steps import attempt_emails, intend
 from tests.worker.conftest import announce_next, hold_events
+from tests.worker.steps import attempt_emails, intend
 from worker.mail.postman import Postman
 from worker.settings import WorkerSettings
 

@@ -20,8 +20,8 @@ from tests.harness.examples import CONVEYANCER
 from tests.harness.queues import count
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import COMMANDS, command
-from tests.worker.commands.steps import bury, intend, key_of
 from tests.worker.conftest import created_body, store
+from tests.worker.steps import bury, intend, key_of
 from worker.rabbitmq.topology import NOTIFICATIONS
 
 pytestmark = pytest.mark.usefixtures("on_servers")

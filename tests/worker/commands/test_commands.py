@@ -17,7 +17,7 @@ from tests.harness.examples import CONVEYANCER
 from tests.harness.processes import bare_environment, environment_of, python, run_process
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import COMMANDS
-from tests.worker.commands.steps import intend, store_many
+from tests.worker.steps import intend, store_many
 
 UNKNOWN = "req_0000000000000000000000"
 NO_UTF_8 = "\udcff"
@@ -124,6 +124,9 @@ def test_wrong_argument_is_explained_before_anything_is_done(command, part):
         ("service serve", {"HOST": "none.invalid"}, "cannot listen on none.invalid"),
         ("service serve", {"PORT": "{TAKEN}"}, "{TAKEN}"),
         ("worker", {"HEALTH_PORT": "{TAKEN}"}, "{TAKEN}"),
+        ("service doctor", {"REQUEST_SECRET_KEYS": "zqmark:tooshort"}, "REQUEST_SECRET_KEYS: "),
+        ("worker doctor", {"REQUEST_SECRET_KEYS": "zqmark:tooshort"}, "REQUEST_SECRET_KEYS: "),
+        ("worker doctor", {"MAIL_FROM": "zqmark:tooshort"}, "MAIL_FROM: "),
         ("worker", {"MAIL_FROM": "zqmark:tooshort"}, "MAIL_FROM"),
     ],
 )

@@ -97,18 +97,6 @@ async def test_command_says_what_is_wrong_and_prints_no_secret(environment):
 
 
 @pytest.mark.parametrize(
-    ("program", "variable"),
-    [("service", "REQUEST_SECRET_KEYS"), ("worker", "REQUEST_SECRET_KEYS"), ("worker", "MAIL_FROM")],
-)
-async def test_invalid_setting_is_named_and_its_value_not_shown(environment, program, variable):
-    ended = await run(program, "doctor", environment=environment | {variable: "current:hunter2"})
-
-    assert (ended.status, ended.output) == (1, "")
-    assert ended.errors.startswith(f"{variable}: ")
-    assert "hunter2" not in ended.errors
-
-
-@pytest.mark.parametrize(
     ("check", "part", "value", "says"),
     [
         *(

@@ -6,19 +6,18 @@ import pytest
 
 from service.calculation_requests import erasing
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
-from tests.worker import deliveries
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import (
+from tests.worker.conftest import created_event, store
+from tests.worker.steps import (
     add_email_again,
     assert_sound,
     attempt_emails,
-    cancel_emails,
     intend,
+    intend_email,
     key_of,
     states,
     store_many,
 )
-from tests.worker.conftest import created_event, store
 
 pytestmark = pytest.mark.usefixtures("on_servers")
 
@@ -54,8 +53,7 @@ async def test_sent_or_cancelled_email_is_sent_again_only_for_a_request_that_is_
     await intend(database, stored_request)
     await attempt_emails(database, postman)
     cancelled = await store(database)
-    async with database.transaction():
-        await cancel_emails(database, cancelled)
+    await changed("cancel", "--uuid", cancelled.uuid)
 
     unnamed = await changed("resend", "--from", "2026-01-01")
     failed_only = await changed("resend", "--uuid", stored_request.uuid)
@@ -79,7 +77,7 @@ async def test_emails_of_one_firm_are_stopped_at_once_and_no_others(database, po
 
     done = await changed("cancel", "--conveyancer", CONVEYANCER, "--from", "2026-01-01")
     for request in (*stolen, other):
-        await deliveries.intend_email(created_event(request), pool=pool)
+        await intend_email(created_event(request), pool=pool)
     await attempt_emails(database, postman)
 
     assert done == 4
@@ -144,10 +142,9 @@ async def test_pending_email_is_chosen_by_the_code_of_the_last_reply_which_it_ke
     assert await database.fetchrow("SELECT state, server_reply FROM email") == ("failed", reply)
 
 
-async def test_list_begins_with_the_newest_and_says_why_emails_failed(database, stored_request):
-    async with database.transaction():
-        await cancel_emails(database, stored_request)
-    await add_email_again(database, stored_request, [key_of(stored_request)])
+async def test_list_begins_with_the_newest_and_says_why_emails_failed(stored_request):
+    await changed("cancel", "--uuid", stored_request.uuid)
+    await changed("resend", "--uuid", stored_request.uuid)
 
     answer = await command("emails", "list")
     chosen = [

@@ -13,11 +13,10 @@ from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from tests.harness.databases import has_waiting_statement
 from tests.harness.waiting import eventually
-from tests.worker import deliveries
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import finish, key_of, store_many
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store
 from tests.worker.reference_consumer import ReferenceConsumer
+from tests.worker.steps import calculate, finish, key_of, store_many
 from worker.commands import replay
 from worker.commands.outbox import Backlog, Undelivered
 from worker.commands.replay import Tally
@@ -100,7 +99,7 @@ async def test_only_events_since_the_given_time_are_replayed_however_old_their_r
             request_id,
             at,
         )
-    await deliveries.calculate(database, uuid_of(ids[0]))
+    await calculate(database, uuid_of(ids[0]))
     await database.execute("UPDATE recorded_event SET at = $1", noon)
     await take(database)
 
@@ -115,7 +114,7 @@ async def test_only_events_since_the_given_time_are_replayed_however_old_their_r
 async def test_order_within_each_request_is_kept_even_if_clocks_differed(database):
     requests = [await store(database) for _ in range(10)]
     for request in requests:
-        await deliveries.calculate(database, request.uuid)
+        await calculate(database, request.uuid)
     await database.execute("UPDATE recorded_event SET at = at - interval '1 h'")
     await take(database)
 
@@ -130,7 +129,7 @@ async def test_order_within_each_request_is_kept_even_if_clocks_differed(databas
 @pytest.mark.parametrize("where", ["outbox", "outbox_held"])
 async def test_request_with_an_unpublished_event_is_left_out(database, where, stored_request):
     await database.execute("DELETE FROM outbox")
-    await deliveries.calculate(database, stored_request.uuid)
+    await calculate(database, stored_request.uuid)
     if where == "outbox_held":
         await hold_events(database, stored_request.id)
 

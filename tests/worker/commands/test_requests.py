@@ -15,12 +15,19 @@ from service.postgres.pool import Connection
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST
 from tests.harness.stored import ANY_TEXTS
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker import deliveries
 from tests.worker.commands.conftest import command, rendered
-from tests.worker.commands.steps import add_email_again, assert_sound, attempt_emails, intend, key_of, states
-from tests.worker.conftest import KEYS, created_event, hold_events, running_postman, store
+from tests.worker.conftest import KEYS, created_event, hold_events, postman_held_before, store
+from tests.worker.steps import (
+    add_email_again,
+    assert_sound,
+    attempt_emails,
+    calculate,
+    intend,
+    intend_email,
+    key_of,
+    states,
+)
 
 pytestmark = pytest.mark.usefixtures("on_servers")
 
@@ -69,16 +76,13 @@ async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
 
 
 async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
-    database, worker_settings, mail_server, due
+    database, worker_settings, mail_server, mail_link, due
 ):
-    async with TcpProxy(mail_server.url) as mail_link:
-        mail_link.hold_before(b"RCPT")
-        # The claim is not renewed meanwhile: the postman would notice that it has lost it.
-        async with running_postman(worker_settings, smtp_url=mail_link.url, email_claim_seconds=600.0):
-            await eventually(mail_link.marker_reached.is_set)
-            await command("request", "correct", due.uuid, *CORRECTING)
-            mail_link.resume()
-            await eventually(lambda: database.fetchval("SELECT true FROM email WHERE state = 'sent'"))
+    # The claim is not renewed meanwhile: the postman would notice that it has lost it.
+    async with postman_held_before(b"RCPT", mail_link, worker_settings, email_claim_seconds=600.0):
+        await command("request", "correct", due.uuid, *CORRECTING)
+        mail_link.resume()
+        await eventually(lambda: database.fetchval("SELECT true FROM email WHERE state = 'sent'"))
 
     assert {mail.recipients[0] for mail in mail_server.accepted} == {due.customer_email, "eve@example.com"}
     rows = await database.fetch("SELECT email_key, state, reason FROM email ORDER BY email_key")
@@ -93,7 +97,7 @@ async def test_email_that_has_not_begun_is_sent_once_or_never_whatever_becomes_o
     words = [*CORRECTING, *([] if sends else ["--no-email"])]
     answer = await command("request", "correct", stored_request.uuid, *words)
     before = await states(database)
-    await deliveries.intend_email(created_event(stored_request), pool=pool)
+    await intend_email(created_event(stored_request), pool=pool)
     await attempt_emails(database, postman)
 
     assert answer.text.endswith(f"e-mail {key_of(stored_request)} is due" if sends else "no e-mail is sent")
@@ -195,7 +199,7 @@ async def test_nothing_personal_is_left_in_any_table(database, postman, mail_ser
     mail_server.rcpt_reply = f"450 4.2.1 <{MARK}@customer.example.com> try later"
     await intend(database, request)
     await attempt_emails(database, postman)
-    await deliveries.calculate(database, request.uuid)
+    await calculate(database, request.uuid)
     assert MARK in await dump(database)
     assert MARK.encode().hex() in await dump(database)
     before = await unpublished(database)
@@ -222,8 +226,8 @@ async def test_late_messages_about_an_erased_request_change_nothing(database, po
     before = await dump(database)
 
     with pytest.raises(RequestErased):
-        await deliveries.calculate(database, stored_request.uuid)
-    await deliveries.intend_email(created_event(stored_request), pool=pool)
+        await calculate(database, stored_request.uuid)
+    await intend_email(created_event(stored_request), pool=pool)
 
     assert await dump(database) == before
 

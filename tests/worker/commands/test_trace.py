@@ -3,10 +3,9 @@
 import pytest
 
 from service.calculation_requests.model import CalculationRequest
-from tests.worker import deliveries
 from tests.worker.commands.conftest import command, rendered
-from tests.worker.commands.steps import attempt_emails, finish, intend, key_of
 from tests.worker.conftest import KEYS
+from tests.worker.steps import attempt_emails, calculate, finish, intend, key_of
 from worker.commands.trace import Trace
 
 pytestmark = pytest.mark.usefixtures("on_servers")
@@ -112,7 +111,7 @@ async def test_changes_by_operators_are_shown(database, stored_request):
 
 
 async def test_erased_request_is_still_shown(database, stored_request):
-    await deliveries.calculate(database, stored_request.uuid)
+    await calculate(database, stored_request.uuid)
     await database.execute("DELETE FROM outbox WHERE sequence = 1")
     before = await trace_of(stored_request)
 

@@ -15,7 +15,7 @@ from service.identifiers import new_request_id, uuid_of
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import TRACEPARENT, publish, take
-from tests.worker.deliveries import calculate
+from tests.worker.steps import calculate
 from worker.consumers import calculations, incoming
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.consumers.incoming import LARGEST_BODY, Malformed

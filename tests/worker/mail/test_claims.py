@@ -15,7 +15,7 @@ from deploy.local.servers.postgres_process import postgres_process
 from service.postgres import schema
 from tests.harness.examples import CONVEYANCER
 from tests.harness.waiting import eventually
-from tests.worker.conftest import running_postman, settings_with, store
+from tests.worker.conftest import postman_held_before, running_postman, settings_with, store
 from tests.worker.mail.conftest import all_are, attempts, is_claimed, record_emails
 from worker.mail import ledger
 
@@ -75,10 +75,7 @@ async def test_expired_claims_are_left_alone_for_as_long_again_after_crash_recov
 
 
 async def test_email_under_way_is_claimed_once(worker_settings, mail_server, mail_link, database, intended):
-    mail_link.hold_before(b"Message-ID:")
-
-    async with running_postman(worker_settings, smtp_url=mail_link.url) as postman:
-        await eventually(mail_link.marker_reached.is_set)
+    async with postman_held_before(b"Message-ID:", mail_link, worker_settings) as postman:
         await database.execute("UPDATE email SET next_attempt_at = now() - interval '1 second'")
         claimed_again = await postman.claim_due()
         mail_link.resume()
@@ -112,10 +109,8 @@ async def test_claim_taken_over_is_neither_used_nor_renewed_nor_released(
     worker_settings, mail_server, mail_link, database, logs
 ):
     by_another = "UPDATE email SET claimed_by = gen_random_uuid(), next_attempt_at = 'infinity'"
-    mail_link.hold_before(b"RCPT")
 
-    async with running_postman(worker_settings, smtp_url=mail_link.url, email_claim_seconds=1.0):
-        await eventually(mail_link.marker_reached.is_set)
+    async with postman_held_before(b"RCPT", mail_link, worker_settings, email_claim_seconds=1.0):
         await database.execute(by_another)
         await asyncio.sleep(1.5)
         mail_link.resume()

@@ -9,9 +9,9 @@ import pytest
 from tests.harness.in_process import running
 from tests.harness.mail_server import ScriptedMailServer, Session
 from tests.harness.waiting import eventually, until
-from tests.worker.commands.steps import intend
-from tests.worker.conftest import running_postman, settings_with, store
+from tests.worker.conftest import postman_held_before, running_postman, settings_with, store
 from tests.worker.mail.conftest import all_are, announced, attempts, record_emails
+from tests.worker.steps import intend
 from worker.waiting import Pauses
 
 RELEASED = """
@@ -89,30 +89,38 @@ def test_pauses_double_up_to_the_longest(longest, logs):
 
 
 class ParticularMailServer(ScriptedMailServer):
-    """Accepts two connections and logins at most, and refuses some recipients as if we were at fault."""
+    """Accepts so many connections and logins at most, and refuses some recipients as if we were at fault.
+
+    It waits with its reply to a content until *goes_on*.
+    """
+
+    def __init__(self, *, connections: int = 100, logins: int = 100) -> None:
+        super().__init__()
+        self._connections = connections
+        self._logins = logins
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
 
     async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
         """Return the reply to a command, which may depend on what came before."""
-        if command == "greeting" and self.replies["EHLO"] != LOGIN_OFFER and self.open_connections > 2:
+        if command == "greeting" and self.open_connections > self._connections:
             session.closes_after_reply = True
             return b"421 Too many concurrent SMTP connections"
-        if command == "AUTH":
-            return (
-                b"235 OK" if self.commands["AUTH"] <= 2 else b"535 5.7.8 Authentication credentials invalid"
-            )
+        if command == "AUTH" and self.commands["AUTH"] > self._logins:
+            return b"535 5.7.8 Authentication credentials invalid"
         if command == "RCPT" and b"<unlucky@" in sent:
             return b"554 5.7.1 Relay access denied"
+        if command == "content":
+            await self.goes_on.wait()
         return await super().reply_to(session, command, sent)
 
 
 @pytest.mark.parametrize("limited", ["connections", "logins"])
 async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settings, database, limited, logs):
     await record_emails(database, 60)
-    async with ParticularMailServer() as server:
-        url = server.url
-        if limited == "logins":
-            server.replies["EHLO"] = LOGIN_OFFER
-            url = url.replace("//", "//us:secret@")
+    async with ParticularMailServer(**{limited: 2}) as server:
+        server.replies |= {"EHLO": LOGIN_OFFER, "AUTH": b"235 OK"}
+        url = server.url.replace("//", "//us:secret@")
         settings = settings_with(worker_settings, smtp_url=url, email_concurrency=8)
 
         async with running_postman(settings):
@@ -123,38 +131,20 @@ async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settin
         assert 2 < server.connections <= settings.email_concurrency + pauses
 
 
-class SingleMailServer(ScriptedMailServer):
-    """Accepts one connection, and waits with the reply to its content until *goes_on*."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refused = 0
-        self.goes_on = asyncio.Event()
-
-    async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
-        """Return the reply to a command."""
-        if command == "greeting" and self.open_connections > 1:
-            self.refused += 1
-            session.closes_after_reply = True
-            return b"421 Too many concurrent SMTP connections"
-        if command == "content":
-            await self.goes_on.wait()
-        return await super().reply_to(session, command, sent)
-
-
 async def test_process_claims_no_more_than_its_connections_carry_and_opens_one_when_the_last_is_closed(
     worker_settings, database, monkeypatch
 ):
     await record_emails(database, 20)
     async with (
-        SingleMailServer() as server,
+        ParticularMailServer(connections=1) as server,
         running_postman(worker_settings, smtp_url=server.url, email_concurrency=8) as postman,
     ):
-        await eventually(lambda: server.refused)
+        server.goes_on.clear()
+        await eventually(lambda: server.connections > 1)
         monkeypatch.setattr(postman._pauses, "_seconds", 60.0)  # noqa: SLF001 - as after many refusals
-        earlier = server.refused
-        await eventually(lambda: server.refused > earlier)
-        assert not await until(lambda: server.refused > earlier + 8, seconds=1.0)
+        earlier = server.connections
+        await eventually(lambda: server.connections > earlier)
+        assert not await until(lambda: server.connections > earlier + 8, seconds=1.0)
         await eventually(lambda: database.fetchval("SELECT count(claimed_by) <= 2 FROM email"))
 
         server.replies["content"] = b"451 Try again later"  # and so the only connection is closed
@@ -236,10 +226,7 @@ async def test_emails_whose_recipients_are_refused_as_if_we_were_at_fault_delay_
 async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_again(
     worker_settings, mail_server, link, mail_link, database, intended, logs
 ):
-    mail_link.hold_before(b"Message-ID:")
-
-    async with running_postman(worker_settings, database_url=link.url, smtp_url=mail_link.url):
-        await eventually(mail_link.marker_reached.is_set)
+    async with postman_held_before(b"Message-ID:", mail_link, worker_settings, database_url=link.url):
         await link.refuse()
         mail_link.resume()
         await eventually(lambda: mail_server.accepted)
@@ -260,10 +247,7 @@ async def test_failing_claim_does_not_lose_the_acceptance_of_an_email_under_way(
     worker_settings, mail_server, mail_link, database, intended, logs
 ):
     """As on a standby, which has no unlogged tables: that error is not treated as an outage of Postgres."""
-    mail_link.hold_before(b"Message-ID:")
-
-    async with running_postman(worker_settings, smtp_url=mail_link.url):
-        await eventually(mail_link.marker_reached.is_set)
+    async with postman_held_before(b"Message-ID:", mail_link, worker_settings):
         await database.execute("ALTER TABLE postgres_up RENAME TO elsewhere")
         await eventually(lambda: "background_work_failed" in str(logs))
         mail_link.resume()

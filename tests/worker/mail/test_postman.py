@@ -13,9 +13,9 @@ from tests.harness import stored
 from tests.harness.in_process import running
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
-from tests.worker.commands.steps import intend
-from tests.worker.conftest import running_postman
+from tests.worker.conftest import postman_held_before, running_postman
 from tests.worker.mail.conftest import all_are, announced, attempts, is_claimed, record_emails, states
+from tests.worker.steps import intend
 
 REFUSED = {"reason": "refused", "smtp_code": 550}
 
@@ -109,10 +109,7 @@ async def test_postman_sends_no_more_emails_at_once_than_allowed(worker_settings
 async def test_stopping_postman_waits_long_for_the_reply_to_a_content_that_was_sent(
     worker_settings, mail_server, mail_link, database, intended
 ):
-    mail_link.hold_before(b"Message-ID:")
-
-    async with running_postman(worker_settings, smtp_url=mail_link.url, shutdown_seconds=20.0):
-        await eventually(mail_link.marker_reached.is_set)
+    async with postman_held_before(b"Message-ID:", mail_link, worker_settings, shutdown_seconds=20.0):
         asyncio.get_running_loop().call_later(2.0, mail_link.resume)
 
     assert await states(database) == {"sent": 1}
@@ -121,10 +118,7 @@ async def test_stopping_postman_waits_long_for_the_reply_to_a_content_that_was_s
 
 @pytest.mark.usefixtures("intended")
 async def test_stopping_postman_sends_no_further_content(worker_settings, mail_server, mail_link, database):
-    mail_link.hold_before(b"RCPT")
-
-    async with running_postman(worker_settings, smtp_url=mail_link.url):
-        await eventually(mail_link.marker_reached.is_set)
+    async with postman_held_before(b"RCPT", mail_link, worker_settings):
         asyncio.get_running_loop().call_later(0.05, mail_link.resume)
 
     assert mail_server.accepted == []
@@ -134,10 +128,8 @@ async def test_stopping_postman_sends_no_further_content(worker_settings, mail_s
 
 
 async def test_stopping_postman_keeps_claims_on_content_sent(worker_settings, mail_link, database, intended):
-    mail_link.hold_before(b"Message-ID:")
-
-    async with running_postman(worker_settings, smtp_url=mail_link.url, shutdown_seconds=0.4):
-        await eventually(mail_link.marker_reached.is_set)
+    async with postman_held_before(b"Message-ID:", mail_link, worker_settings, shutdown_seconds=0.4):
+        pass
 
     assert await is_claimed(database)
     assert await database.fetchval("SELECT request_id FROM email") == intended.id

@@ -14,9 +14,6 @@ from tests.worker.conftest import (
 from tests.worker.relay.conftest import bind_full_queue, id_of, into_one_lane
 from worker.relay import outbox_tables
 
-AT_ONCE = with_pace(_RETRY_SECONDS=0.0001)
-NEVER_AGAIN = with_pace(_RETRY_SECONDS=3600.0)
-
 
 @pytest.fixture
 async def refusing(channel):
@@ -26,11 +23,6 @@ async def refusing(channel):
 
 async def make_due(database) -> None:
     await database.execute("UPDATE outbox_held SET next_attempt_at = now() WHERE attempts > 0")
-
-
-async def relay_all(relay_once) -> None:
-    while await relay_once():
-        pass
 
 
 @pytest.mark.parametrize(("attempts", "pause"), [(0, 100), (1, 200), (2, 300), (5000, 300)])
@@ -55,7 +47,7 @@ async def test_waiting_event_that_is_deleted_by_hand_leaves_the_refused_one_its_
     assert await database.fetchval("SELECT next_attempt_at > now() FROM outbox_held")
 
 
-@AT_ONCE
+@with_pace(_RETRY_SECONDS=0.0001)
 async def test_refused_event_is_logged_with_the_uuid_and_trace_of_its_request(
     relay_once, database, refusing, logs
 ):
@@ -80,7 +72,8 @@ async def test_few_refused_events_are_retried_in_a_pass_and_new_ones_sent_at_onc
     """Each attempt puts one more copy into every queue that takes the event."""
     requests = [await store(database) for _ in range(5)]
     await into_one_lane(database)
-    await relay_all(relay_once)
+    while await relay_once():
+        pass
     copies_at_first = await take_ids(tap)
 
     await make_due(database)
@@ -107,7 +100,7 @@ async def test_refused_events_are_retried_in_turn(relay_once, database, tap):
     assert copies[3:] == [id_of(request) for request in requests] * 2
 
 
-@NEVER_AGAIN
+@with_pace(_RETRY_SECONDS=3600.0)
 async def test_event_that_waited_behind_a_refused_one_is_published_at_once_while_others_are_refused(
     relay_once, database, channel, refusing
 ):
