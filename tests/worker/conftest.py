@@ -35,7 +35,7 @@ from worker.consumers.consumer import Consumer
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
-from worker.relay import loop, outbox_tables
+from worker.relay import outbox_tables
 from worker.relay.loop import Relay
 from worker.relay.outbox_tables import OutboxRow
 from worker.relay.publisher import Publisher
@@ -126,21 +126,9 @@ async def open_publisher(settings: WorkerSettings) -> AsyncIterator[Publisher]:
         yield await Publisher.on(channel, timeout_seconds=settings.broker_timeout_seconds)
 
 
-def with_pace(**pace: float) -> pytest.MarkDecorator:
-    """Run a test with a relay whose constants have other values."""
-    return pytest.mark.parametrize("relay", [pace], ids=[""], indirect=True)
-
-
 @pytest.fixture
-def relay(
-    worker_settings: EmailSettings,
-    pool: Pool,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> Relay:
+def relay(worker_settings: EmailSettings, pool: Pool) -> Relay:
     """A relay that nobody wakes."""
-    for name, value in getattr(request, "param", {}).items():
-        monkeypatch.setattr(loop, name, value)
     return Relay(worker_settings, pool, asyncio.Event())
 
 

@@ -1,20 +1,17 @@
 """The commands of both programs: their help, their errors, and their interruption."""
 
-import asyncio
 import json
 import shlex
 import signal
 import socket
-import subprocess
 
 import pytest
 
-from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
 from tests.harness import databases
 from tests.harness.command_line import call, run
 from tests.harness.examples import CONVEYANCER
-from tests.harness.processes import bare_environment, environment_of, python, run_process
+from tests.harness.processes import Process, bare_environment, environment_of, python, run_process, started
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import COMMANDS
 from tests.worker.steps import intend, store_many
@@ -168,20 +165,17 @@ async def test_standby_is_enough_for_commands_that_only_read(database_url, datab
     json.loads(ended.output)
 
 
-async def test_replay_keeps_its_work_when_it_is_interrupted(database_url, database):
+async def test_replay_keeps_its_work_when_it_is_interrupted(database_url, database, tmp_path):
     await store_many(database, 500)
-    replay = python("worker", "outbox", "replay", "--from", "2020-01-01")
-    replaying = subprocess.Popen(  # noqa: ASYNC220 - starting it does not block
-        ["/usr/bin/env", "--default-signal=INT", *replay],  # Shells disable it in background jobs.
-        cwd=CHECKOUT,
-        env=bare_environment(DATABASE_URL=database_url),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    await eventually(lambda: database.fetchval("SELECT count(*) FROM outbox"))
-    replaying.send_signal(signal.SIGINT)
-    _, errors = await asyncio.to_thread(replaying.communicate, timeout=20)
+    words = python("worker", "outbox", "replay", "--from", "2020-01-01")
+    environment = bare_environment(DATABASE_URL=database_url)
+    replay = Process("replay", words, environment=environment, port=0, folder=tmp_path)
 
-    assert replaying.returncode == 1
-    assert errors.splitlines()[-1].startswith("Interrupted.")
+    async with started(replay, ready=False):
+        await eventually(lambda: database.fetchval("SELECT count(*) FROM outbox"))
+        replay.running.send_signal(signal.SIGINT)
+        status = await replay.exit_status()
+
+    assert status == 1
+    assert replay.output.splitlines()[-1].startswith("Interrupted.")
     assert 100 <= await database.fetchval("SELECT count(*) FROM outbox") < 500

@@ -9,19 +9,22 @@ from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import open_pool
 from tests.harness.in_process import running
+from tests.harness.metrics import value
+from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
-from tests.worker.conftest import open_publisher, passes, settings_with, store, take_ids, with_pace
+from tests.worker.conftest import obstacle, open_publisher, passes, settings_with, store, take_ids
 from tests.worker.relay.conftest import id_of, into_one_lane
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
+from worker.relay import loop
 from worker.relay.loop import Relay
 
 # The end of a publish to the exchange for all teams: exchange, routing key, mandatory.
 _TO_ALL_TEAMS = b"calculation-requests\x0frequest.created\x01\xce"
 
 
-@with_pace(_BATCH_SIZE=2)
-async def test_window_is_no_larger_than_the_batch_size(relay_once, database, tap):
+async def test_window_is_no_larger_than_the_batch_size(relay_once, database, tap, monkeypatch):
+    monkeypatch.setattr(loop, "_BATCH_SIZE", 2)
     requests = [await store(database) for _ in range(5)]
     await into_one_lane(database)
 
@@ -193,3 +196,50 @@ async def test_nothing_is_published_from_a_read_only_postgres(relay_once, databa
 
     assert await take_ids(tap) == []
     assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id
+
+
+@pytest.fixture
+async def broker():
+    async with ScriptedBroker() as scripted:
+        yield scripted
+
+
+@pytest.fixture
+def blockable_relay(worker_settings, broker, pool):
+    settings = settings_with(worker_settings, amqp_url=broker.url, broker_timeout_seconds=0.5)
+    return Relay(settings, pool, asyncio.Event())
+
+
+async def is_blocked(relay: Relay) -> bool:
+    return await obstacle(relay.check) == "RabbitMQ blocks publishers"
+
+
+async def test_relay_publishes_nothing_during_an_alarm_and_goes_on_at_its_end(
+    blockable_relay, broker, database
+):
+    async with running(blockable_relay.run):
+        await eventually(lambda: passes(blockable_relay.check))
+        broker.raise_alarm()
+        first = await store(database)
+        await eventually(lambda: is_blocked(blockable_relay))
+        gauge = value("broker_blocked")
+        second = await store(database)
+        connections = broker.connections
+        await eventually(lambda: broker.connections >= connections + 3)
+        was_blocked = await is_blocked(blockable_relay)
+        held = await database.fetchval("SELECT count(*) FROM outbox_held")
+        broker.clear_alarm()
+        await eventually(lambda: passes(blockable_relay.check))
+        await eventually(lambda: len(set(broker.taken)) == 2)
+
+    assert (gauge, was_blocked, held) == (1, True, 0)
+    assert set(broker.taken) == {f"{request.uuid}.request.created.1" for request in (first, second)}
+    assert broker.taken.count(f"{second.uuid}.request.created.1") == 1
+    assert value("broker_blocked") == 0
+
+
+async def test_relay_stops_during_an_alarm(blockable_relay, broker):
+    broker.raise_alarm()
+
+    async with asyncio.timeout(30), running(blockable_relay.run):
+        await eventually(lambda: is_blocked(blockable_relay))
