@@ -8,10 +8,9 @@ import socket
 import pytest
 
 from deploy.local.machine.ports import free_port
-from tests.harness import databases
 from tests.harness.command_line import call, run
 from tests.harness.examples import CONVEYANCER
-from tests.harness.processes import Process, bare_environment, environment_of, python, run_process, started
+from tests.harness.processes import Process, bare_environment, python, run_process, started
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import COMMANDS
 from tests.worker.steps import intend, store_many
@@ -26,17 +25,15 @@ DEAD = "worker dead-letters list"
 
 
 @pytest.fixture
-def environment(service_settings):
+def environment(environment):
     """The settings of both processes, and a port in use. Nothing here gets as far as a broker."""
+    of_worker = {
+        "AMQP_URL": "amqp://127.0.0.1/",
+        "SMTP_URL": "smtp://127.0.0.1",
+        "MAIL_FROM": "a@example.com",
+    }
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield environment_of(
-            service_settings,
-            DATABASE_URL=databases.as_role(service_settings.database_url, "operator"),
-            AMQP_URL="amqp://127.0.0.1/",
-            SMTP_URL="smtp://127.0.0.1",
-            MAIL_FROM="a@service.example.com",
-            TAKEN=str(listening.getsockname()[1]),
-        )
+        yield environment | of_worker | {"TAKEN": str(listening.getsockname()[1])}
 
 
 @pytest.mark.parametrize("words", [("worker",), ("service",), *COMMANDS], ids=" ".join)

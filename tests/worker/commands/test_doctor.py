@@ -47,10 +47,9 @@ CHECKS = {
 
 
 @pytest.fixture
-def environment(worker_settings, service_settings):
+def environment(worker_settings, environment):
     """The environment of processes without problems, on this machine."""
-    both = environment_of(worker_settings) | environment_of(service_settings)
-    return both | {"DATABASE_URL": databases.as_role(service_settings.database_url, "operator")}
+    return environment_of(worker_settings) | environment
 
 
 async def found(environment: Mapping[str, str], check: str, url: object = None) -> str:

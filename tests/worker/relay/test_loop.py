@@ -133,22 +133,19 @@ async def test_window_that_a_queue_blocks_is_the_last_on_its_channel(
 
 
 async def test_outage_of_postgres_keeps_the_connection_to_rabbitmq(
-    worker_settings, broker_link, link, database, tap, logs
+    worker_settings, broker_link, link, linked_pool, database, tap, logs
 ):
     """Otherwise the relay would log in to RabbitMQ again and again, and its checks would blame RabbitMQ."""
-    settings = settings_with(
-        worker_settings, amqp_url=broker_link.url, database_url=link.url, relay_poll_seconds=0.05
-    )
-    async with open_pool(settings) as pool:
-        relay = Relay(settings, pool, asyncio.Event())
-        async with running(relay.run):
-            await eventually(lambda: passes(relay.check))
-            await link.refuse()
-            await eventually(lambda: sum(line["event"] == "relay_paused" for line in logs) == 3)
-            is_ready = await passes(relay.check)
-            link.admit()
-            request = await store(database)
-            await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
+    settings = settings_with(worker_settings, amqp_url=broker_link.url)
+    relay = Relay(settings, linked_pool, asyncio.Event())
+    async with running(relay.run):
+        await eventually(lambda: passes(relay.check))
+        await link.refuse()
+        await eventually(lambda: sum(line["event"] == "relay_paused" for line in logs) == 3)
+        is_ready = await passes(relay.check)
+        link.admit()
+        request = await store(database)
+        await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
 
     assert is_ready
     assert broker_link.connections == 1
@@ -169,21 +166,18 @@ async def test_relay_that_needs_long_to_find_events_gets_the_time(worker_setting
 
 
 async def test_channel_is_not_used_again_after_postgres_has_interrupted_a_publish(
-    worker_settings, broker_link, link, database, stored_request
+    worker_settings, broker_link, link, linked_pool, database, stored_request
 ):
     """Some of its messages may be unsent, although aiormq has numbered them."""
-    settings = settings_with(
-        worker_settings, amqp_url=broker_link.url, database_url=link.url, broker_timeout_seconds=60.0
-    )
-    async with open_pool(settings) as pool:
-        relay = Relay(settings, pool, asyncio.Event())
-        broker_link.hold_before(id_of(stored_request).encode())
-        async with running(relay.run):
-            await eventually(broker_link.marker_reached.is_set)
-            await link.cut()
-            await eventually(lambda: broker_link.connections == 2)
-            broker_link.resume()
-            await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
+    settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=60.0)
+    broker_link.hold_before(id_of(stored_request).encode())
+
+    async with running(Relay(settings, linked_pool, asyncio.Event()).run):
+        await eventually(broker_link.marker_reached.is_set)
+        await link.cut()
+        await eventually(lambda: broker_link.connections == 2)
+        broker_link.resume()
+        await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
 
 
 async def test_nothing_is_published_from_a_read_only_postgres(relay_once, database, tap, stored_request):
