@@ -31,19 +31,12 @@ from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 
 
-async def store_many(database: Connection, number: int) -> None:
+async def store_many(database: Connection, number: int) -> list[CalculationRequest]:
     """Store requests whose request.created have been published."""
-    await store(database)
-    await database.execute(
-        """
-        INSERT INTO calculation_request
-        SELECT (jsonb_populate_record(request, jsonb_build_object(
-                    'id', left(id::text, 24) || lpad(to_hex(number), 12, '0')))).*
-          FROM calculation_request AS request, generate_series(2, $1) AS number
-        """,
-        number,
-    )
+    async with database.transaction():
+        requests = [await store(database) for _ in range(number)]
     await database.execute("DELETE FROM outbox")
+    return requests
 
 
 async def bury(channel: AbstractChannel, queue: topology.Queue, body: bytes, **properties: Any) -> None:

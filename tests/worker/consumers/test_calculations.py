@@ -14,7 +14,8 @@ from service.calculation_requests.model import RequestNotFound
 from service.identifiers import new_request_id, uuid_of
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
-from tests.worker.conftest import TRACEPARENT, publish, take
+from tests.worker.conftest import TRACEPARENT, publish
+from tests.worker.consumers.conftest import dead_letter
 from tests.worker.steps import calculate
 from worker.consumers import calculations, incoming
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
@@ -118,8 +119,7 @@ async def test_dead_letter_and_its_log_line_name_the_field_the_request_and_the_s
     with capture_logs(processors=[merge_contextvars]) as logs:
         async with running(calculation_consumer.run):
             await publish(channel, CALCULATION_RESULTS, body, message_id="theirs-1", user_id=user)
-            dead_letters = await channel.get_queue(CALCULATION_RESULTS.dead_letters)
-            dead = await eventually(lambda: take(dead_letters))
+            dead = await dead_letter(channel, CALCULATION_RESULTS)
             await eventually(lambda: "message_dead_lettered" in str(logs))
 
     assert dead.headers["x-reason-text"] == "type: Expected calculation.created"
