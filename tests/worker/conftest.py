@@ -17,7 +17,7 @@ from structlog.typing import EventDict
 
 from service.calculation_requests.changing import change
 from service.calculation_requests.model import CalculationRequest
-from service.identifiers import new_request_id
+from service.identifiers import first_id_at, new_request_id
 from service.outbox import events, lanes
 from service.outbox.events import RequestCreated, RequestEmailSent
 from service.outbox.lanes import RelayWaker
@@ -51,6 +51,14 @@ async def store(
     """Store a request as the API does, which puts its request.created into the outbox."""
     request = stored.new_request(**fields)
     assert await stored.insert(connection, request, traceparent=traceparent)
+    return request
+
+
+async def store_old(connection: Connection, at: datetime, number: int = 0) -> CalculationRequest:
+    """Store a request as one that was made then. Its id is the first one of that time, or a later one."""
+    old_id = UUID(int=first_id_at(at).int + number)
+    request = msgspec.structs.replace(stored.new_request(), id=old_id, created_at=at)
+    assert await stored.insert(connection, request)
     return request
 
 

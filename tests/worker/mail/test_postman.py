@@ -7,13 +7,11 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from service.identifiers import first_id_at
 from service.outbox.events import RequestEmailFailed, RequestEmailSent
-from tests.harness import stored
 from tests.harness.in_process import running
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
-from tests.worker.conftest import postman_held_before, running_postman
+from tests.worker.conftest import postman_held_before, running_postman, store_old
 from tests.worker.mail.conftest import all_are, announced, attempts, is_claimed, record_emails, states
 from tests.worker.steps import intend
 
@@ -64,9 +62,7 @@ async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_
 
 
 async def test_delay_of_a_requests_first_email_is_measured_from_the_create(postman, database):
-    ten_minutes_ago = first_id_at(datetime.now(UTC) - timedelta(minutes=10))
-    request = msgspec.structs.replace(stored.new_request(), id=ten_minutes_ago)
-    assert await stored.insert(database, request)
+    request = await store_old(database, datetime.now(UTC) - timedelta(minutes=10))
     for number in (1, 2):
         await intend(database, request, number)
 

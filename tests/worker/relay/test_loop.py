@@ -7,7 +7,6 @@ import pytest
 from service.outbox.lanes import LANES, lane_of, try_lock
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import open_pool
 from tests.harness.in_process import running
 from tests.harness.metrics import value
 from tests.harness.scripted_broker import ScriptedBroker
@@ -152,14 +151,14 @@ async def test_outage_of_postgres_keeps_the_connection_to_rabbitmq(
     assert await take_ids(tap) == [id_of(request)]
 
 
-async def test_relay_that_needs_long_to_find_events_gets_the_time(worker_settings, database, logs):
+async def test_relay_that_needs_long_to_find_events_gets_the_time(worker_settings, pool, database, logs):
     """As with millions of deleted events under an old snapshot."""
     await store(database)
     await database.execute("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
     await database.execute("CREATE POLICY slow ON outbox USING (pg_sleep(1.5) IS NOT NULL)")
     settings = settings_with(worker_settings, database_timeout_seconds=0.2)  # The first look may take 1 s.
 
-    async with open_pool(settings) as pool, running(Relay(settings, pool, asyncio.Event()).run):
+    async with running(Relay(settings, pool, asyncio.Event()).run):
         await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
 
     assert "relay_paused" in str(logs)
