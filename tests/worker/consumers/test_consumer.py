@@ -34,11 +34,11 @@ async def test_message_that_fails_is_a_dead_letter_after_21_deliveries(consumer,
 
 
 async def test_lost_connection_is_replaced_and_the_message_in_hand_delays_no_other_and_is_redelivered(
-    consumer_with, work, channel, broker_link
+    consumer_with, work, channel, broker_link, logs
 ):
     consumer = consumer_with(amqp_url=broker_link.url)
     connection = {"connection": NOTIFICATIONS.name}
-    work.locked = {1}
+    work.locked = {1}  # its row, so it is tried again and again
     await publish(channel, NOTIFICATIONS, b"1")
 
     async with running(consumer.run):
@@ -57,6 +57,7 @@ async def test_lost_connection_is_replaced_and_the_message_in_hand_delays_no_oth
         await eventually(lambda: holds(channel, NOTIFICATIONS.name, 0))
 
     assert await holds(channel, NOTIFICATIONS.dead_letters, 0)
+    assert "message_failed" not in str(logs)
 
 
 async def test_deleted_queue_is_declared_and_read_again(consumer, work, channel):

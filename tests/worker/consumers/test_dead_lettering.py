@@ -186,13 +186,7 @@ async def test_each_illegal_property_is_refused_or_its_message_is_recorded_or_de
         await publish(channel, CALCULATION_RESULTS, result(good.uuid))
         is_recorded = "SELECT calculation_id IS NOT NULL FROM calculation_request WHERE id = $1"
         await eventually(lambda: database.fetchval(is_recorded, good.id))
-
-        async def all_are_found() -> bool:
-            dead = await count(channel, CALCULATION_RESULTS.dead_letters)
-            recorded = await database.fetchval("SELECT count(calculation_id) FROM calculation_request")
-            return bool(dead + recorded == len(accepted) + 1)
-
-        await eventually(all_are_found)
+        await eventually(lambda: holds(channel, CALCULATION_RESULTS.name, 0))
 
     rows = await database.fetch("SELECT id FROM calculation_request WHERE calculation_id IS NOT NULL")
     dead = await take_all(await channel.get_queue(CALCULATION_RESULTS.dead_letters))
