@@ -17,9 +17,11 @@ from tests.worker.steps import intend, store_many
 
 UNKNOWN = "req_0000000000000000000000"
 NO_UTF_8 = "\udcff"
+NO_REQUEST = "There is no such request."
 NO_FIRM = "No conveyancer is registered under this identifier, or it is disabled."
 STANDBY = "{DATABASE_URL}?default_transaction_read_only=on"
 NOBODY = f"zqmark:zqmark@127.0.0.1:{free_port()}/none"
+CORRECT = f"service request correct {UNKNOWN} --customer-email"
 LIST = "worker outbox list"
 DEAD = "worker dead-letters list"
 
@@ -55,14 +57,9 @@ def test_every_command_has_help_that_needs_no_settings(words):
         ("worker dead-letters list elsewhere", "'elsewhere' is not one of"),
         ("worker trace req_short", "is not the uuid of a request"),
         ("service request find", "Say what to find"),
-        *(
-            (f"service request correct {UNKNOWN} --customer-email {address}", part)
-            for address, part in {
-                "a@b@example.com": "Expected one address",
-                "a" * 250 + "@b.com": "before the @ is malformed",
-                f"{NO_UTF_8}@example.com": "before the @ is malformed",
-            }.items()
-        ),
+        (f"{CORRECT} a@b@example.com", "Expected one address"),
+        (f"{CORRECT} {'a' * 250}@b.com", "before the @ is malformed"),
+        (f"{CORRECT} {NO_UTF_8}@example.com", "before the @ is malformed"),
         ("service conveyancer add new-firm\u202e --name 'New Firm'", "Invalid value for 'ID'"),
         ("service conveyancer add new-firm --name ''", "Invalid value for '--name'"),
         (f"service conveyancer disable {CONVEYANCER} --by ' '", "Invalid value for '--by'"),
@@ -91,25 +88,19 @@ def test_wrong_argument_is_explained_before_anything_is_done(command, part):
         (DEAD, {"AMQP_URL": ""}, "missing environment variable AMQP_URL"),
         (LIST, {"DATABASE_URL": f"postgresql://{NOBODY}"}, "Postgres at DATABASE_URL is unavailable: "),
         (DEAD, {"AMQP_URL": f"amqp://{NOBODY}"}, "reach"),
-        *(
-            (command, {f"{name}_URL": f"{scheme}://{address}"}, f"{name}_URL: ")
-            for command, name, scheme in ((LIST, "DATABASE", "postgresql"), (DEAD, "AMQP", "amqp"))
-            for address in ("127.0.0.1:zqmark/", "user:zqmark/1@127.0.0.1/")
-        ),
+        (LIST, {"DATABASE_URL": "postgresql://127.0.0.1:zqmark/"}, "DATABASE_URL: "),
+        (LIST, {"DATABASE_URL": "postgresql://user:zqmark/1@127.0.0.1/"}, "DATABASE_URL: "),
+        (DEAD, {"AMQP_URL": "amqp://127.0.0.1:zqmark/"}, "AMQP_URL: "),
+        (DEAD, {"AMQP_URL": "amqp://user:zqmark/1@127.0.0.1/"}, "AMQP_URL: "),
         (LIST, {"DATABASE_URL": "{DATABASE_URL}?sslmode=zqmark"}, "DATABASE_URL: not the address of a"),
         (LIST, {"DATABASE_URL": "{DATABASE_URL}?role=pg_signal_backend"}, "rejects the login"),
         (LIST, {"DATABASE_URL": "{DATABASE_URL}?search_path=none"}, "older than this release needs"),
-        *(
-            (f"{command} {UNKNOWN}", {}, "There is no such request.")
-            for command in (
-                *("worker trace", "worker outbox replay --uuid"),
-                *("service request erase", "service request new-secret"),
-            )
-        ),
-        *(
-            (f"service {command} nobody", {}, NO_FIRM)
-            for command in ("conveyancer disable", "conveyancer enable")
-        ),
+        (f"worker trace {UNKNOWN}", {}, NO_REQUEST),
+        (f"worker outbox replay --uuid {UNKNOWN}", {}, NO_REQUEST),
+        (f"service request erase {UNKNOWN}", {}, NO_REQUEST),
+        (f"service request new-secret {UNKNOWN}", {}, NO_REQUEST),
+        ("service conveyancer disable nobody", {}, NO_FIRM),
+        ("service conveyancer enable nobody", {}, NO_FIRM),
         ("service api-key revoke 000000000000", {}, "No valid API key has this prefix"),
         (f"service api-key create {CONVEYANCER}", {"DATABASE_URL": STANDBY}, "is it a standby?"),
         ("service token firm --key none.pem", {"AUTH_ISSUER": ""}, "variable AUTH_ISSUER"),

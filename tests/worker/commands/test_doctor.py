@@ -98,16 +98,12 @@ async def test_command_says_what_is_wrong_and_prints_no_secret(environment):
 @pytest.mark.parametrize(
     ("check", "part", "value", "says"),
     [
-        *(
-            (check, part, value, says)
-            for check in ("postgres", "rabbitmq")
-            for part, value, says in (
-                ("port", 1, "connection refused"),
-                ("host", "nowhere.invalid", "unknown host"),
-            )
-        ),
+        ("postgres", "port", 1, "connection refused"),
+        ("postgres", "host", "nowhere.invalid", "unknown host"),
         ("postgres", "path", "/no-such-database", "InvalidCatalogNameError"),
         ("postgres", "user", "nobody-here", "it rejects the login"),
+        ("rabbitmq", "port", 1, "connection refused"),
+        ("rabbitmq", "host", "nowhere.invalid", "unknown host"),
         ("rabbitmq", "password", "hunter2", "ProbableAuthenticationError"),
         ("rabbitmq", "path", "/nowhere", "InvalidFrameError"),
         ("mail server", "scheme", "smtp+starttls", "SMTPException"),  # It does not offer STARTTLS.
@@ -115,12 +111,10 @@ async def test_command_says_what_is_wrong_and_prints_no_secret(environment):
 )
 async def test_server_that_cannot_be_used_is_found(environment, check, part, value, says):
     url = URL(environment[SERVERS[check][0]])
-    changed = getattr(url, f"with_{part}")(value)
 
-    assert re.match(
-        f"wrong: (Postgres at DATABASE_URL is unavailable: )?{says}; ",
-        await found(environment, check, changed),
-    )
+    finding = await found(environment, check, getattr(url, f"with_{part}")(value))
+
+    assert re.match(f"wrong: (Postgres at DATABASE_URL is unavailable: )?{says}; ", finding)
 
 
 async def test_no_check_waits_long_for_a_server_that_is_or_becomes_silent(
@@ -221,9 +215,8 @@ async def test_customer_without_an_email_is_found(environment, database, stored_
     await database.execute("DELETE FROM outbox")
     await database.execute("UPDATE calculation_request SET created_at = now() - interval '1 hour'")
 
-    assert re.match(
-        f"wrong: 1 requests: .*{stored_request.uuid}", await found(environment, "request_without_email")
-    )
+    says = await found(environment, "request_without_email")
+    assert re.match(f"wrong: 1 requests: .*{stored_request.uuid}", says)
 
 
 async def test_missing_queue_is_found_and_not_created(environment, channel):

@@ -171,6 +171,13 @@ async def erase(request: CalculationRequest) -> dict[str, Any]:
     return erasure
 
 
+async def unpublished(database: Connection) -> list[dict[str, Any]]:
+    rows = await database.fetch(
+        "SELECT id, payload FROM outbox UNION ALL SELECT id, payload FROM outbox_held ORDER BY id"
+    )
+    return [json.loads(row["payload"]) for row in rows]
+
+
 async def dump(database: Connection) -> str:
     tables = await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()")
     assert len(tables) >= 9
@@ -179,15 +186,7 @@ async def dump(database: Connection) -> str:
         for table in tables
         for row in await database.fetch(f"SELECT t::text FROM {table['tablename']} AS t")  # noqa: S608
     ]
-    payloads = await database.fetch("SELECT payload FROM outbox UNION ALL SELECT payload FROM outbox_held")
-    return "\n".join([*rows, *(row["payload"].decode() for row in payloads)])
-
-
-async def unpublished(database: Connection) -> list[dict[str, Any]]:
-    rows = await database.fetch(
-        "SELECT id, payload FROM outbox UNION ALL SELECT id, payload FROM outbox_held ORDER BY id"
-    )
-    return [json.loads(row["payload"]) for row in rows]
+    return "\n".join([*rows, json.dumps(await unpublished(database))])
 
 
 async def test_nothing_personal_is_left_in_any_table(database, postman, mail_server):

@@ -1,5 +1,6 @@
 """`trace`: the progress of one request."""
 
+import msgspec
 import pytest
 
 from service.calculation_requests.model import CalculationRequest
@@ -34,10 +35,8 @@ async def test_new_request_is_pending_and_then_published_without_an_email(databa
     published = await trace_of(stored_request)
 
     assert states(pending) == [("request.created", 1, "pending")]
-    assert (pending.request.tenant, pending.request.stored_at) == (
-        stored_request.conveyancer_id,
-        stored_request.created_at,
-    )
+    assert pending.request.tenant == stored_request.conveyancer_id
+    assert pending.request.stored_at == stored_request.created_at
     assert pending.request.calculation_id is None
     assert states(published) == [("request.created", 1, "published")]
     assert published.emails == []
@@ -118,12 +117,9 @@ async def test_erased_request_is_still_shown(database, stored_request):
     await command("request", "erase", stored_request.uuid, "--by", "Ada")
 
     trace = await trace_of(stored_request)
-    assert trace.request.erased_at is not None
-    assert (trace.request.tenant, trace.request.stored_at) == (
-        before.request.tenant,
-        before.request.stored_at,
-    )
-    assert trace.request.calculation_id == before.request.calculation_id
+    erased_at = trace.request.erased_at
+    assert erased_at is not None
+    assert trace.request == msgspec.structs.replace(before.request, erased_at=erased_at)
     assert states(trace) == [*states(before), ("request.email_failed", 3, "pending")]
     assert [(email.state, email.reason) for email in trace.emails] == [("failed", "cancelled")]
     assert [(action.action, action.operator) for action in trace.actions] == [("request erase", "Ada")]
