@@ -43,7 +43,6 @@ class Changing(NamedTuple):
     prepare: str = "SELECT"  # a statement that is executed before
 
     async def count_done(self, database: Connection, channel: AbstractChannel) -> int:
-        """Return the number of changes."""
         if self.done == NOTIFICATIONS.name:
             return await count(channel, self.done)
         number: int = await database.fetchval(f"SELECT count(*) FROM {self.done}")  # noqa: S608

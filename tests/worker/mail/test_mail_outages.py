@@ -102,7 +102,6 @@ class ParticularMailServer(ScriptedMailServer):
         self.goes_on.set()
 
     async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
-        """Return the reply to a command, which may depend on what came before."""
         if command == "greeting" and self.open_connections > self._connections:
             session.closes_after_reply = True
             return b"421 Too many concurrent SMTP connections"
@@ -157,7 +156,6 @@ class SilentAtFirst(ScriptedMailServer):
     """Sends no greeting over its first connection."""
 
     async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
-        """Return the reply to a command."""
         if command == "greeting" and self.connections == 1:
             await asyncio.sleep(60)
         return await super().reply_to(session, command, sent)
@@ -180,7 +178,6 @@ class TiredMailServer(ScriptedMailServer):
         self._used: set[Session] = set()
 
     async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
-        """Return the reply to a command."""
         if command == "MAIL" and session in self._used:
             return self._answer
         if command == "MAIL":
