@@ -41,7 +41,6 @@ from worker.relay.outbox_tables import OutboxRow
 from worker.relay.publisher import Publisher
 from worker.settings import EmailSettings, WorkerSettings
 
-KEYS = stored.KEYS
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 

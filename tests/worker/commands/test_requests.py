@@ -14,10 +14,10 @@ from service.outbox import lanes
 from service.postgres.pool import Connection
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST
-from tests.harness.stored import ANY_TEXTS
+from tests.harness.stored import ANY_TEXTS, KEYS
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command, rendered
-from tests.worker.conftest import KEYS, created_event, hold_events, postman_held_before, store
+from tests.worker.conftest import created_event, hold_events, postman_held_before, store
 from tests.worker.steps import (
     add_email_again,
     assert_sound,

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from service.calculation_requests.model import CalculationRequest
+from tests.harness.stored import KEYS
 from tests.worker.commands.conftest import command, rendered
-from tests.worker.conftest import KEYS
 from tests.worker.steps import attempt_emails, calculate, finish, intend, key_of
 from worker.commands.trace import Trace
 

@@ -6,8 +6,8 @@ import pytest
 from service.outbox.events import RequestEmailFailed
 from tests.harness.in_process import running
 from tests.harness.metrics import rises, value
+from tests.harness.stored import KEYS
 from tests.harness.waiting import eventually
-from tests.worker.conftest import KEYS
 from tests.worker.mail.conftest import all_are, announced, record_emails, states
 
 
