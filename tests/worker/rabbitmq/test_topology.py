@@ -38,14 +38,6 @@ async def test_dead_letters_live_thirty_days(channel, queue):
     await channel.declare_queue(queue.dead_letters, durable=True, arguments=arguments)
 
 
-async def test_events_of_other_types_do_not_reach_the_notifications(channel):
-    exchange = await channel.get_exchange(topology.REQUESTS)
-
-    await exchange.publish(Message(b"{}"), "request.calculated", mandatory=False)
-
-    assert await count(channel, NOTIFICATIONS.name) == 0
-
-
 async def test_queue_with_other_properties_stops_its_own_role_alone(
     worker_settings, channel, pool, relay, calculation_consumer
 ):
