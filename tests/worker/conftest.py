@@ -32,6 +32,8 @@ from tests.harness.waiting import eventually
 from worker.consumers import calculations
 from worker.consumers.calculations import Result
 from worker.consumers.consumer import Consumer
+from worker.mail import ledger
+from worker.mail.ledger import EmailToSend
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
@@ -107,6 +109,15 @@ def logs() -> Iterator[list[EventDict]]:
 @pytest.fixture
 async def stored_request(database: Connection) -> CalculationRequest:
     return await store(database)
+
+
+@pytest.fixture
+async def intended(database: Connection, stored_request: CalculationRequest) -> CalculationRequest:
+    """A request whose request.created was published, and whose e-mail is due."""
+    email = EmailToSend(f"{stored_request.uuid}.request.created.1", stored_request.id)
+    await ledger.add(database, [email])
+    await database.execute("DELETE FROM outbox")
+    return stored_request
 
 
 @pytest.fixture

@@ -92,11 +92,8 @@ async def test_first_email_is_overdue_from_its_create_and_a_later_one_from_its_o
         ("no connection: ConnectionRefusedError", 1),
     ],
 )
-async def test_email_that_waits_for_its_recipients_mailbox_is_not_overdue(
-    database, stored_request, *, reply, overdue
-):
-    await intend(database, stored_request)
-    await database.execute("DELETE FROM outbox")
+@pytest.mark.usefixtures("intended")
+async def test_email_that_waits_for_its_recipients_mailbox_is_not_overdue(database, *, reply, overdue):
     await database.execute("UPDATE email SET attempts = 1, server_reply = $1", reply)
     await make_old(database)
 

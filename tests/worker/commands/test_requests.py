@@ -43,50 +43,45 @@ MARKED: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-async def due(database, stored_request):
-    await intend(database, stored_request)
-    return stored_request
-
-
 async def opens(client: httpx.AsyncClient, uuid: str, secret: str) -> bool:
     answer = await client.get(f"/v1/request/{uuid}", headers={"Authorization": f"Bearer {secret}"})
     return {200: True, 401: False}[answer.status_code]
 
 
 async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
-    client, database, postman, mail_server, due
+    client, database, postman, mail_server, intended
 ):
     await attempt_emails(database, postman)
-    answer = await command("request", "correct", due.uuid, *CORRECTING)
+    answer = await command("request", "correct", intended.uuid, *CORRECTING)
     await attempt_emails(database, postman)
 
-    assert answer.text == f"{due.uuid} has a new secret; e-mail {key_of(due, 2)} is due"
+    assert answer.text == f"{intended.uuid} has a new secret; e-mail {key_of(intended, 2)} is due"
     wrong, right = mail_server.accepted
-    assert (wrong.recipients, right.recipients) == ([due.customer_email], ["eve@example.com"])
-    now = (await client.get(f"/v1/request/{due.uuid}")).json()["data"]
+    assert (wrong.recipients, right.recipients) == ([intended.customer_email], ["eve@example.com"])
+    now = (await client.get(f"/v1/request/{intended.uuid}")).json()["data"]
     assert now["customer_email"] == "eve@example.com"
     body = right.message.get_body(("plain",))
     assert body is not None
     assert now["request_url"] in body.get_content().splitlines()
-    assert await opens(client, due.uuid, now["secret"])
-    assert not await opens(client, due.uuid, due.secret_and_url(KEYS, "")[0])
-    assert await database.fetchval("SELECT subject FROM operator_action") == key_of(due, 2)
+    assert await opens(client, intended.uuid, now["secret"])
+    assert not await opens(client, intended.uuid, intended.secret_and_url(KEYS, "")[0])
+    assert await database.fetchval("SELECT subject FROM operator_action") == key_of(intended, 2)
     await assert_sound(database)
 
 
 async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
-    database, worker_settings, mail_server, mail_link, due
+    database, worker_settings, mail_server, mail_link, intended
 ):
     # The claim is not renewed meanwhile: the postman would notice that it has lost it.
     async with postman_held_before(b"RCPT", mail_link, worker_settings, email_claim_seconds=600.0):
-        await command("request", "correct", due.uuid, *CORRECTING)
+        await command("request", "correct", intended.uuid, *CORRECTING)
         mail_link.resume()
         await eventually(lambda: database.fetchval("SELECT true FROM email WHERE state = 'sent'"))
 
-    assert {mail.recipients[0] for mail in mail_server.accepted} == {due.customer_email, "eve@example.com"}
+    recipients = {mail.recipients[0] for mail in mail_server.accepted}
+    assert recipients == {intended.customer_email, "eve@example.com"}
     rows = await database.fetch("SELECT email_key, state, reason FROM email ORDER BY email_key")
-    assert rows == [(key_of(due), "failed", "cancelled"), (key_of(due, 2), "sent", None)]
+    assert rows == [(key_of(intended), "failed", "cancelled"), (key_of(intended, 2), "sent", None)]
     await assert_sound(database)
 
 
@@ -135,14 +130,14 @@ async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
     await assert_sound(database)
 
 
-async def test_correction_to_the_same_address_changes_nothing(database, due):
+async def test_correction_to_the_same_address_changes_nothing(database, intended):
     before = await database.fetch("SELECT * FROM calculation_request")
 
-    answer = await command("request", "correct", due.uuid, "--customer-email", due.customer_email)
+    answer = await command("request", "correct", intended.uuid, "--customer-email", intended.customer_email)
 
-    assert answer.text == f"{due.uuid} has this address already: nothing was changed"
+    assert answer.text == f"{intended.uuid} has this address already: nothing was changed"
     assert await database.fetch("SELECT * FROM calculation_request") == before
-    assert await states(database) == {key_of(due): "pending"}
+    assert await states(database) == {key_of(intended): "pending"}
     assert await database.fetchval("SELECT count(*) FROM operator_action") == 0
 
 

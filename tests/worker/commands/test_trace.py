@@ -6,7 +6,7 @@ import pytest
 from service.calculation_requests.model import CalculationRequest
 from tests.harness.stored import KEYS
 from tests.worker.commands.conftest import command, rendered
-from tests.worker.steps import attempt_emails, calculate, finish, intend, key_of
+from tests.worker.steps import attempt_emails, calculate, finish, key_of
 from worker.commands.trace import Trace
 
 pytestmark = pytest.mark.usefixtures("on_servers")
@@ -55,13 +55,12 @@ async def test_held_event_is_shown_with_its_error(retrying):
     ("code", "state", "reason"), [("451 4.7.1", "pending", None), ("550 5.1.1", "failed", "refused")]
 )
 async def test_unsent_email_is_shown_with_the_reply_of_the_mail_server_but_no_address(
-    database, postman, mail_server, stored_request, code, state, reason
+    database, postman, mail_server, intended, code, state, reason
 ):
     mail_server.rcpt_reply = f"{code} <ada@customer.example.com>: no"
-    await intend(database, stored_request)
     await attempt_emails(database, postman)
 
-    trace = await trace_of(stored_request)
+    trace = await trace_of(intended)
 
     [email] = trace.emails
     assert (email.state, email.reason) == (state, reason)

@@ -12,13 +12,6 @@ from tests.worker.steps import intend
 
 
 @pytest.fixture
-async def intended(database: Connection, stored_request: CalculationRequest) -> CalculationRequest:
-    await intend(database, stored_request)
-    await database.execute("DELETE FROM outbox")
-    return stored_request
-
-
-@pytest.fixture
 async def rude_server() -> AsyncIterator[ScriptedMailServer]:
     """A mail server that can break the rules of SMTP."""
     async with ScriptedMailServer() as server:
