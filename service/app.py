@@ -1,7 +1,7 @@
 """Assembles the API from its parts."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -80,14 +80,11 @@ async def _lifespan(
     app: Litestar, *, settings: ServiceSettings, secret_keys: SecretKeyRing
 ) -> AsyncIterator[None]:
     seconds = settings.database_timeout_seconds
-    async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(open_pool(settings))
+    async with open_pool(settings) as pool:
         signing_keys = SigningKeys(settings.auth_jwks_url)
         with suppress(SigningKeysUnavailable):  # The failure was logged, and fetches go on in the background.
             await signing_keys.refresh()
         relay = RelayWaker(pool, seconds=seconds)
-        await stack.enter_async_context(in_background("signing_keys", signing_keys.run))
-        await stack.enter_async_context(in_background("relay_waker", relay.run))
         app.state.resources = Resources(
             settings=settings,
             authenticator=Authenticator(settings, signing_keys, pool),
@@ -97,4 +94,5 @@ async def _lifespan(
             secret_keys=secret_keys,
         )
         app.state.checks = {"postgres": probes.lasting_readiness(pool, seconds=seconds)}
-        yield
+        async with in_background("signing_keys", signing_keys.run), in_background("relay_waker", relay.run):
+            yield

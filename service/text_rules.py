@@ -48,8 +48,6 @@ def check_filled_line(value: str) -> Fault | None:
     """Return the fault of *value*, or None if it is a single line of text with a visible character."""
     if not value.strip():
         return BLANK
-    if value.isascii() and value.isprintable():  # The usual case, and quick to check.
-        return None
     return check_line(value) or (BLANK if is_blank(value) else None)
 
 

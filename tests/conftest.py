@@ -172,9 +172,8 @@ def service_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
 @pytest.fixture
 def environment(service_settings: ServiceSettings) -> dict[str, str]:
     """The environment of operators' commands, with the settings of the API."""
-    return environment_of(
-        service_settings, DATABASE_URL=databases.as_role(service_settings.database_url, "operator")
-    )
+    database_url = databases.as_role(service_settings.database_url, "operator")
+    return environment_of(service_settings, DATABASE_URL=database_url)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import ast
 import re
-from itertools import product
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -17,9 +16,8 @@ PAGES += [f"deploy/{name}.md" for name in ("README", "operate", "reference", "ru
 TABLE = (TESTS / "README.md").read_text().partition("\n## Promises\n")[2].partition("\n## ")[0]
 PROMISES = re.findall(r"^\| \[(.+)\]\(\.\./(\S+)#(\S+)\) \| (.+) \|$", TABLE, re.MULTILINE)
 # These sections explain, or say what is not promised.
-WITHOUT_PROMISES = {
-    *product(["README.md"], ["can-still-happen", "decisions", "glossary", "where-everything-else-is"]),
-}
+EXPLANATIONS = ("can-still-happen", "decisions", "glossary", "where-everything-else-is")
+WITHOUT_PROMISES = {("README.md", section) for section in EXPLANATIONS}
 KIB, MIB = 1024, 1024**2
 
 

@@ -23,8 +23,7 @@ from worker import metrics, reconciliation
 from worker.consumers import calculations, notifications
 from worker.mail import ledger
 from worker.mail.postman import Postman
-from worker.relay import outbox_tables
-from worker.relay.listener import Listener
+from worker.relay import listener, outbox_tables
 from worker.relay.loop import Relay
 from worker.retention import Retention
 from worker.settings import EmailSettings, WorkerSettings
@@ -53,18 +52,18 @@ class Worker:
             woken = asyncio.Event()
             relay = Relay(settings, pool, woken)
             self.parts["relay"] = relay.run
-            self.parts["listener"] = Listener(settings, woken).run
+            self.parts["listener"] = partial(listener.run, settings, woken)
             self.parts["discrepancies"] = partial(reconciliation.run, pool)
             if (days := settings.retention_days) is not None:
                 self.parts["retention"] = Retention(settings, pool, relay_waker, days=days).run
             self.checks["relay"] = relay.check
             readings.append(outbox_tables.read_gauges)
         if "notifications" in roles:
-            due = asyncio.Event()
-            notification_consumer = notifications.consumer(settings, pool, due)
+            wake = asyncio.Event()
+            notification_consumer = notifications.consumer(settings, pool, wake)
             self.parts["notifications"] = notification_consumer.run
             email_settings = cast("EmailSettings", settings)  # `__main__` loads them for this role.
-            self.parts["emails"] = Postman(email_settings, pool, due, relay_waker).run
+            self.parts["emails"] = Postman(email_settings, pool, wake, relay_waker).run
             remember = partial(_remember_secret_keys, email_settings, pool)
             self.parts["secret_keys"] = partial(_wait_for, remember, "secret_keys_wait_for_postgres")
             self.checks["notifications"] = notification_consumer.check

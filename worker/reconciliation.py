@@ -75,7 +75,7 @@ async def _keep_looking(pool: Pool) -> None:
 async def look(pool: Pool) -> None:
     """Export the discrepancies of the last day's requests. In an outage the gauges keep their values."""
     try:
-        async with connections.transaction(pool, seconds=30.0) as connection:
+        async with connections.transaction(pool, seconds=30.0) as connection:  # for a whole day's requests
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             discrepancies = await find_recent(connection)
     except PostgresUnavailable as error:

@@ -19,7 +19,6 @@ from worker.settings import WorkerSettings
 from worker.waiting import wait_at_most
 
 _REST_SECONDS = 3600.0  # between rounds, on average
-_SHORT_WAIT = "SET LOCAL lock_timeout = '0.5s'"  # for a row that another session has locked
 
 _log = structlog.get_logger()
 
@@ -74,7 +73,7 @@ class Retention:
         async with connections.transaction(self._pool, seconds=self._seconds) as connection:
             if not await try_lock(connection, [lane_of(request_id)]):
                 return 0
-            await connection.execute(_SHORT_WAIT)
+            await connection.execute("SET LOCAL lock_timeout = '0.5s'")  # for a row that is locked
             try:
                 erased = await erasing.erase(connection, [request_id])
             except asyncpg.LockNotAvailableError:

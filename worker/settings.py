@@ -6,7 +6,6 @@ import msgspec
 
 from service.settings import ADDRESS, AppUrl, NonBlank, Port, PostgresUrl, Seconds, Settings
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 AmqpUrl = Annotated[str, msgspec.Meta(pattern=rf"\Aamqps?://{ADDRESS}")]
 
 
@@ -23,17 +22,12 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     # At least 30 days, because EMAIL_GIVE_UP_SECONDS may be as long, and until then an e-mail is retried.
     retention_days: Annotated[int, msgspec.Meta(ge=30, le=36_500)] | None = None
 
-    consumer_prefetch: Count = 256
+    consumer_prefetch: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256
 
     @property
     def work_timeout_seconds(self) -> float:
         """The deadline of one unit of work. It is longer than in the API, because no caller waits."""
         return 5 * self.database_timeout_seconds
-
-    @property
-    def finish_seconds(self) -> float:
-        """Half of the shutdown time, for in-flight messages. The other half is for closing connections."""
-        return self.shutdown_seconds / 2
 
 
 class EmailSettings(WorkerSettings, frozen=True, kw_only=True):

@@ -9,7 +9,6 @@ from litestar import Response
 
 from service.server import asgi
 
-# Every code that an error can have. A later release may add others.
 ErrorCode = Literal[
     "malformed_request",
     "malformed_body",
@@ -89,7 +88,6 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
     meta: Meta
 
 
-_encoder = msgspec.json.Encoder()
 _OK = Status(HTTPStatus.OK, HTTPStatus.OK.phrase)
 
 
@@ -119,4 +117,4 @@ class JSONResponse(Response[Data]):
         status = self.status_code or status_code or HTTPStatus.OK
         if self.content is None:
             return asgi.Response(status, headers, b"")
-        return asgi.Response.of(status, b"application/json", _encoder.encode(self.content), *headers)
+        return asgi.Response.of(status, b"application/json", msgspec.json.encode(self.content), *headers)

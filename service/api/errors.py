@@ -52,7 +52,6 @@ class ApiError(Exception):
         self.errors = [FieldError(code, message, None, None)]
         self.headers = dict(headers)
         if challenge is not None:
-            # RFC 6750, section 3
             value = 'Bearer realm="calculation-requests"'
             if challenge:
                 value += f', error="{challenge}", error_description="{message}"'
@@ -67,6 +66,10 @@ class InvalidSubmission(ApiError):
     def __init__(self, errors: list[FieldError]) -> None:
         super().__init__(HTTPStatus.UNPROCESSABLE_ENTITY, errors[0].code, errors[0].message)
         self.errors = errors
+
+
+def _unavailable(message: str) -> ApiError:
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", message, _SOON)
 
 
 # The responses to exceptions that Litestar raises, and to those of the packages that the API calls. An
@@ -111,17 +114,11 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         "idempotency_key_reused",
         "This Idempotency-Key was used with a different body: a new request needs a new key.",
     ),
-    PostgresUnavailable: ApiError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "unavailable",
-        "The service is overloaded, or its database is down: try again after the time in Retry-After.",
-        _SOON,
+    PostgresUnavailable: _unavailable(
+        "The service is overloaded, or its database is down: try again after the time in Retry-After."
     ),
-    SigningKeysUnavailable: ApiError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "unavailable",
-        "The access token cannot be verified now: keep it, and try again after the time in Retry-After.",
-        _SOON,
+    SigningKeysUnavailable: _unavailable(
+        "The access token cannot be verified now: keep it, and try again after the time in Retry-After."
     ),
     SecretKeyMissing: ApiError(
         HTTPStatus.SERVICE_UNAVAILABLE,
@@ -130,11 +127,8 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         {"retry-after": "60"},
     ),
     # The process is stopping, and has cancelled the HTTP request.
-    CancelledError: ApiError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "unavailable",
-        "The service stopped before it could answer: try again after the time in Retry-After.",
-        _SOON,
+    CancelledError: _unavailable(
+        "The service stopped before it could answer: try again after the time in Retry-After."
     ),
     Exception: ApiError(
         HTTPStatus.INTERNAL_SERVER_ERROR,

@@ -63,7 +63,7 @@ class Requests(Controller):
         dto=BodyDecoder[CreateBody],
         security=[{"access_token": [WRITE]}],
         documented=Documented(
-            answers=examples.CREATED,
+            answers={"ok": examples.RECORD},
             refused_body=b'{"customer_email": "ada", "property_value": -1, "waive_fee": true}',
             headers=[frozenset(), {REPLAYED.lower()}],
             links=link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid") | _TO_ITS_EVENTS,

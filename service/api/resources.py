@@ -1,5 +1,6 @@
 """The resources that the handlers use."""
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -34,9 +35,12 @@ class Resources(msgspec.Struct, frozen=True):
         return connections.acquired(self.pool, seconds=self.settings.database_timeout_seconds)
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Connection]:
-        """Open a transaction for one HTTP request, for `change` to announce events. Then wake the relays."""
-        seconds = self.settings.database_timeout_seconds
+    async def transaction(self, *, until: float | None = None) -> AsyncIterator[Connection]:
+        """Open a transaction for one HTTP request, for `change`. Then wake the relays, in case of events.
+
+        A handler that has used a connection before passes the deadline of both, by time.monotonic.
+        """
+        seconds = self.settings.database_timeout_seconds if until is None else until - time.monotonic()
         async with connections.transaction(self.pool, seconds=seconds) as connection:
             yield connection
         self.relay.wake()

@@ -11,7 +11,6 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from service.calculation_requests import reading
 from service.calculation_requests.model import EventSource
@@ -22,14 +21,13 @@ from service.postgres.pool import Connection
 
 
 class LockedRequest(EventSource, kw_only=True):
-    """A request whose row is locked. `change_all` writes the columns that are set, and the events."""
+    """A request whose row is locked. `change_all` writes what its block changes, and the events."""
 
     updated_at: datetime
     locked_at: datetime  # by Postgres' clock, in whole seconds: the time of the changes and the events
-    # Columns that can be set, but are not read.
-    customer_email: str | UnsetType = UNSET
-    secret_salt: bytes | UnsetType = UNSET
-    secret_key_id: str | UnsetType = UNSET
+    customer_email: str
+    secret_salt: bytes
+    secret_key_id: str
     announced: list[tuple[Any, ...]] = msgspec.field(default_factory=list)
 
     def announce(self, event: type[RequestEvent], *, traceparent: str | None = None, **facts: object) -> None:
@@ -100,8 +98,7 @@ async def change_all(
 
 
 _LOCK = f"""
-    SELECT {", ".join(EventSource.__struct_fields__)}, updated_at,
-           date_trunc('second', statement_timestamp()) AS locked_at
+    SELECT {", ".join(_COLUMNS)}, date_trunc('second', statement_timestamp()) AS locked_at
       FROM calculation_request
      WHERE id = ANY($1)
      ORDER BY id
@@ -110,7 +107,7 @@ _LOCK = f"""
 
 
 def _changed_columns(request: LockedRequest, earlier: LockedRequest) -> tuple[str, ...]:
-    """Return the columns that were set. Moves updated_at, unless only events were announced."""
+    """Return the columns whose values differ. Moves updated_at, unless only events were announced."""
     columns = [name for name in _COLUMNS if getattr(request, name) != getattr(earlier, name)]
     if set(columns) - {"sequence"}:
         # Not before an earlier change, whose transaction may have begun later.
@@ -132,7 +129,6 @@ async def _update(connection: Connection, columns: Sequence[str], requests: Iter
     )
 
 
-# Records events, and writes them to the outbox.
 _WRITE_EVENTS = """
     WITH announced AS (
         SELECT *

@@ -7,7 +7,6 @@ from uuid import UUID
 
 import click
 import msgspec
-from msgspec import UNSET
 
 from service.calculation_requests import email_addresses, email_changes, erasing, reading
 from service.calculation_requests.changing import change
@@ -100,9 +99,9 @@ async def _answer(
         connecting.bounded_transaction(connection),
         change(connection, request_id) as request,
     ):
-        is_new = address is None or address != await connection.fetchval(_ADDRESS, request_id)
+        is_new = address != request.customer_email
         if is_new:
-            request.customer_email = address or UNSET
+            request.customer_email = address or request.customer_email
             request.secret_salt, request.secret_key_id = secrets.token_bytes(16), keys.current_id
             email = await email_changes.replace(connection, request, sends=sends_email)
             await operator_actions.record(connection, action, [(request_id, email)], by)
@@ -111,9 +110,6 @@ async def _answer(
         return Answer(changed, f"{request.uuid} has this address already: nothing was changed")
     follows = f"e-mail {email} is due" if email else "no e-mail is sent"
     return Answer(changed, f"{request.uuid} has a new secret; {follows}")
-
-
-_ADDRESS = "SELECT customer_email FROM calculation_request WHERE id = $1"
 
 
 @request.command()

@@ -111,16 +111,14 @@ def _channel(address: str, binding: Mapping[str, Any], messages: tuple[str, ...]
 
 
 def _operations() -> dict[str, Any]:
-    sent = [(f"send_{event.type.replace('.', '_')}", event.type, event.__doc__) for event in events.SENT]
-    received = [
-        ("receive_calculation_created", CalculationCreated.type, CalculationCreated.__doc__),
-        ("read_notifications", events.NOTIFICATIONS_QUEUE, "E-mail the customer."),
-        ("read_calculation_results", events.CALCULATION_RESULTS_QUEUE, "Record the calculation."),
+    names = {event: f"send_{event.type.replace('.', '_')}" for event in events.SENT}
+    operations = [
+        *(("send", name, event.type, event.__doc__) for event, name in names.items()),
+        ("receive", "receive_calculation_created", CalculationCreated.type, CalculationCreated.__doc__),
+        ("receive", "read_notifications", events.NOTIFICATIONS_QUEUE, "E-mail the customer."),
+        ("receive", "read_calculation_results", events.CALCULATION_RESULTS_QUEUE, "Record the calculation."),
     ]
-    return {
-        **{name: _operation("send", channel, summary) for name, channel, summary in sent},
-        **{name: _operation("receive", channel, summary) for name, channel, summary in received},
-    }
+    return {name: _operation(action, channel, summary) for action, name, channel, summary in operations}
 
 
 def _operation(action: str, channel: str, summary: str | None) -> dict[str, Any]:

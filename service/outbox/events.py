@@ -124,7 +124,6 @@ class CalculationCreated(msgspec.Struct, frozen=True):
 
 SENT = tuple(RequestEvent.__subclasses__())
 BY_TYPE = {event.type: event for event in SENT}
-EVENT_TYPES = tuple(BY_TYPE)
 MUST_BE_ROUTED = frozenset(event.type for event in SENT if event.must_be_routed)
 
 Data = TypeVar("Data")

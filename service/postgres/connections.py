@@ -24,8 +24,7 @@ async def acquired(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]:
 
     An interrupted statement is cancelled in the background. Its connection is closed within *seconds*.
 
-    Raises PostgresUnavailable if Postgres or the pool does not respond in time. In the API, *seconds* is
-    DATABASE_TIMEOUT_SECONDS, and the caller gets 503.
+    Raises PostgresUnavailable if Postgres or the pool does not respond in time.
     """
     began = time.perf_counter()
     try:

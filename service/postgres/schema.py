@@ -1,7 +1,5 @@
 """The database schema: installs schema.sql in an empty database, and upgrades an existing one.
 
-The command `schema apply` does both. On Kubernetes an init container of the API runs the command.
-
 Versions after the first release are numbered files. They are applied while requests are stored. So indexes
 are built concurrently, and an attempt to lock a table ends after 200 ms and is repeated.
 
@@ -98,9 +96,7 @@ async def check_ready(pool: Pool, *, seconds: float) -> None:
 
 
 async def _apply(connection: Connection, versions: Sequence[str]) -> None:
-    """Apply missing versions and roles.sql, unless the database has a newer version.
-
-    Raises SchemaOutdated if the database has only other tables.
+    """Do what `apply` says, once its lock is held. Raises SchemaOutdated if there are only other tables.
 
     A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction. In
     that case, each statement is a transaction, and must be safe to repeat after an interruption. Because an

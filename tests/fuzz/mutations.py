@@ -46,16 +46,13 @@ _BYTES = [
 def mutants(chance: random.Random) -> Iterator[bytes]:
     """Yield bodies without end, the same ones for the same seed."""
     while True:
-        fields = [
-            (json.dumps(name), json.dumps(value))
-            for name, value in chance.choice([SMALLEST_REQUEST, FULL_REQUEST]).items()
-        ]
+        valid = chance.choice([SMALLEST_REQUEST, FULL_REQUEST])
+        fields = [(json.dumps(name), json.dumps(value)) for name, value in valid.items()]
         for _ in range(chance.choice([0, 1, 1, 1, 2, 3])):
             place = chance.randrange(len(fields))
             fields[place : place + 1] = chance.choice(_FIELD_MUTATIONS)(*fields[place], chance)
-        body = ("{" + ",".join(f"{name}:{value}" for name, value in fields) + "}").encode(
-            errors="surrogatepass"
-        )
+        members = ",".join(f"{name}:{value}" for name, value in fields)
+        body = f"{{{members}}}".encode(errors="surrogatepass")
         if chance.random() < 0.3:
             body = chance.choice(_BYTE_MUTATIONS)(body, chance)
         yield body
@@ -111,9 +108,8 @@ def _cut_out(body: bytes, chance: random.Random) -> bytes:
 
 
 def _wrap(body: bytes, chance: random.Random) -> bytes:
-    before, after = chance.choice(
-        [(b"[", b"]"), (b'"', b'"'), (b"", b"{}"), (b" \n", b"\t "), (b'{"a":', b"}")]
-    )
+    around = [(b"[", b"]"), (b'"', b'"'), (b"", b"{}"), (b" \n", b"\t "), (b'{"a":', b"}")]
+    before, after = chance.choice(around)
     return before + body + after
 
 

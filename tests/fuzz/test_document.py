@@ -13,29 +13,26 @@ from deploy.local.machine.folders import CHECKOUT
 from service.authentication import api_keys
 from tests.fuzz.conftest import LONG
 from tests.harness.examples import CONVEYANCER
-from tests.harness.processes import Process, bare_environment
+from tests.harness.processes import Process, api_process, bare_environment, started
 
 _COMMAND = [
     *(sys.executable, "-m", "schemathesis.cli", "--no-color"),
     *("--config-file", str(Path(__file__).with_name("schemathesis.toml")), "run"),
 ]
 # Each run of `make fuzz` has new seeds, which Schemathesis prints.
-_PROCESSES, _OPTIONS = (
-    (4, ["--max-examples", "1100"]) if LONG else (1, ["--max-examples", "100", "--seed", "1"])
-)
-_CASES = 20_000 if LONG else 700
+_OPTIONS = ["--max-examples", "1100"] if LONG else ["--max-examples", "100", "--seed", "1"]
+_PROCESSES, _CASES = (4, 20_000) if LONG else (1, 700)
 
 
 @pytest.mark.long
-async def test_service_conforms_to_its_document(api, issuer, database, tmp_path):
-    tokens = {
-        "ACCESS_TOKEN": issuer.token(exp=4_102_444_800),
-        "API_KEY": await api_keys.create(database, CONVEYANCER),
-    }
+async def test_service_conforms_to_its_document(service_settings, issuer, database, tmp_path):
+    api = api_process(service_settings, tmp_path, LOG_LEVEL="WARNING")
+    key = await api_keys.create(database, CONVEYANCER)
+    tokens = {"ACCESS_TOKEN": issuer.token(exp=4_102_444_800), "API_KEY": key}
 
-    generated = await asyncio.gather(
-        *(asyncio.to_thread(run, api, tmp_path, tokens) for _ in range(_PROCESSES))
-    )
+    async with started(api):
+        runs = [asyncio.to_thread(run, api, tmp_path, tokens) for _ in range(_PROCESSES)]
+        generated = await asyncio.gather(*runs)
 
     assert sum(generated) >= _CASES
     assert "request_failed" not in api.output

@@ -1,6 +1,5 @@
 """The API as an application of Litestar: its own tools find it and serve it."""
 
-import asyncio
 import sys
 
 from litestar.testing import AsyncTestClient
@@ -20,12 +19,10 @@ async def test_litestars_own_client_is_served(service_settings, issuer):
     assert response.json()["data"]["questionnaire"]
 
 
-async def test_litestars_command_line_lists_the_routes(service_settings):
+def test_litestars_command_line_lists_the_routes(service_settings):
     command = [sys.executable, "-m", "litestar", "--app", "service.app:create_app", "routes"]
     environment = environment_of(service_settings, COLUMNS="200")
-    listed = await asyncio.to_thread(
-        run_command, "litestar", command, folder=CHECKOUT, seconds=60.0, environment=environment
-    )
+    listed = run_command("litestar", command, folder=CHECKOUT, seconds=60.0, environment=environment)
 
     for path in ("/v1/request", "/v1/request/{uuid:str}/events", "/v1/questionnaire/structure"):
         assert path in listed

@@ -23,7 +23,7 @@ def test_required_settings_are_sufficient():
 
     assert settings.amqp_url == "amqp://127.0.0.1/"
     assert settings.relay_poll_seconds == 1.0
-    assert settings.finish_seconds == settings.shutdown_seconds / 2 == 10.0
+    assert settings.shutdown_seconds == 20.0
 
 
 @pytest.mark.parametrize("name", ["APP_URL", "REQUEST_SECRET_KEYS", "SMTP_URL", "MAIL_FROM"])

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import click
 import msgspec
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from aiormq.exceptions import ChannelNotFoundEntity, DeliveryError
 
 from service.command_line import connecting, operator_actions, parameters
@@ -143,16 +143,12 @@ async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractChannel, int]]:
             async with asyncio.timeout(ANSWER_SECONDS):
                 channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
                 dead = await channel.declare_queue(queue.dead_letters, passive=True)
-            yield channel, _count(dead)
+            yield channel, dead.declaration_result.message_count or 0
     except ChannelNotFoundEntity:
         message = f"{queue.dead_letters}: no such queue. A worker declares it when it starts."
         raise click.ClickException(message) from None
     except BROKER_ERRORS as error:
         raise BrokerUnavailable from error
-
-
-def _count(dead: AbstractQueue) -> int:
-    return dead.declaration_result.message_count or 0
 
 
 async def _read(

@@ -40,13 +40,6 @@ class Event(msgspec.Struct, frozen=True):
     next_attempt_at: datetime | None = None
 
 
-class Undelivered(msgspec.Struct, frozen=True):
-    """How many unpublished events there are, and the oldest events."""
-
-    counts: list[Backlog]
-    events: list[Event]
-
-
 @click.command("list")
 @click.option(
     "--limit", type=parameters.COUNT, default=50, show_default=True, help="The most events to show."
@@ -55,8 +48,10 @@ class Undelivered(msgspec.Struct, frozen=True):
 async def list_events(limit: int) -> Answer:
     """Count the unpublished events and show the oldest. Retrying and waiting events come first."""
     async with connecting.postgres() as connection:
-        found = Undelivered(await _count(connection), await read_undelivered(connection, limit=limit))
-    return Answer(found, f"{Answer.listing(found.counts).text}\n\n{Answer.listing(found.events).text}")
+        counts = await _count(connection)
+        events = await read_undelivered(connection, limit=limit)
+    text = f"{Answer.listing(counts).text}\n\n{Answer.listing(events).text}"
+    return Answer({"counts": counts, "events": events}, text)
 
 
 outbox = click.Group(

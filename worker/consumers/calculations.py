@@ -35,10 +35,9 @@ class Result(msgspec.Struct, frozen=True):
 
 def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consumer[Result]:
     """Return the consumer of the calculation teams' results. It wakes the relay."""
-    seconds = settings.work_timeout_seconds
 
     async def handle(results: Sequence[Result]) -> Failures:
-        async with connections.transaction(pool, seconds=seconds) as connection:
+        async with connections.transaction(pool, seconds=settings.work_timeout_seconds) as connection:
             failures = await record_results(connection, results)
         relay.wake()
         return failures

@@ -34,6 +34,7 @@ Content = TypeVar("Content")
 NO_UUID = "Expected the uuid of a request"
 
 _RETRY_SECONDS = 1.0  # after a handler's failure, before the message is requeued
+_FINISH_SHARE = 0.5  # of SHUTDOWN_SECONDS, for in-flight messages. The rest is for closing connections.
 _OUTAGES = (BrokerUnavailable, PostgresUnavailable, SchemaOutdated, *BROKER_ERRORS)
 
 _log = structlog.get_logger()
@@ -132,7 +133,8 @@ class Consumer(Generic[Content]):
         finally:
             self._consuming = False
             # On a lost channel, messages cannot be settled, so there is no need to wait.
-            await in_hand.finish(seconds=0 if in_hand.leaving.is_set() else self._settings.finish_seconds)
+            share = 0.0 if in_hand.leaving.is_set() else _FINISH_SHARE
+            await in_hand.finish(seconds=share * self._settings.shutdown_seconds)
 
     async def _deliver(self, message: AbstractIncomingMessage, in_hand: "InHand") -> None:
         """Handle and settle one message, and count the outcome."""

@@ -19,15 +19,14 @@ from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.settings import WorkerSettings
 
 
-def consumer(settings: WorkerSettings, pool: Pool, due: asyncio.Event) -> Consumer[EmailToSend]:
-    """Return the consumer that records which e-mails to send. It then sets *due* to wake the `Postman`."""
-    seconds = settings.work_timeout_seconds
+def consumer(settings: WorkerSettings, pool: Pool, wake: asyncio.Event) -> Consumer[EmailToSend]:
+    """Return the consumer that records which e-mails to send. It then sets *wake*, for the `Postman`."""
 
     async def handle(intents: Sequence[EmailToSend]) -> Failures:
         # No transaction, because only the first statement writes, and a redelivery may repeat it.
-        async with connections.acquired(pool, seconds=seconds) as connection:
+        async with connections.acquired(pool, seconds=settings.work_timeout_seconds) as connection:
             failures = await record_emails(connection, intents)
-        due.set()
+        wake.set()
         return failures
 
     return Consumer(

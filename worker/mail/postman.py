@@ -152,13 +152,14 @@ class Postman:
         """Open a connection, and send e-mails over it, one after another."""
         this = cast("asyncio.Task[None]", asyncio.current_task())
         try:
-            session = await self._mailer.open_session(self._sender.address)
+            try:
+                session = await self._mailer.open_session(self._sender.address)
+            finally:
+                self._opening.discard(this)  # A stop must not interrupt what follows.
         except MailServerUnavailable as outage:
-            self._opening.discard(this)  # A stop must not interrupt what follows.
             await self._pause(outage)
             return
         finally:
-            self._opening.discard(this)
             self._wake.set()
         if self._one_at_a_time_until == math.inf:
             self._one_at_a_time_until = time.monotonic() + _LONGEST_PAUSE_AFTER_REFUSAL_SECONDS
@@ -170,7 +171,9 @@ class Postman:
                 if not await session.begin():
                     await self._settle(email, given_back(email))
                     break
-                await self._send(email, session)
+                with _about(email):
+                    outcome = await self._attempt(email, session)
+                await self._settle(email, outcome)
                 if not session.is_reusable:
                     break
         finally:
@@ -218,11 +221,6 @@ class Postman:
         with _about(email):
             await self._claims.settle(email, outcome)
         self._wake.set()
-
-    async def _send(self, email: Email, session: Session) -> None:
-        with _about(email):
-            outcome = await self._attempt(email, session)
-        await self._settle(email, outcome)
 
     async def _attempt(self, email: Email, session: Session) -> Outcome:
         """Make one attempt to send an e-mail. Returns the outcome."""

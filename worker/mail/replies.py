@@ -35,7 +35,6 @@ _SENDER_WORDS = (
 _POLICY_CODE = r"5\d\d 5\.7\.1(?:\D|$)"  # The recipient's domain accepts no such e-mail.
 
 _LONGEST_REPLY = 1000
-_MOST_DOUBLINGS = 30  # 2 ** 1024 would be too large for a float.
 # Inside a link in a reply, if the mail server folds lines or writes quoted-printable.
 _LINE_BREAK = r"=?\s+"
 # A link's parameter with the secret. The mail server may have cut off the end of the secret.
@@ -95,7 +94,7 @@ def outcome_of(reply: Reply, email: Email, settings: EmailSettings, *, others_ac
     age = (datetime.now(UTC) - email.created_at).total_seconds()
     if email.attempts and age >= settings.email_give_up_seconds and (fault != "sender" or others_accepted):
         return email.ended(reply.words, "gave_up", reply.code)
-    doubled = settings.email_retry_seconds * 2 ** min(email.attempts, _MOST_DOUBLINGS)
+    doubled = settings.email_retry_seconds * 2 ** min(email.attempts, 30)  # 2 ** 1024 is no float.
     pause = min(doubled, settings.longest_email_pause_seconds)
     return Release(email.email_key, "postponed", pause, reply.words, reply.code)
 

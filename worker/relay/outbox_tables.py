@@ -69,8 +69,7 @@ async def read(connection: Connection, lanes: Sequence[int], *, pending: int, he
     There are at most *held* held events. Each is the first event of its request. Those that have never failed
     come first, then those that were due first.
     """
-    rows = await connection.fetch(_READ, lanes, pending, held)
-    return [OutboxRow(**row) for row in rows]
+    return [OutboxRow(**row) for row in await connection.fetch(_READ, lanes, pending, held)]
 
 
 # must_wait is not an EXISTS, with which Postgres reads all of outbox_held: with 100,000 held events, reading

@@ -111,7 +111,6 @@ class Publisher:
         return isinstance(error, TimeoutError) and await is_blocked(self._channel)
 
     def _message(self, row: OutboxRow) -> Message:
-        """Return an event as a persistent message."""
         event_id = row.event_id
         headers: dict[str, FieldValue] = {
             "cloudEvents:id": event_id,

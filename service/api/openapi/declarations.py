@@ -78,7 +78,6 @@ _OF_A_BODY: Mapping[str, Exception] = {
     "not_json": refusal(check_declared, "text/plain", None),
     "compressed": refusal(check_declared, "application/json", "gzip"),
 }
-_OF_A_UUID: Mapping[str, Exception] = {"unknown_uuid": RequestNotFound(), "erased": RequestErased()}
 
 
 def common_failures(operation: dict[str, Any], path: str, answer: object) -> dict[str, Exception]:
@@ -90,7 +89,7 @@ def common_failures(operation: dict[str, Any], path: str, answer: object) -> dic
     if "requestBody" in operation:
         failures |= _OF_A_BODY
     if "{uuid}" in path:
-        failures |= _OF_A_UUID
+        failures |= {"unknown_uuid": RequestNotFound(), "erased": RequestErased()}
     scopes = [scope for each in operation.get("security", ()) for scope in each.get("access_token", ())]
     if scopes:
         failures |= {

@@ -1,5 +1,6 @@
 """The OpenAPI document: what concerns all endpoints. Litestar takes the rest from the handlers."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -33,26 +34,21 @@ you do not know, and decide about an error with an unknown code by its HTTP stat
 document is the version in the paths. Such additions do not change it."""
 
 
+_bearer = partial(spec.SecurityScheme, type="http", scheme="bearer")
 _SECURITY_SCHEMES: dict[str, spec.SecurityScheme | spec.Reference] = {
-    "access_token": spec.SecurityScheme(
-        type="http",
-        scheme="bearer",
+    "access_token": _bearer(
         bearer_format="JWT",
         description="An OAuth 2.0 access token (RFC 9068) from the issuer that the service trusts. Writing "
         f"needs the scope `{WRITE}`, reading needs `{READ}`. With `{READ_ALL}`, a client that the operators "
         "have made an internal reader can read any firm's requests and events by uuid, without the secrets, "
         "and the questionnaire. It opens nothing else, and needs no conveyancer.",
     ),
-    "request_secret": spec.SecurityScheme(
-        type="http",
-        scheme="bearer",
+    "request_secret": _bearer(
         bearer_format="43 letters, digits, `-` and `_`",
         description="The `secret` of a request, which is also in its `request_url`. It opens only this "
         "request. The server of the page behind that link sends it. It is never taken from a query string.",
     ),
-    "api_key": spec.SecurityScheme(
-        type="http",
-        scheme="bearer",
+    "api_key": _bearer(
         bearer_format="cr_<prefix>_<secret>",
         description="An API key, issued by the operators of the service.",
     ),

@@ -117,7 +117,6 @@ def _refusals(failures: Mapping[str, Exception]) -> dict[str, dict[str, Any]]:
 
 
 def _content(kind: object, examples: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema and the examples of what is sent."""
     shown = {name: {"value": msgspec.to_builtins(value)} for name, value in examples.items()}
     for example in shown.values():
         if "meta" in example["value"]:  # Constant, so that the document does not change.

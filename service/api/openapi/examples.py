@@ -42,7 +42,6 @@ RECORD = CalculationRequestView(
 )
 _CALCULATED = replace(RECORD, calculation_id="calc-1", updated_at=datetime(2026, 3, 2, 9, 45, tzinfo=UTC))
 
-CREATED = {"ok": RECORD}
 LISTED = {
     "ok": CalculationRequestPage([RECORD], UUID, None),
     "last_changes": CalculationRequestPage([_CALCULATED], None, datetime(2026, 3, 2, 10, tzinfo=UTC)),

@@ -83,7 +83,6 @@ customer a link: before <em>Try</em>, put an address of your own into the <em>Ex
 
 
 def _contents(document: dict[str, Any]) -> str:
-    """Return a link to each operation on the page."""
     return "".join(
         f'<li><a href="#{method}-{re.sub("[{}]", "-", path)}">{escape(operation["summary"])}</a></li>'
         for path, item in document["paths"].items()

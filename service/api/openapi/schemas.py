@@ -73,7 +73,7 @@ def _name_events(schemas: dict[str, Any]) -> None:
         "description": "An event of a type that a later release may add: ignore it.",
         "properties": {
             **schemas[names[0]]["properties"],
-            "type": {"type": "string", "not": {"enum": list(events.EVENT_TYPES)}},
+            "type": {"type": "string", "not": {"enum": list(events.BY_TYPE)}},
             "data": reference(RequestEvent),
         },
     }

@@ -86,9 +86,8 @@ async def test_create_writes_little_wal(database):
     written = []
     for _ in range(_CALLS):
         statement = subjects.create_statement()
-        plan = await database.fetchval(
-            "EXPLAIN (ANALYZE, WAL, FORMAT JSON)" + statement.text, *statement.arguments
-        )
+        explain = f"EXPLAIN (ANALYZE, WAL, FORMAT JSON) {statement.text}"
+        plan = await database.fetchval(explain, *statement.arguments)
         written.append(json.loads(plan)[0]["Plan"]["WAL Bytes"])
 
     # The minimum: sometimes a page is split, or written in full after a checkpoint.

@@ -77,9 +77,8 @@ async def test_repeat_returns_the_request_as_it_is_now_however_old_it_is(client,
 )
 def test_bodies_are_the_same_if_their_content_is(again, is_the_same):
     fields = msgspec.json.encode(A_REQUEST).decode()
-    one, other = [
-        parse(CreateBody, f"{fields[:-1]},{body[1:]}}}".encode()).idempotency("k") for body in (FIRST, again)
-    ]
+    bodies = [f"{fields[:-1]},{body[1:]}}}".encode() for body in (FIRST, again)]
+    one, other = [parse(CreateBody, body).idempotency("k") for body in bodies]
 
     assert (one == other) == is_the_same
 
@@ -132,9 +131,7 @@ def test_malformed_key_is_refused_and_its_caller_told_to_quote_it(key):
 
 
 @pytest.mark.parametrize("key", ["k", None], ids=["with a key", "without"])
-async def test_create_of_unknown_outcome_is_logged_with_its_uuid(
-    watched_client, database, link, statements, key
-):
+async def test_create_of_unknown_outcome_is_logged_with_uuid(watched_client, database, link, statements, key):
     first = await post(watched_client, key and "another")  # connects, and prepares the statement
     await eventually(lambda: "pg_notify" in statements.executed[-1])
     await watched_client.get("/v1/request")  # over the same connection, so after the NOTIFY
@@ -145,9 +142,8 @@ async def test_create_of_unknown_outcome_is_logged_with_its_uuid(
         await cutting
 
     assert response.status_code == 503
-    unanswered = await database.fetchval(
-        "SELECT id FROM calculation_request WHERE id <> $1", parse_uuid(first.json()["data"]["uuid"])
-    )
+    others = "SELECT id FROM calculation_request WHERE id <> $1"
+    unanswered = await database.fetchval(others, parse_uuid(first.json()["data"]["uuid"]))
     assert served_uuids(logs) == [uuid_of(unanswered)]
 
 
@@ -179,9 +175,7 @@ def served_uuids(logs: list[EventDict]) -> list[str | None]:
     return [line.get("uuid") for line in served(logs)]
 
 
-async def test_one_deadline_bounds_a_create_with_a_waiver(
-    service_settings, issuer, database, other_connection
-):
+async def test_one_deadline_bounds_a_create_with_waiver(service_settings, issuer, database, other_connection):
     seconds = 1.0
     await database.execute("BEGIN; LOCK TABLE conveyancer")
     await other_connection.execute("BEGIN; LOCK TABLE calculation_request")

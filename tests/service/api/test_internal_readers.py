@@ -58,9 +58,7 @@ async def test_each_attempt_is_logged_with_client_and_uuid(reader, client, creat
 
 
 @pytest.mark.parametrize("client_id", [READER, FREE_CONVEYANCER])
-async def test_internal_reader_opens_nothing_else_with_any_scopes(
-    reader, issuer, database, created, client_id
-):
+async def test_reader_opens_nothing_else_with_any_scopes(reader, issuer, database, created, client_id):
     others = [endpoint for endpoint in ENDPOINTS if READ_ALL not in endpoint.scopes]
     for endpoint, token in product(others, ("request:read-all", EVERY_SCOPE)):
         headers = bearer(issuer.token(client_id, scope=token))

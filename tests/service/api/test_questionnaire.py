@@ -46,15 +46,10 @@ INTERFACE = [
 
 
 def test_questions_are_those_of_the_interface_in_its_order():
-    table = [
-        (
-            question.ref,
-            question.response_type,
-            question.response_options and [option.value for option in question.response_options],
-            question.conditions,
-        )
-        for question in load().questionnaire
-    ]
+    table = []
+    for question in load().questionnaire:
+        values = question.response_options and [option.value for option in question.response_options]
+        table.append((question.ref, question.response_type, values, question.conditions))
 
     assert table == INTERFACE
 

@@ -102,13 +102,9 @@ async def test_secret_of_an_old_salt_or_a_lost_key_gets_the_same_answer(client, 
 
 async def test_secret_opens_nothing_else(client, created, database):
     other = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
+    client.headers.update(bearer(created["secret"]))
     for endpoint, request in product(ENDPOINTS, (created, other)):
-        answer = await client.request(
-            endpoint.method,
-            endpoint.at(request["uuid"]),
-            headers=bearer(created["secret"]),
-            json=endpoint.body,
-        )
+        answer = await client.request(endpoint.method, endpoint.at(request["uuid"]), json=endpoint.body)
         takes_secrets = "request_secret" in endpoint.schemes
         assert answer.status_code == (200 if takes_secrets and request is created else 401), endpoint
         if not takes_secrets:

@@ -73,10 +73,9 @@ async def test_repeat_of_an_erased_request_is_refused_its_key_is_free_for_anothe
         await erasing.erase(database, [await database.fetchval("SELECT id FROM calculation_request")])
     left = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
 
+    another = bearer(issuer.token(FREE_CONVEYANCER))
     repeat = await client.post("/v1/request", json=body, headers=key)
-    of_another = await client.post(
-        "/v1/request", json=body, headers=key | bearer(issuer.token(FREE_CONVEYANCER))
-    )
+    of_another = await client.post("/v1/request", json=body, headers=key | another)
     lists = [
         (await client.get("/v1/request", params=query)).json()["data"]["requests"]
         for query in ({}, {"external_id": "crm-17"})

@@ -1,6 +1,5 @@
 """Access tokens and API keys: which are accepted, and why others are refused."""
 
-import asyncio
 import hmac
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_encode
 
-from service.authentication import api_keys, authenticator, signing_keys
+from service.authentication import api_keys, authenticator
 from service.authentication.access_tokens import READ, InvalidCredentials
 from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import SigningKeys
@@ -222,20 +221,6 @@ async def test_use_does_not_prolong_the_trust_in_a_withdrawn_key(service_setting
         assert is_refused(new)
         assert not is_refused(remembered)
         await eventually(lambda: is_refused(remembered))
-
-
-async def test_first_call_with_a_new_key_gets_503_and_a_retry_200(service_settings, own_issuer, monkeypatch):
-    token = own_issuer.token(headers={"kid": "next"})
-    async with api_client(service_settings, token, auth_jwks_url=own_issuer.jwks.as_uri()) as client:
-        await client.get("/livez")  # The API has started, with the key "local".
-        own_issuer.publish("next")
-        for name in ("_FRESH_SECONDS", "_INTERVAL_SECONDS"):  # The last fetch is long ago.
-            monkeypatch.setattr(signing_keys, name, 0.0)
-        first = await client.get(STRUCTURE)
-        await asyncio.sleep(int(first.headers["Retry-After"]))
-        retry = await client.get(STRUCTURE)
-
-    assert (first.status_code, retry.status_code) == (503, 200)
 
 
 async def is_refused(client: httpx.AsyncClient) -> bool:

@@ -31,10 +31,8 @@ def settings_on_page() -> dict[str, dict[str, str]]:
     settings: dict[str, dict[str, str]] = {}
     previous: dict[str, str] = {}
     for provider, cell, _ in rows(INSTALLATION, "Identity provider", "identity provider")[1:]:
-        listed = dict(
-            re.findall("`(AUTH_[A-Z_]+)=([^`]+)`", cell.replace("CLIENT,CLIENT", f"{CONVEYANCER},us"))
-        )
-        lower = {name.lower(): value for name, value in listed.items()}
+        listed = cell.replace("CLIENT,CLIENT", f"{CONVEYANCER},us")
+        lower = {name.lower(): value for name, value in re.findall("`(AUTH_[A-Z_]+)=([^`]+)`", listed)}
         previous = settings[provider] = previous | lower if cell.startswith("the same") else lower
     return settings
 
@@ -164,6 +162,7 @@ NO_SCOPE, NO_KIND = "none of this service's scopes", "its claim"
         (KEYCLOAK, {"typ": "ID"}, NO_KIND),
         (COGNITO, {"client_id": FREE_CONVEYANCER}, "a client that the service does not accept"),
         (COGNITO, {"scope": "another/request:read request:read"}, NO_SCOPE),
+        (COGNITO, {"scope": "request:read-all", "client_id": "us"}, NO_SCOPE),
         (COGNITO, {"token_use": "id"}, NO_KIND),
         (COGNITO, {"token_use": None}, NO_KIND),
         # A token bound to a resource, which is another service.
@@ -179,15 +178,3 @@ async def test_token_for_something_else_opens_nothing(name, changes, reason, ser
         for response in await ask(client, bearer(token_of(issuer, name, header, claims | changes))):
             assert response.status_code == 401
             assert reason in response.headers["WWW-Authenticate"]
-
-
-async def test_client_that_is_listed_reads_internally_only_with_the_scope(service_settings, issuer):
-    header, claims = ACCESS[COGNITO]
-    claims = claims | {"client_id": "us"}
-    changes = {"auth_internal_clients": "us"}
-
-    async with api_client(settings_of(COGNITO, service_settings), None, **changes) as client:
-        for scope, status in (("IDENTIFIER/request:read-all", 404), ("request:read-all", 401)):
-            token = token_of(issuer, COGNITO, header, claims | {"scope": scope})
-            (_, retrieved, _) = await ask(client, bearer(token))
-            assert retrieved.status_code == status

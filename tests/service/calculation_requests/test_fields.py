@@ -57,9 +57,8 @@ def test_pages_name_every_field_that_is_the_firms_alone():
 
 
 async def test_table_has_the_columns_of_the_struct(database):
-    rows = await database.fetch(
-        "SELECT column_name FROM information_schema.columns WHERE table_name = 'calculation_request'"
-    )
+    columns = "SELECT column_name FROM information_schema.columns WHERE table_name = 'calculation_request'"
+    rows = await database.fetch(columns)
 
     of_repeats = {"idempotency_key", "idempotency_sha256"}
     assert {row["column_name"] for row in rows} ^ COLUMNS == of_repeats

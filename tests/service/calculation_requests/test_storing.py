@@ -80,9 +80,7 @@ async def test_repeats_and_a_reused_key_in_one_group_get_the_answers_that_they_w
     assert await stored_keys(database) == ["k", "old", "other"]
 
 
-async def test_twenty_creates_whose_key_is_in_use_elsewhere_delay_no_other_create(
-    storage, database_url, statements
-):
+async def test_twenty_creates_whose_key_is_in_use_elsewhere_delay_no_other(storage, database_url, statements):
     """There is one connection: the others would wait if a create waited for its key inside Postgres."""
     async with stored.holding(database_url, Idempotency("held", BODY)) as holder:
         waiting = asyncio.gather(*(store(storage, "held") for _ in range(20)))
@@ -127,12 +125,10 @@ async def test_create_waits_for_its_key_for_two_fifths_of_the_time_of_a_statemen
 
 
 async def test_key_that_another_firm_is_using_does_not_delay_a_create(storage, database_url):
-    idempotency = Idempotency("held", BODY)
+    key = Idempotency("held", BODY)
     request = msgspec.structs.replace(stored.new_request(), conveyancer_id=FREE_CONVEYANCER)
-    async with stored.holding(database_url, idempotency):
-        outcome = await storage.store(
-            request, idempotency, traceparent=None, until=time.monotonic() + SECONDS
-        )
+    async with stored.holding(database_url, key):
+        outcome = await storage.store(request, key, traceparent=None, until=time.monotonic() + SECONDS)
 
     assert outcome == (request, False)
 
@@ -149,9 +145,7 @@ async def test_request_that_is_being_updated_delays_neither_its_repeat_nor_other
     assert [is_repeat for _, is_repeat in outcomes] == [True, False, False]
 
 
-async def test_groups_with_the_same_keys_in_opposite_orders_do_not_deadlock(
-    storage, service_settings, database
-):
+async def test_groups_with_keys_in_opposite_orders_do_not_deadlock(storage, service_settings, database):
     await database.execute(
         """
         CREATE SEQUENCE stored_with_key;

@@ -13,8 +13,7 @@ from service.identifiers import new_request_id, uuid_of
 from service.server import probes
 from tests.harness.endpoints import ENDPOINTS, Endpoint
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
-from tests.harness.http import lasting_headers
-from tests.harness.in_process import api_client
+from tests.harness.http import bearer, lasting_headers
 
 # What a call refers to: something of the other conveyancer, or nothing that exists.
 OTHERS = {"uuid": "", "key": "the-others-key", "case": "the-others-case"}
@@ -62,19 +61,18 @@ async def call(client: httpx.AsyncClient, endpoint: Endpoint, named: dict[str, s
 
 @pytest.mark.parametrize("endpoint", [each for each in ENDPOINTS if each.scopes], ids=str)
 async def test_data_of_another_conveyancer_is_answered_like_data_that_does_not_exist(
-    service_settings, issuer, link, statements, client, others, endpoint
+    issuer, statements, client, watched_client, others, endpoint
 ):
     if endpoint.method != "POST":
         assert others["uuid"] in (await call(client, endpoint, others)).text, "its own conveyancer finds it"
-    async with api_client(
-        service_settings, issuer.token(FREE_CONVEYANCER), database_url=link.url, database_pool_size=1
-    ) as stranger:
-        await call(stranger, endpoint, NOTHING | {"key": "another"})  # connects and prepares the statement
-        answers, costs = [], []
-        for named in (others, NOTHING):
-            statements.clear()
-            answers.append(await call(stranger, endpoint, named))
-            costs.append([each for each in statements.executed if "SELECT pg_notify" not in each])
+    stranger = watched_client
+    stranger.headers.update(bearer(issuer.token(FREE_CONVEYANCER)))
+    await call(stranger, endpoint, NOTHING | {"key": "another"})  # connects and prepares the statement
+    answers, costs = [], []
+    for named in (others, NOTHING):
+        statements.clear()
+        answers.append(await call(stranger, endpoint, named))
+        costs.append([each for each in statements.executed if "SELECT pg_notify" not in each])
 
     assert answers[0].status_code == answers[1].status_code
     assert lasting_headers(answers[0]) == lasting_headers(answers[1])

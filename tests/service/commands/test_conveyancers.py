@@ -67,9 +67,8 @@ async def test_conveyancer_is_added_and_changed_which_is_listed_and_on_record(en
     new, charging = "'New', no calculation fee", "'New', a calculation fee"
     renamed = "'New & Sons', a calculation fee"
     shown = [new, f"{new} -> {charging}", f"{charging} -> {renamed}", f"{renamed} -> {renamed}"]
-    assert [each.output for each in changes] == [
-        f"conveyancer new-firm registered: {each}\n" for each in shown
-    ]
+    announced = [f"conveyancer new-firm registered: {each}\n" for each in shown]
+    assert [each.output for each in changes] == announced
     assert changes[3].errors == "", "nothing was changed"
     assert [(firm["id"], firm["charges_calculation_fee"]) for firm in json.loads(listed.output)] == [
         (CONVEYANCER, True),

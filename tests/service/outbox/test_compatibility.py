@@ -70,15 +70,3 @@ def changed(path: str, value: object) -> dict[str, Any]:
 )
 def test_breaking_change_is_found(path, value):
     assert breaks(TODAY, changed(path, value)) == [f"/{path}"]
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (f"{SENT}/properties/title", {"type": "string"}),
-        (f"{SENT}/properties/uuid/description", "Another text."),
-        ("channels/request.added", {"address": "request.added"}),
-    ],
-)
-def test_addition_and_other_description_break_nothing(path, value):
-    assert breaks(TODAY, changed(path, value)) == []

@@ -3,8 +3,6 @@
 import asyncio
 import time
 
-import pytest
-
 from service.outbox import lanes
 from service.outbox.lanes import RelayWaker
 from service.server.background import in_background
@@ -13,13 +11,9 @@ from tests.harness.in_process import api_client
 from tests.harness.metrics import rises
 
 
-@pytest.fixture
-def waker(pool):
-    return RelayWaker(pool, seconds=5.0)
-
-
-async def test_commits_during_the_pause_after_a_notify_share_the_next(waker, database, monkeypatch):
+async def test_commits_during_the_pause_after_a_notify_share_the_next(pool, database, monkeypatch):
     monkeypatch.setattr(lanes, "_PAUSE_SECONDS", 0.5)
+    waker = RelayWaker(pool, seconds=5.0)
     arrived: asyncio.Queue[float] = asyncio.Queue()
     await database.add_listener(lanes.CHANNEL, lambda *_: arrived.put_nowait(time.monotonic()))
 

@@ -107,10 +107,8 @@ async def test_rejected_arguments_fail_the_group_and_leave_no_transaction_open(
     async def no_transaction_is_open() -> bool:
         return not await database.fetchval(others, database.get_server_pid())
 
-    settings = msgspec.structs.replace(
-        service_settings, database_statement_cache_size=statement_cache_size, database_pool_size=1
-    )
-    async with open_pool(settings) as pool:
+    changes = {"database_statement_cache_size": statement_cache_size, "database_pool_size": 1}
+    async with open_pool(msgspec.structs.replace(service_settings, **changes)) as pool:
         group_commit = Callers(pool, seconds=SECONDS)
         outcomes = await store(group_commit, ["a", note, "a"])
         await eventually(no_transaction_is_open)
@@ -177,9 +175,7 @@ async def test_caller_does_not_join_a_leader_that_was_cancelled_while_it_waited(
     assert await asyncio.wait_for(other, SECONDS)
 
 
-async def test_leader_cancelled_in_the_statement_fails_its_followers(
-    group_commit, pool, database, statements
-):
+async def test_leader_cancelled_in_the_statement_fails_followers(group_commit, pool, database, statements):
     async def has_ended() -> bool:
         return not await has_waiting_statement(database)  # Postgres has read that it is cancelled.
 

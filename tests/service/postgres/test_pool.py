@@ -23,10 +23,8 @@ SIZE = 2
 @pytest.fixture
 async def pool(service_settings, link):
     """A pool of two connections, for which 64 callers may wait."""
-    settings = msgspec.structs.replace(
-        service_settings, database_url=link.url, database_pool_size=SIZE, database_timeout_seconds=1.0
-    )
-    async with open_pool(settings) as opened:
+    changes = {"database_url": link.url, "database_pool_size": SIZE, "database_timeout_seconds": 1.0}
+    async with open_pool(msgspec.structs.replace(service_settings, **changes)) as opened:
         yield opened
 
 
@@ -107,9 +105,8 @@ async def test_callers_are_refused_at_their_deadline_though_connections_do_not_a
         await backend(pool, seconds=0.1)
 
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * SIZE
-    assert link.connections == 2 * SIZE, (
-        "opened, and to cancel the statements; no more until these have ended"
-    )
+    # Opened, and to cancel the statements; no more until these have ended.
+    assert link.connections == 2 * SIZE
     assert not pool.opened
     link.resume()
     assert await backend(pool)

@@ -14,26 +14,7 @@ from tests.harness.command_line import run
 from tests.harness.processes import bare_environment
 
 EVERYBODY = ("api", "worker", "operator", "scaling")
-TABLES = (
-    "calculation_request",
-    "outbox",
-    "outbox_held",
-    "recorded_event",
-    "email",
-    "conveyancer",
-    "api_key",
-    "operator_action",
-)
 REFUSED = {
-    **{
-        statement: EVERYBODY
-        for table in TABLES
-        for statement in (
-            f"DROP TABLE {table}",
-            f"TRUNCATE {table} CASCADE",
-            f"ALTER TABLE {table} ADD COLUMN mine text",
-        )
-    },
     "CREATE TABLE mine ()": EVERYBODY,
     "DROP FUNCTION outbox_held_wake_next CASCADE": EVERYBODY,
     "INSERT INTO schema_version (version) VALUES (99)": EVERYBODY,
@@ -67,11 +48,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("role", EVERYBODY)
-async def test_role_may_do_no_more_than_it_needs(database_url, role):
-    async with databases.connected(databases.as_role(database_url, role)) as connection:
-        for statement in (statement for statement, roles in REFUSED.items() if role in roles):
-            with pytest.raises(asyncpg.InsufficientPrivilegeError):
-                await connection.execute(statement)
+async def test_role_may_do_no_more_than_it_needs(database_url, database, role):
+    statements = [statement for statement, roles in REFUSED.items() if role in roles]
+    for [table] in await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'"):
+        statements += [f"DROP TABLE {table}", f"TRUNCATE {table} CASCADE"]
+        statements += [f"ALTER TABLE {table} ADD COLUMN mine text"]
+
+    await refuses_all(database_url, statements, [role])
 
 
 async def test_apply_takes_from_all_users_what_no_role_needs(database_url, database):
@@ -111,9 +94,9 @@ async def grant_again(database_url: str) -> None:
     assert (applied.status, applied.errors) == (0, "")
 
 
-async def refuses_all(database_url: str, statements: Sequence[str]) -> None:
-    """Check that no role may run any of *statements*."""
-    for role in EVERYBODY:
+async def refuses_all(database_url: str, statements: Sequence[str], roles: Sequence[str] = EVERYBODY) -> None:
+    """Check that none of *roles* may run any of *statements*."""
+    for role in roles:
         async with databases.connected(databases.as_role(database_url, role)) as connection:
             for statement in statements:
                 with pytest.raises(asyncpg.InsufficientPrivilegeError):
@@ -134,17 +117,6 @@ async def test_role_that_is_created_later_gets_its_rights_from_the_next_apply(da
         await schema.check(connection)
         await database.execute(f"REVOKE pg_read_all_data FROM {user}")
         await connection.fetch("SELECT FROM outbox_held")
-
-
-async def test_user_of_another_name_may_be_a_member_of_a_role(database_url, database):
-    await database.execute("CREATE ROLE another_name IN ROLE calculation_requests_worker")
-    try:
-        async with databases.connected(database_url) as connection:
-            await connection.execute("SET SESSION AUTHORIZATION another_name")
-            await schema.check(connection)
-            await connection.execute("DELETE FROM outbox")
-    finally:
-        await database.execute("DROP ROLE another_name")
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,7 @@ async def empty(database: Connection) -> None:
 
 async def has_sample(database: Connection) -> bool:
     """Whether the sample versions were applied completely."""
-    await database.fetch(
-        "SELECT request.reference, outbox.reference FROM calculation_request request, outbox"
-    )
+    await database.fetch("SELECT r.reference, o.reference FROM calculation_request AS r, outbox AS o")
     index = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'calculation_request_case_ref'::regclass"
     return bool(await database.fetchval(index))
 

@@ -29,53 +29,38 @@ from tests.harness.waiting import eventually
 REQUEST_ID = "case-17.a_B"
 BODY = json.dumps(A_REQUEST).encode()
 CHUNK = b"%x\r\n%s\r\n" % (len(BODY), BODY)
-GZIP = "Host: api\r\nTransfer-Encoding: gzip"
+CREATE, GZIP = "POST /v1/request HTTP/1.1", ("Host: api", "Transfer-Encoding: gzip")
 LENGTH, CHUNKED = f"Content-Length: {len(BODY)}", "Transfer-Encoding: chunked"
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n"
 
 
-def create(client: httpx.AsyncClient, body: bytes = BODY) -> bytes:
-    return head(client, f"Content-Length: {len(body)}") + body
-
-
 @pytest.mark.parametrize(
-    ("line", "headers"),
+    ("lines", "status", "code"),
     [
-        ("nonsense", []),
-        ("GET /livez HTTP/1.1", ["Host : api"]),
-        ("POST /v1/request HTTP/1.1", ["Host: api", "Content-Length: 3", "Content-Length: 4"]),
-        ("POST /v1/request HTTP/1.1", ["Host: api", "Transfer-Encoding: gzip"]),
-        ("\x16\x03\x01\x02\x01\x01\xfc\x03\x03", []),  # TLS
-    ],
-)
-async def test_input_that_is_not_http_is_refused_without_a_body(shared_client, line, headers):
-    connection = await connect_to(shared_client)
-    connection.send("\r\n".join([line, *headers, "", ""]).encode("latin-1"))
-    answer = await connection.answer()
-
-    assert (answer.status, answer.body) == (400, b"")
-    assert await connection.is_closed()
-
-
-@pytest.mark.parametrize(
-    ("headers", "status", "code"),
-    [
-        ("", 400, "malformed_request"),
-        ("Host: api\r\nHost: api\r\n", 400, "malformed_request"),
+        (["nonsense"], 400, None),
+        (["GET /livez HTTP/1.1", "Host : api"], 400, None),
+        ([CREATE, "Host: api", "Content-Length: 3", "Content-Length: 4"], 400, None),
+        ([CREATE, *GZIP], 400, None),
+        (["\x16\x03\x01\x02\x01\x01\xfc\x03\x03"], 400, None),  # TLS
+        ([CREATE], 400, "malformed_request"),
+        ([CREATE, "Host: api", "Host: api"], 400, "malformed_request"),
         # Otherwise the body would be taken for JSON, and a gateway might find its end elsewhere.
-        (f"{GZIP}, chunked\r\n", 501, "unsupported_transfer_encoding"),
-        (f"{GZIP}\r\n{CHUNKED}\r\n", 501, "unsupported_transfer_encoding"),
+        ([CREATE, "Host: api", "Transfer-Encoding: gzip, chunked"], 501, "unsupported_transfer_encoding"),
+        ([CREATE, *GZIP, CHUNKED], 501, "unsupported_transfer_encoding"),
     ],
 )
-async def test_request_that_a_gateway_may_read_differently_is_refused(shared_client, headers, status, code):
+async def test_what_a_gateway_may_read_differently_is_refused_and_without_a_body_if_it_is_not_http(
+    shared_client, lines, status, code
+):
     connection = await connect_to(shared_client)
-    connection.send(f"POST /v1/request HTTP/1.1\r\n{headers}\r\n".encode())
+    connection.send("\r\n".join([*lines, "", ""]).encode("latin-1"))
     answer = await connection.answer()
 
-    (error,) = json.loads(answer.body)["errors"]
-    assert (answer.status, error["code"]) == (status, code)
-    assert is_documented(status, code, error["message"])
+    assert answer.status == status
     assert await connection.is_closed()
+    errors = json.loads(answer.body)["errors"] if answer.body else []
+    assert [error["code"] for error in errors] == ([code] if code else [])
+    assert all(is_documented(status, error["code"], error["message"]) for error in errors)
 
 
 async def test_host_is_not_needed_in_http_1_0(shared_client):
@@ -168,7 +153,7 @@ async def test_pipelined_requests_wait_and_are_answered_in_order(client, databas
     connection = await connect_to(client)
     async with database.transaction():
         await database.execute("LOCK TABLE calculation_request")
-        connection.send(create(client) + LIVEZ * 1000)
+        connection.send(head(client, LENGTH) + BODY + LIVEZ * 1000)
         await eventually(lambda: has_waiting_statement(database))
         assert value("http_requests_in_progress") == 1
     connection.send(head(client, line="GET /v1/request HTTP/1.1"))
@@ -197,9 +182,8 @@ async def test_body_after_an_offer_of_another_protocol_is_not_read_as_a_request(
     """Otherwise a gateway would send the extra answer to the next caller."""
     body = head(shared_client, line="GET /v1/questionnaire/structure HTTP/1.1")
     connection = await connect_to(shared_client)
-    connection.send(
-        head(shared_client, f"Content-Length: {len(body)}", "Connection: Upgrade", "Upgrade: h2c")
-    )
+    offer = ["Connection: Upgrade", "Upgrade: h2c"]
+    connection.send(head(shared_client, f"Content-Length: {len(body)}", *offer))
     await eventually(lambda: value("http_requests_in_progress") == 1)
     connection.send(body + head(shared_client, "Connection: close", line="GET /livez HTTP/1.1"))
 
@@ -244,17 +228,13 @@ async def test_caller_that_hangs_up_is_one_log_line(client, database, framing, s
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
 
 
-async def test_create_interrupted_by_shutdown_is_503_and_logged_with_its_uuid(
-    service_settings, issuer, database
-):
+async def test_create_interrupted_by_shutdown_is_503_and_logged_with_uuid(service_settings, issuer, database):
     """It may have been stored nevertheless."""
     settings = msgspec.structs.replace(service_settings, database_timeout_seconds=20.0)
+    counted = "http_request_duration_seconds_count"
     async with database.transaction():
         await database.execute("LOCK TABLE calculation_request")
-        with (
-            capture_logs() as logs,
-            rises("http_request_duration_seconds_count", method="POST", route="/v1/request", status="503"),
-        ):
+        with capture_logs() as logs, rises(counted, method="POST", route="/v1/request", status="503"):
             async with serve(OuterLayer(create_app(settings)), shutdown_seconds=1.0) as base_url:
                 connection = await connect_to(base_url)
                 connection.send(head_with(issuer.token(), LENGTH, f"X-Request-Id: {REQUEST_ID}") + BODY)
@@ -329,11 +309,8 @@ async def test_server_whose_application_does_not_start_fails_and_logs_no_values(
 
 async def test_server_whose_port_is_taken_fails_and_logs_the_reason():
     """Another process may take the port after it was checked."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as other,
-        capture_logs() as logs,
-        pytest.raises(http_server.ServerFailed),
-    ):
+    other = socket.create_server(("127.0.0.1", 0))
+    with other, capture_logs() as logs, pytest.raises(http_server.ServerFailed):
         await http_server.serve(empty_answers, other.getsockname(), asyncio.Event(), shutdown_seconds=1.0)
 
     (line,) = logs
@@ -360,8 +337,6 @@ async def test_host_may_be_a_name_or_an_ipv6_address(host):
 
 def test_port_that_another_process_listens_on_is_refused():
     """Granian would share it."""
-    with (
-        socket.create_server(("127.0.0.1", 0), reuse_port=True) as other,
-        pytest.raises(InvalidSetting, match="Address already in use"),
-    ):
+    other = socket.create_server(("127.0.0.1", 0), reuse_port=True)
+    with other, pytest.raises(InvalidSetting, match="Address already in use"):
         http_server.find_address("127.0.0.1", other.getsockname()[1])

@@ -17,7 +17,7 @@ from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store
 from tests.worker.reference_consumer import ReferenceConsumer
 from tests.worker.steps import calculate, finish, key_of, store_many
 from worker.commands import replay
-from worker.commands.outbox import Backlog, Undelivered
+from worker.commands.outbox import Backlog
 from worker.commands.replay import Tally
 
 pytestmark = pytest.mark.usefixtures("on_servers")
@@ -43,16 +43,16 @@ async def test_events_are_counted_and_held_ones_listed_first_with_their_errors(d
     lanes = await database.fetchval("SELECT count(DISTINCT lane) FROM outbox")
     os.environ["AMQP_URL"] = ""  # It needs no broker.
 
-    found: Undelivered = (await command("outbox", "list", "--limit", "4")).data
+    found = (await command("outbox", "list", "--limit", "4")).data
 
-    pending, *held = sorted(found.counts, key=lambda part: -part.oldest_seconds)
+    pending, *held = sorted(found["counts"], key=lambda part: -part.oldest_seconds)
     assert pending == Backlog("pending", "request.created", 3, lanes, pending.oldest_seconds)
     assert 90 <= pending.oldest_seconds < 120
     assert {(part.state, part.type, part.events, part.lanes) for part in held} == {
         ("retrying", "request.created", 1, 1),
         ("waiting", "request.email_sent", 1, 1),
     }
-    first, second, *others = found.events
+    first, second, *others = found["events"]
     assert (first.event_id, first.state, first.attempts) == (key_of(retrying), "retrying", 3)
     assert first.last_error == "returned: no queue is bound for it"
     assert first.next_attempt_at is not None

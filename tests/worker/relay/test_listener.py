@@ -1,6 +1,7 @@
 """The listener receives NOTIFY, and notices the loss of its connection."""
 
 import asyncio
+from functools import partial
 
 from service.outbox import lanes
 from tests.harness.databases import is_gone
@@ -8,7 +9,6 @@ from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
 from worker.relay import listener
-from worker.relay.listener import Listener
 
 
 async def listeners(database) -> set[int]:
@@ -34,7 +34,7 @@ async def is_woken(database, woken: asyncio.Event) -> bool:
 async def test_killed_connection_is_replaced_at_once(worker_settings, database):
     woken = asyncio.Event()
 
-    async with running(Listener(worker_settings, woken).run):
+    async with running(partial(listener.run, worker_settings, woken)):
         await eventually(lambda: is_woken(database, woken))
         (killed,) = await listeners(database)
         await database.execute("SELECT pg_terminate_backend($1)", killed)
@@ -48,7 +48,7 @@ async def test_connection_that_goes_silent_is_replaced(worker_settings, link, da
     settings = settings_with(worker_settings, database_url=link.url, database_timeout_seconds=0.5)
     woken = asyncio.Event()
 
-    async with running(Listener(settings, woken).run):
+    async with running(partial(listener.run, settings, woken)):
         await eventually(lambda: is_woken(database, woken))
         silent = await listeners(database)  # two, if a busy machine was slow
         link.hold()
@@ -60,7 +60,7 @@ async def test_connection_that_goes_silent_is_replaced(worker_settings, link, da
 
 
 async def test_stopped_listener_closes_its_connection(worker_settings, database):
-    async with running(Listener(worker_settings, asyncio.Event()).run):
+    async with running(partial(listener.run, worker_settings, asyncio.Event())):
         (process,) = await eventually(lambda: listeners(database))
 
     await eventually(lambda: is_gone(database, process))
