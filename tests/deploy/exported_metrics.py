@@ -13,7 +13,7 @@ TARGET_LABELS = frozenset({"job", "instance", "namespace", "pod", "container", "
 _OF_THE_LIBRARY = ("process_cpu_seconds_total",)
 
 # Of CloudNativePG's default queries, its poolers and backups, of RabbitMQ and the kubelet: only those used.
-_OF_ENGINES: Mapping[str, frozenset[str]] = {
+OF_ENGINES: Mapping[str, frozenset[str]] = {
     "cnpg_backends_max_tx_duration_seconds": frozenset({"datname", "usename", "application_name", "state"}),
     "cnpg_backends_waiting_total": frozenset(),
     "cnpg_pg_database_xid_age": frozenset({"datname"}),
@@ -37,11 +37,6 @@ _RECORDED = re.compile(r"\b\w+:[\w:]+")
 _GROUPING = re.compile(r"\b(?:by|on) \(([^)]*)\)")
 
 
-def exported_metrics() -> Mapping[str, frozenset[str]]:
-    """Return the labels of every series that the processes and the engines export, by its name."""
-    return {**our_metrics(), **_OF_ENGINES}
-
-
 def our_metrics() -> Mapping[str, frozenset[str]]:
     """Return the labels of every series of our processes, as deploy/reference.md lists them, by its name."""
     series: dict[str, frozenset[str]] = dict.fromkeys(_OF_THE_LIBRARY, frozenset())
@@ -58,7 +53,7 @@ def not_exported(query: str) -> set[str]:
     Every selector of the query has braces, but for recordings, which have the label namespace alone. A label
     that it groups by has to be one of some series in it.
     """
-    exported = {**exported_metrics(), **dict.fromkeys(RECORDINGS, frozenset[str]())}
+    exported = {**our_metrics(), **OF_ENGINES, **dict.fromkeys(RECORDINGS, frozenset[str]())}
     selectors = _SELECTOR.findall(query)
     names = {name for name, _ in selectors} | set(_RECORDED.findall(query))
     assert names, f"this query selects nothing: {query}"

@@ -2,8 +2,10 @@
 
 import functools
 import os
+import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,6 +31,7 @@ SECRETS = {
     "calculations": {"DATABASE_URL", "AMQP_URL"},
     "operator": {"DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS"},
 }
+_OF_KUBERNETES = re.compile(r"[^.]+$|(rbac[.]authorization|networking)[.]k8s[.]io/")
 OF_ALL = {name for secrets in SECRETS.values() for name in secrets}
 
 
@@ -55,6 +58,17 @@ def rendered_upon_production(*parts: str, folder: Path) -> dict[str, Manifest]:
     production = {"resources": [f"{OURS}/overlays/production"]}
     objects = overlay_outside(folder, production, *map(msgspec.yaml.decode, parts))
     return {f"{one['kind']} {one['metadata']['name']}": one for one in objects}
+
+
+def valid_kinds(objects: Iterable[Manifest]) -> set[str]:
+    """Validate what is Kubernetes' own in strict mode, and return its kinds. May skip the test."""
+    validator = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is installed by `make deploy-check`"
+    )
+    of_kubernetes = [one for one in objects if _OF_KUBERNETES.match(one["apiVersion"])]
+    for one in of_kubernetes:
+        validator.validate(one, "1.33", strict=True)
+    return {one["kind"] for one in of_kubernetes}
 
 
 def of_kind(overlay: str, *kinds: str) -> dict[str, Manifest]:

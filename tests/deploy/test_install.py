@@ -1,4 +1,4 @@
-"""The installation: its progress in a terminal, its end by Ctrl-C, and what it has installed."""
+"""What the installation has installed."""
 
 import subprocess
 import sys

@@ -1,6 +1,5 @@
 """The pages of `make run`: which questions the form asks, which calls are refused, and what is remembered."""
 
-import dataclasses
 import itertools
 import re
 from collections.abc import AsyncIterator
@@ -15,7 +14,6 @@ from deploy.local.journey import customer
 from deploy.local.journey.app import create_app
 from deploy.local.journey.questionnaire import Questionnaire
 from deploy.local.journey.resources import Settings
-from deploy.local.machine.folders import CHECKOUT
 from service.api import questionnaire
 from tests.deploy.pages import API, section
 
@@ -50,26 +48,23 @@ SETTINGS = Settings(
     mail_dir="none",
     app_url="http://127.0.0.1:8010",
 )
-NO_API = httpx.MockTransport(lambda _: httpx.Response(503))
 
 
-async def fetched() -> tuple[Questionnaire, list[int]]:
-    """Return the questions, fetched twice, and the statuses of the answers."""
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.headers.get("If-None-Match") == 'W/"1"':
-            return httpx.Response(304)
-        return httpx.Response(200, headers={"ETag": 'W/"1"'}, json={"data": {"questionnaire": QUESTIONS}})
-
-    found = Questionnaire()
-    api = httpx.AsyncClient(base_url="http://api", transport=httpx.MockTransport(answer))
-    return found, [(await found.fetch(api, {})).status_code for _ in range(2)]
+@asynccontextmanager
+async def visiting() -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a browser of the pages. There is no API."""
+    app: Any = create_app(SETTINGS)
+    url, transport = f"http://127.0.0.1:{SETTINGS.port}", httpx.ASGITransport(app)
+    async with app.lifespan(), httpx.AsyncClient(base_url=url, transport=transport) as client:
+        yield client
 
 
 async def test_questions_are_shown_by_their_conditions_whatever_was_answered_before():
-    form, statuses = await fetched()
+    answer = httpx.Response(200, headers={"ETag": "any"}, json={"data": {"questionnaire": QUESTIONS}})
+    api = httpx.AsyncClient(base_url="http://api", transport=httpx.MockTransport(lambda _: answer))
+    form = Questionnaire()
+    await form.fetch(api, {})
 
-    assert statuses == [200, 304]
     for combination in itertools.product(*CHOICES.values()):
         given = dict(zip(CHOICES, combination, strict=True))
         answers = {ref: answer for ref, answer in given.items() if answer}
@@ -97,30 +92,16 @@ async def test_questions_are_shown_by_their_conditions_whatever_was_answered_bef
     ],
 )
 async def test_only_own_pages_may_call(method, headers, status):
-    app: Any = create_app(SETTINGS)
-    transport = httpx.ASGITransport(app)
-    async with app.lifespan(), httpx.AsyncClient(base_url="http://any", transport=transport) as caller:
-        answer = await caller.request(method, "/", headers=headers)
+    async with visiting() as visitor:
+        answer = await visitor.request(method, "/", headers=headers)
 
     assert answer.status_code == status
     assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'self'; ")
     assert answer.headers["Cache-Control"] == "no-store"
 
 
-@asynccontextmanager
-async def pages(api: httpx.MockTransport, settings: Settings = SETTINGS) -> AsyncIterator[httpx.AsyncClient]:
-    """Yield a browser of the pages of a journey that calls *api*."""
-    app: Any = create_app(settings)
-    url = f"http://127.0.0.1:{settings.port}"
-    visiting = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=url, headers={"Origin": url})
-    calling = httpx.AsyncClient(base_url="http://api", transport=api)
-    async with app.lifespan(), visiting as visitor, calling as http:
-        app.state.resources = dataclasses.replace(app.state.resources, http=http)
-        yield visitor
-
-
 async def test_token_is_given_to_no_caller_and_no_path_forges_a_line_of_the_log(capsys):
-    async with pages(NO_API) as visitor:
+    async with visiting() as visitor:
         asked = await visitor.post("/access-token")
         form = await visitor.get("/")
         forged = await visitor.get("/nowhere%0AGET%20/forged%20200")
@@ -135,11 +116,3 @@ def test_steps_on_the_page_for_integrators_name_functions_here():
 
     assert len(steps) == 5
     assert [each for each in steps if not hasattr(customer, each) and not hasattr(Questionnaire, each)] == []
-
-
-def test_product_and_deployment_do_not_name_the_journey():
-    folders = [CHECKOUT / name for name in ("service", "worker", "deploy/k8s")]
-    files = [file for folder in folders for file in folder.rglob("*.*") if file.suffix != ".md"]
-    files += [*(CHECKOUT / "deploy").glob("*.yaml"), CHECKOUT / "deploy" / "Dockerfile"]
-
-    assert [file for file in files if b"journey" in file.read_bytes()] == []

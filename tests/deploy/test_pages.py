@@ -19,18 +19,6 @@ from worker.process import ROLES
 from worker.settings import EmailSettings
 
 _PAGES = [README, *sorted(CHECKOUT.glob("[!.]*/*.md")), *sorted(CHECKOUT.glob("tests/*/README.md"))]
-# Settings without a default that need not be set, with what the page has in place of one.
-_OPTIONAL = {
-    "AUTH_AUDIENCE": "none",
-    "AUTH_CLIENTS": "none",
-    "AUTH_INTERNAL_CLIENTS": "none",
-    "AUTH_SCOPE_PREFIX": "none",
-    "AUTH_TOKEN_URL": "none",
-    "OTEL_EXPORTER_OTLP_ENDPOINT": "none",
-    "LISTEN_DATABASE_URL": "DATABASE_URL",
-    "RETENTION_DAYS": "none",
-    "SMTP_HELO_NAME": "none",
-}
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
@@ -97,7 +85,7 @@ def test_every_endpoint_is_listed_with_its_query_and_its_scopes():
         for cell, needs, _ in rows(API, "Endpoints", "| needs")
         for call, query in re.findall(r"`([A-Z]+ /v1/[^`?]+)\??([^`]*)`", cell)
     }
-    assert listed == endpoints
+    assert listed == endpoints, "service/README.md, Endpoints"
 
 
 def _commands(group: click.Group, path: str = "") -> Iterator[tuple[str, set[str]]]:
@@ -113,10 +101,11 @@ def _commands(group: click.Group, path: str = "") -> Iterator[tuple[str, set[str
 
 def _defaults(settings: type[Settings]) -> dict[str, str]:
     """Return each setting's default as a page shows it."""
+    fallbacks = {"LISTEN_DATABASE_URL": "DATABASE_URL"}  # The page says "none" for any other without a value.
     defaults = {}
     for field in msgspec.structs.fields(settings):
         default = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
-        shown = _OPTIONAL[field.encode_name] if field.default in {None, ""} else default
+        shown = fallbacks.get(field.encode_name, "none") if field.default in {None, ""} else default
         defaults[field.encode_name] = "" if field.required else shown
     return defaults
 

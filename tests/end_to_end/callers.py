@@ -40,12 +40,13 @@ async def become_alive_but_not_ready(*probes: httpx.AsyncClient) -> None:
         await eventually(partial(answers, each, "/readyz", 503))
 
 
-async def create(client: httpx.AsyncClient) -> dict[str, Any]:
-    """Create another request, and return its record."""
-    response = await client.post("/v1/request", json=another_request())
+async def create(
+    client: httpx.AsyncClient, body: dict[str, Any] | None = None, **headers: str
+) -> dict[str, Any]:
+    """Create a request, by default another one, and return its record."""
+    response = await client.post("/v1/request", json=body or another_request(), headers=headers)
     assert response.status_code == 200, response.text
-    record: dict[str, Any] = response.json()["data"]
-    return record
+    return response.json()["data"]
 
 
 async def answer_more(answered: Sized, count: int) -> None:

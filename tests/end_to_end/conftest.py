@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -44,6 +45,15 @@ def own_broker(broker_start: Future[Server]) -> Iterator[Server]:
         return
     with scratch.folder() as folder, rabbitmq_node(Place(folder=folder)) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+async def chromium() -> AsyncIterator[Any]:
+    """A browser."""
+    from tests.harness import browser  # noqa: PLC0415 - only some tests need Playwright
+
+    async with browser.running() as running:
+        yield running
 
 
 @pytest.fixture

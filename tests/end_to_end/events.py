@@ -4,9 +4,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
+from tests.harness.queues import write
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 
@@ -43,10 +43,8 @@ class Subscriber:
 
 
 async def publish_calculation(channel: AbstractChannel, uuid: str, calculation_id: str) -> None:
-    exchange = await channel.get_exchange(topology.CALCULATIONS)
     body = json.dumps({"request_uuid": uuid, "calculation_id": calculation_id}).encode()
-    message = Message(body, content_type="application/json", delivery_mode=DeliveryMode.PERSISTENT)
-    await exchange.publish(message, topology.CALCULATION_RESULTS.routing_key)
+    await write(channel, topology.CALCULATIONS, topology.CALCULATION_RESULTS.routing_key, body)
 
 
 async def complete(uuid: str, channel: AbstractChannel, subscriber: Subscriber) -> None:

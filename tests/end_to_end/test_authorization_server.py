@@ -82,8 +82,7 @@ def answer_of(response: httpx.Response) -> Answer:
 
 
 def key_of(token: str) -> str:
-    key_id: str = jwt.get_unverified_header(token)["kid"]
-    return key_id
+    return jwt.get_unverified_header(token)["kid"]
 
 
 @pytest.fixture

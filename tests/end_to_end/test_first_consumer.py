@@ -3,30 +3,25 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
-from aio_pika import Message
-from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import ChannelNotFoundEntity
-from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
 from deploy.local.machine.folders import CHECKOUT, Place
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from tests.deploy.pages import code_blocks
 from tests.end_to_end.callers import create
-from tests.harness import databases
 from tests.harness.command_line import run
 from tests.harness.processes import Process, bare_environment, started
-from tests.harness.queues import count, declare_topology, holds, open_channel
+from tests.harness.queues import count, declare_topology, holds, is_refused, open_channel, read, write
 from tests.harness.servers import run_as_operator
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
-from worker.rabbitmq.topology import Queue
 
 PAGE = CHECKOUT / "worker" / "README.md"
 SECTION = "First queue to first calculation"
@@ -68,7 +63,7 @@ def test_page_quotes_the_program():
 
 
 async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
-    *, api, worker, consumer, caller, amqp_url, channel, database_url, subscriber
+    *, api, worker, consumer, caller, amqp_url, channel, environment, subscriber
 ):
     async def has_its_calculation(uuid: str) -> bool:
         record = (await caller.get(f"/v1/request/{uuid}")).json()["data"]
@@ -91,10 +86,7 @@ async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
             await eventually(lambda: {"request.email_sent", "request.calculated"} <= subscriber.types(second))
             assert len({event["traceparent"][3:35] for event in subscriber.about(second)}) == 1
             replay = ("worker", "outbox", "replay", "--from", "2020-01-01T00:00:00Z")
-            await run(
-                *replay,
-                environment=bare_environment(DATABASE_URL=databases.as_role(database_url, "operator")),
-            )
+            await run(*replay, environment=environment)
             await eventually(lambda: has_at_least(4, calculations.name))
             await eventually(lambda: holds(channel, topology.CALCULATION_RESULTS.name, 0))
             consumer.running.send_signal(signal.SIGINT)
@@ -112,8 +104,7 @@ async def test_event_stays_in_the_queue_when_its_calculation_reaches_no_queue(co
     await channel.queue_delete(topology.CALCULATION_RESULTS.name)
     async with started(consumer, ready=False):
         await eventually(lambda: consumes(amqp_url))
-        exchange = await channel.get_exchange(topology.REQUESTS)
-        await exchange.publish(Message(AN_EVENT), topology.NOTIFICATIONS.routing_key)
+        await write(channel, topology.REQUESTS, topology.NOTIFICATIONS.routing_key, AN_EVENT)
         status = await consumer.exit_status()
 
     assert status == 1
@@ -140,34 +131,12 @@ async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_els
             await asyncio.to_thread(run_as_operator, account + reader, broker, PASSWORD="a-password")
             async with started(first_consumer(url, tmp_path), ready=False):
                 await eventually(lambda: consumes(broker.url))
-                exchange = await channel.get_exchange(topology.REQUESTS)
-                await exchange.publish(Message(AN_EVENT), topology.NOTIFICATIONS.routing_key)
+                await write(channel, topology.REQUESTS, topology.NOTIFICATIONS.routing_key, AN_EVENT)
                 await eventually(lambda: count(channel, topology.CALCULATION_RESULTS.name))
 
-        assert not await is_refused(url, send, topology.CALCULATION_RESULTS)
-        assert await is_refused(reader_url, send, topology.CALCULATION_RESULTS)
-        for attempt in (send, read, remove):
-            assert await is_refused(url, attempt, topology.NOTIFICATIONS)
-
-
-async def send(channel: AbstractChannel, queue: Queue) -> None:
-    exchange = await channel.get_exchange(queue.exchange)
-    await exchange.publish(Message(b"{}"), queue.routing_key)
-
-
-async def read(channel: AbstractChannel, queue: Queue) -> None:
-    await (await channel.get_queue(queue.name)).get(fail=False)
-
-
-async def remove(channel: AbstractChannel, queue: Queue) -> None:
-    await channel.queue_delete(queue.name)
-
-
-async def is_refused(
-    url: str, attempt: Callable[[AbstractChannel, Queue], Awaitable[None]], queue: Queue
-) -> bool:
-    with suppress(ChannelAccessRefused):
-        async with open_channel(url) as channel:
-            await attempt(channel, queue)
-            return False
-    return True
+        calculate = partial(write, exchange=topology.CALCULATIONS)
+        assert not await is_refused(url, calculate)
+        assert await is_refused(reader_url, calculate)
+        assert await is_refused(url, partial(write, exchange=topology.REQUESTS))
+        assert await is_refused(url, partial(read, queue=topology.NOTIFICATIONS.name))
+        assert await is_refused(url, lambda ours: ours.queue_delete(topology.NOTIFICATIONS.name))

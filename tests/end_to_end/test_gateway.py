@@ -13,6 +13,7 @@ import pytest
 from deploy.local.machine.ports import accepts
 from service.postgres.pool import Connection
 from tests.end_to_end.callers import another_request, answer_more, client_of
+from tests.harness.databases import count_waiting_statements
 from tests.harness.gateways import HAProxy, Nginx
 from tests.harness.processes import Process, started
 from tests.harness.raw_connection import connect_to, head_with
@@ -21,9 +22,6 @@ from tests.harness.waiting import eventually
 _BUNDLE = b"GET /schema/rapidoc-min.js HTTP/1.1\r\nHost: api\r\n\r\n"
 _SLOW_READERS = 60  # of the 64 connections that a client may have
 _CALLERS, _CREATES_PER_SECOND, _ROUNDS = 20, 100, 2
-_WAITING = """
-    SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
-"""
 
 pytestmark = pytest.mark.long
 
@@ -114,7 +112,7 @@ async def test_process_that_dies_fails_only_creates_that_the_gateway_must_not_re
         await other_connection.execute("LOCK TABLE calculation_request")
         for number in range(4):
             calls.create_task(creates.create(client, has_key=number % 2 == 0))
-            await eventually(partial(hold, database, creates=number + 1))
+            await eventually(partial(are_waiting, database, creates=number + 1))
         await gateway.put_in(survives)
         await dies.kill()
         await eventually(lambda: creates.statuses[502] == failed, seconds=8)
@@ -123,9 +121,8 @@ async def test_process_that_dies_fails_only_creates_that_the_gateway_must_not_re
     assert await creates.are_stored_once(database)
 
 
-async def hold(database: Connection, *, creates: int) -> bool:
-    """Whether so many creates wait for a lock."""
-    return bool(await database.fetchval(_WAITING) == creates)
+async def are_waiting(database: Connection, *, creates: int) -> bool:
+    return await count_waiting_statements(database) == creates
 
 
 @pytest.mark.parametrize("gateway", [Nginx], indirect=True)  # HAProxy does not read responses ahead

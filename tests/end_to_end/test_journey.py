@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator, Mapping
 
 import httpx
 import pytest
-from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractQueue
 
 from tests.end_to_end.journeys import EVENTS, JourneyStack, link_in, secret_of
-from tests.harness.queues import holds
+from tests.harness.queues import holds, write
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 
@@ -140,9 +139,8 @@ async def test_panel_of_the_inbox_says_that_an_email_has_failed(visitor):
 
 async def test_malformed_event_does_not_stop_the_pages(visitor, channel):
     path = await visitor.submit("/", inputs(await visitor.read("/")))
-    exchange = await channel.get_exchange(topology.REQUESTS)
     for event in (json.dumps({"subject": path.removeprefix("/requests/"), "traceparent": "none"}), "[]"):
-        await exchange.publish(Message(event.encode()), "request.created")
+        await write(channel, topology.REQUESTS, "request.created", event.encode())
     await eventually(lambda: holds(channel, topology.NOTIFICATIONS.dead_letters, 2))
 
     assert await shows(visitor, path, "Step 2 of 5")

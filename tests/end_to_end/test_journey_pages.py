@@ -1,39 +1,27 @@
 """The journey of `make run` in a browser: on any screen, by keyboard, without scripts, and through faults."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 
-from deploy.local.machine.folders import LOCAL
 from tests.end_to_end.journeys import EVENTS, JourneyStack, link_in, secret_of
 from tests.harness.command_line import run
 from tests.harness.waiting import eventually
 
 pytest.importorskip("playwright", reason="Playwright is installed by `make test-long`")
-from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, FrameLocator, Locator, Page, ViewportSize, expect
+from playwright.async_api import FrameLocator, Locator, Page, expect
 
-from tests.harness import browser
+from tests.harness.browser import SCREENS, SCREENSHOTS, empty_page, faults, watched
 
 pytestmark = pytest.mark.long
 
-SCREENSHOTS = LOCAL / "screenshots"
-SCREENS = {"phone": ViewportSize(width=390, height=844), "desk": ViewportSize(width=1280, height=800)}
 DESK = SCREENS["desk"]
 BANNER = "A stand-in for another team. Not part of the product."
 DONE = "Done: the firm has its calculation."
 
 Press = Callable[[Page, Locator], Awaitable[None]]
 Look = Callable[[Page, str], Awaitable[None]]
-
-
-@pytest.fixture(scope="module")
-async def chromium():
-    """A browser."""
-    async with browser.running() as running:
-        yield running
 
 
 async def click(_: Page, target: Locator) -> None:
@@ -59,12 +47,6 @@ async def look_away(_page: Page, _name: str) -> None:
 
 def in_email(page: Page) -> FrameLocator:
     return page.frame_locator("iframe")
-
-
-async def faults(page: Page) -> list[Any]:
-    """Return what axe finds that is serious or critical."""
-    found = (await Axe().run(page)).response["violations"]
-    return [each for each in found if each["impact"] in {"serious", "critical"}]
 
 
 def button(page: Page, name: str) -> Locator:
@@ -106,21 +88,6 @@ async def click_through(
     assert sorted(text.split()[0] for text in await page.locator("li").all_inner_texts()) == sorted(EVENTS)
 
 
-@asynccontextmanager
-async def watched(
-    chromium: Browser, *args: Any, **options: Any
-) -> AsyncIterator[tuple[Page, list[tuple[str, str]]]]:
-    """Open a page; yields URLs and Referers of all tabs, too. No console of a tab may have a line."""
-    requests: list[tuple[str, str]] = []
-    lines: list[str] = []
-    async with browser.empty_page(chromium, *args, **options) as page:
-        page.context.on("request", lambda each: requests.append((each.url, each.headers.get("referer", ""))))
-        page.context.on("console", lambda message: lines.append(message.text))
-        page.context.on("weberror", lambda error: lines.append(str(error.error)))
-        yield page, requests
-    assert lines == []
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("screen", SCREENS)
 async def test_journey_works_on_any_screen_and_is_accessible_and_the_secret_stays_where_it_is(
@@ -160,18 +127,6 @@ async def test_scripts_are_not_needed(journey, chromium):
         await click_through(journey, page)
 
 
-async def test_double_click_and_reload_are_one_request_and_one_email(journey, chromium, database):
-    async with watched(chromium, DESK) as (page, _):
-        await page.goto(journey.pages.base_url)
-        await button(page, "Send").dblclick()
-        await expect(in_email(page).get_by_role("link")).to_be_visible()
-        await page.reload()
-        await expect(in_email(page).get_by_role("link")).to_be_visible()
-
-    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
-    assert len([*journey.mails.iterdir()]) == 1
-
-
 async def test_page_waits_while_the_worker_is_dead_and_then_goes_on(journey, chromium):
     async with watched(chromium, DESK) as (page, _):
         await page.goto(journey.pages.base_url)
@@ -186,7 +141,7 @@ async def test_page_waits_while_the_worker_is_dead_and_then_goes_on(journey, chr
 async def test_new_secret_invalidates_the_old_link_and_its_email_opens_the_form(
     journey, chromium, environment
 ):
-    async with browser.empty_page(chromium, DESK) as page:
+    async with empty_page(chromium, DESK) as page:
         await page.goto(journey.pages.base_url)
         await button(page, "Send").click()
         await expect(in_email(page).get_by_role("link")).to_be_visible()

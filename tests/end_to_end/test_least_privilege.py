@@ -1,15 +1,9 @@
 """Every process with its own users of Postgres and RabbitMQ, and with no secret but those that it uses."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aio_pika import Message
-from aio_pika.abc import AbstractChannel
-from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
 from deploy.local.machine.processes import run_command
@@ -20,7 +14,7 @@ from tests.harness import databases
 from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST
 from tests.harness.processes import api_process, bare_environment, started, worker_process
-from tests.harness.queues import count, open_channel
+from tests.harness.queues import holds, is_refused, read, write
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
@@ -72,22 +66,17 @@ async def test_chain_works_with_a_user_and_the_secrets_of_each_process(
     async with started(api, *workers), client_of(api, issuer.token()) as caller:
         uuid = (await caller.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
         await eventually(lambda: mail_server.accepted)
-        exchange = await channel.get_exchange(topology.CALCULATIONS)
-        await exchange.publish(Message(b"{}"), CALCULATION_RESULTS.routing_key)
-        await eventually(lambda: is_one(channel, dead))
+        await write(channel, topology.CALCULATIONS, CALCULATION_RESULTS.routing_key)
+        await eventually(lambda: holds(channel, dead, 1))
         redriven = await run(
             "worker", "dead-letters", "redrive", CALCULATION_RESULTS.name, environment=operator
         )
-        await eventually(lambda: is_one(channel, dead))
+        await eventually(lambda: holds(channel, dead, 1))
         await publish_calculation(channel, uuid, "calc-1")
         await eventually(lambda: database.fetchval(ALL_ARE_DONE))
 
     assert redriven.output.startswith("1 messages moved")
     assert len(mail_server.accepted) == 1
-
-
-async def is_one(channel: AbstractChannel, queue: str) -> bool:
-    return await count(channel, queue) == 1
 
 
 @pytest.mark.usefixtures("channel")
@@ -96,9 +85,9 @@ async def test_broker_refuses_a_user_what_its_process_does_not_do(broker_urls, u
     reads = {"notifications": NOTIFICATIONS.name, "calculations": CALCULATION_RESULTS.name}.get(user)
     for queue in topology.QUEUES:
         if queue.name != reads:
-            await is_refused(broker_urls[user], partial(read, name=queue.name))
-    await is_refused(broker_urls[user], lambda ours: ours.declare_queue("of-another-team"))
-    await is_refused(broker_urls[user], lambda ours: ours.queue_delete(NOTIFICATIONS.name))
+            assert await is_refused(broker_urls[user], partial(read, queue=queue.name))
+    assert await is_refused(broker_urls[user], lambda ours: ours.declare_queue("of-another-team"))
+    assert await is_refused(broker_urls[user], lambda ours: ours.queue_delete(NOTIFICATIONS.name))
     consumers = {"notifications", "calculations"}
     writers = {
         topology.REQUESTS: {"relay"},
@@ -107,20 +96,4 @@ async def test_broker_refuses_a_user_what_its_process_does_not_do(broker_urls, u
     }
     for exchange in topology.EXCHANGES:
         if user not in writers.get(exchange, ()):
-            await is_refused(broker_urls[user], partial(write, name=exchange))
-
-
-async def is_refused(url: str, operation: Callable[[AbstractChannel], Awaitable[Any]]) -> None:
-    async with open_channel(url) as ours:
-        with pytest.raises(ChannelAccessRefused):
-            async with asyncio.timeout(10):
-                await operation(ours)
-
-
-async def read(channel: AbstractChannel, name: str) -> None:
-    await (await channel.get_queue(name)).get(fail=False)
-
-
-async def write(channel: AbstractChannel, name: str) -> None:
-    exchange = await channel.get_exchange(name)
-    await exchange.publish(Message(b""), "nothing", mandatory=False)
+            assert await is_refused(broker_urls[user], partial(write, exchange=exchange))

@@ -6,29 +6,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from deploy.local.machine.folders import LOCAL
 from service import app
 
 pytest.importorskip("playwright", reason="Playwright is installed by `make test-long`")
-from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Page, ViewportSize, expect
+from playwright.async_api import Page, expect
 
-from tests.harness import browser
+from tests.harness.browser import SCREENS, SCREENSHOTS, faults, watched
 
 pytestmark = pytest.mark.long
 
-SCREENSHOTS = LOCAL / "screenshots"
-SCREENS = {"phone": ViewportSize(width=390, height=844), "desk": ViewportSize(width=1280, height=800)}
 DOCUMENT: dict[str, Any] = msgspec.to_builtins(app.describe())
 OPERATIONS = [operation for item in DOCUMENT["paths"].values() for operation in item.values()]
 CREATE = "[id='post-/v1/request']"
 MAIN = "rapi-doc [part=section-main-content]"
-
-
-@pytest.fixture(scope="module")
-async def chromium():
-    async with browser.running() as running:
-        yield running
 
 
 # The page's width and its colors have nothing to do with each other, so each appears in one of two readers.
@@ -41,16 +31,12 @@ def reader(request):
 @pytest.fixture
 async def page(chromium, reader, client):
     """The page as the reader sees it. Its console must stay empty, and it may load nothing from elsewhere."""
-    lines: list[str] = []
-    hosts: set[str] = set()
     screen, scheme = reader
-    async with browser.empty_page(chromium, SCREENS[screen], scheme) as opened:
-        opened.on("console", lambda message: lines.append(message.text))
-        opened.on("request", lambda each: hosts.add("/".join(each.url.split("/")[:3])))
+    async with watched(chromium, SCREENS[screen], scheme) as (opened, requests):
         await opened.goto(f"{client.base_url}/schema")
         await expect(opened.locator(CREATE)).to_be_visible()
         yield opened
-    assert (lines, hosts) == ([], {str(client.base_url)})
+    assert {"/".join(url.split("/")[:3]) for url, _ in requests} == {str(client.base_url)}
 
 
 async def show_all(page: Page) -> None:
@@ -65,8 +51,7 @@ async def check(page: Page, name: str) -> None:
     await show_all(page)
     await page.screenshot(path=SCREENSHOTS / f"{name}.png")
     assert await page.locator(MAIN).evaluate("(main) => main.scrollWidth <= main.clientWidth")
-    found = (await Axe().run(page)).response["violations"]
-    assert [each for each in found if each["impact"] in {"serious", "critical"}] == []
+    assert await faults(page) == []
 
 
 async def test_text_is_readable_without_a_click_and_accessible_and_shows_no_names_of_types(page, reader):

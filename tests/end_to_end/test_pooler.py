@@ -3,22 +3,21 @@
 import asyncio
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 import pytest
+from yarl import URL
 
 from deploy.local.machine.ports import accepts, free_port
-from deploy.local.machine.processes import Program, running, wait_for
 from tests.deploy.manifests import K8S
 from tests.end_to_end.callers import client_of, create, create_if_possible
 from tests.end_to_end.events import ALL_ARE_DONE, publish_calculation
 from tests.harness import databases
 from tests.harness.examples import A_REQUEST
-from tests.harness.processes import api_process, started, worker_process
+from tests.harness.processes import Process, api_process, bare_environment, started, worker_process
 from tests.harness.programs import debian_program
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
@@ -28,41 +27,42 @@ pytestmark = pytest.mark.long
 _AS_ANOTHER_USER = [] if os.geteuid() else ["--user", "nobody"]  # PgBouncer refuses to run as root
 
 
-@contextmanager
-def pooler(database_url: str, folder: Path) -> Iterator[str]:
-    """Run a PgBouncer with three connections for each user. Yields the URL of the database through it."""
-    pgbouncer = debian_program("pgbouncer")
-    port = free_port()
-    database = urlsplit(database_url)
+_SETTINGS = """
+[databases]
+* = host={server.host} port={server.port}
+[pgbouncer]
+unix_socket_dir =
+auth_type = plain
+auth_file = {users}
+pool_mode = transaction
+default_pool_size = 3
+server_login_retry = {retry}
+listen_addr = 127.0.0.1
+listen_port = {port}
+"""
+
+
+def pgbouncer(database_url: str, folder: Path) -> Process:
+    """Return a PgBouncer with three connections for each user, not yet started."""
+    command, port = debian_program("pgbouncer"), free_port()
     folder.chmod(0o755)
-    config = folder / "pgbouncer.ini"
-    users = folder / "users.txt"
+    settings, users = folder / "pgbouncer.ini", folder / "users.txt"
     users.write_text("".join(f'"{databases.user_of(role)}" "made-up"\n' for role in databases.ROLES))
-    users.chmod(0o644)
-    server = f"host={database.hostname} port={database.port}"
-    options = [
-        "unix_socket_dir =",
-        "auth_type = plain",
-        f"auth_file = {users}",
-        "pool_mode = transaction",
-        "default_pool_size = 3",
-        f"server_login_retry = {login_retry()}",
-    ]
-    options += ["listen_addr = 127.0.0.1", f"listen_port = {port}"]
-    lines = ["[databases]", f"* = {server}", "[pgbouncer]", *options, ""]
-    config.write_text("\n".join(lines))
-    config.chmod(0o644)
-    program = Program(
-        name="PgBouncer",
-        command=[*pgbouncer, *_AS_ANOTHER_USER, str(config)],
-        environment=os.environ,
-        folder=Path("/"),
-        log=folder / "pgbouncer.log",
-        stop_seconds=5.0,
-    )
-    with running(program) as process:
-        wait_for(process, lambda: accepts(port), seconds=30)
-        yield urlunsplit(database._replace(netloc=f"127.0.0.1:{port}"))
+    server = URL(database_url)
+    settings.write_text(_SETTINGS.format(server=server, users=users, retry=login_retry(), port=port))
+    for file in (settings, users):
+        file.chmod(0o644)
+    command += [*_AS_ANOTHER_USER, str(settings)]
+    return Process("pgbouncer", command, environment=bare_environment(), port=port, folder=folder)
+
+
+@asynccontextmanager
+async def pooler(database_url: str, folder: Path) -> AsyncIterator[str]:
+    """Yield the URL of the database through a PgBouncer."""
+    server = pgbouncer(database_url, folder)
+    async with started(server, ready=False):
+        await eventually(lambda: accepts(server.port))
+        yield str(URL(database_url).with_host("127.0.0.1").with_port(server.port))
 
 
 def login_retry() -> str:
@@ -74,8 +74,8 @@ def login_retry() -> str:
 
 
 @pytest.fixture
-def pooler_url(database_url, tmp_path):
-    with pooler(database_url, tmp_path) as url:
+async def pooler_url(database_url, tmp_path):
+    async with pooler(database_url, tmp_path) as url:
         yield url
 
 
@@ -106,19 +106,18 @@ async def test_chain_works_through_a_transaction_pooler(
 
 
 async def test_api_answers_soon_after_a_switchover(service_settings, database_url, issuer, tmp_path):
-    async with TcpProxy(database_url) as postgres:
-        with pooler(postgres.url, tmp_path) as url:
-            pooled = {"DATABASE_URL": databases.as_role(url, "api"), "DATABASE_STATEMENT_CACHE_SIZE": "0"}
-            api = api_process(service_settings, tmp_path, **pooled, DATABASE_TIMEOUT_SECONDS="1")
-            async with started(api), client_of(api, issuer.token()) as caller:
-                await create(caller)
-                await postgres.refuse()
-                during = await caller.post("/v1/request", json=A_REQUEST)
-                await eventually(lambda: postgres.refused)
-                postgres.admit()
-                admitted = time.monotonic()
-                await eventually(lambda: create_if_possible(caller))
-                waited = time.monotonic() - admitted
+    async with TcpProxy(database_url) as postgres, pooler(postgres.url, tmp_path) as url:
+        pooled = {"DATABASE_URL": databases.as_role(url, "api"), "DATABASE_STATEMENT_CACHE_SIZE": "0"}
+        api = api_process(service_settings, tmp_path, **pooled, DATABASE_TIMEOUT_SECONDS="1")
+        async with started(api), client_of(api, issuer.token()) as caller:
+            await create(caller)
+            await postgres.refuse()
+            during = await caller.post("/v1/request", json=A_REQUEST)
+            await eventually(lambda: postgres.refused)
+            postgres.admit()
+            admitted = time.monotonic()
+            await eventually(lambda: create_if_possible(caller))
+            waited = time.monotonic() - admitted
 
     assert during.status_code == 503
     assert waited < 8, "PgBouncer's own default makes this fifteen seconds"

@@ -18,7 +18,7 @@ from tests.harness.in_process import api_client, worker_probes
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import environment_of
 from tests.harness.queues import holds
-from tests.harness.restorable import Restorable, restorable
+from tests.harness.restorable import restorable
 from tests.harness.waiting import eventually
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
@@ -87,11 +87,7 @@ async def status(client: httpx.AsyncClient, record: dict[str, Any], secret: str 
     return (await client.get(f"/v1/request/{record['uuid']}", headers=headers)).status_code
 
 
-async def make_old(postgres: Restorable) -> None:
-    async with databases.connected(postgres.url) as connection:
-        await connection.execute("UPDATE calculation_request SET created_at = created_at - interval '10 min'")
-
-
+MAKE_OLD = "UPDATE calculation_request SET created_at = created_at - interval '10 min'"
 SENT = "count(*) = $1 FROM email WHERE state = 'sent'"
 PUBLISHED = "NOT EXISTS (SELECT FROM undelivered_event)"
 CALCULATED = f"count(*) = $1 FROM calculation_request WHERE calculation_id IS NOT NULL AND {PUBLISHED}"
@@ -140,7 +136,8 @@ async def test_what_came_after_the_moment_is_lost_or_repeated_as_the_page_says(
         )
         async with worker_probes(worker, "notifications"):
             await stored(SENT, 4)  # `queued` is forgotten
-            await make_old(postgres)
+            async with databases.connected(postgres.url) as connection:
+                await connection.execute(MAKE_OLD)
             found = await operate("worker", "reconcile", "--since", "1h")
             replayed = await operate("worker", "outbox", "replay", "--from", "1h", "--by", "Ada")
             await stored(SENT, 5)

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import asyncpg
 import httpx
@@ -38,13 +37,6 @@ _ALL_IS_DONE = ALL_ARE_DONE.replace("calculation_id IS NULL OR sequence < 3", "s
 _AFTER = 20  # calls that must be answered after the last step
 
 
-class Running(NamedTuple):
-    """A client of the running API, and how the API and the worker are stopped."""
-
-    client: httpx.AsyncClient
-    stack: AsyncExitStack
-
-
 @dataclass
 class Installation:
     """An API and a worker that are replaced as in a rollout, and callers that never stop."""
@@ -59,62 +51,59 @@ class Installation:
     database_url: Callable[[str], str] = str
     api_key: str = ""
     statuses: Counter[int | str] = field(default_factory=Counter)
-    running: list[Running] = field(default_factory=list)  # the last is the present one
-    in_flight: Counter[httpx.AsyncClient] = field(default_factory=Counter)
     request_secrets: list[tuple[str, str]] = field(default_factory=list)
+    # The present processes with their callers, and what ends these callers.
+    pods: AsyncExitStack = field(default_factory=AsyncExitStack)
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Serve callers and customers until the block is left, and finish all work."""
         await self.replace_pods()
         try:
-            async with asyncio.TaskGroup() as group:
-                callers = [group.create_task(self._call()) for _ in range(_CALLERS)]
-                yield
-                answered = self.statuses.total()
-                await eventually(lambda: self.statuses.total() >= answered + _AFTER)
-                for caller in callers:
-                    caller.cancel()
+            yield
+            answered = self.statuses.total()
+            await eventually(lambda: self.statuses.total() >= answered + _AFTER)
+            self.is_over.set()
             await eventually(lambda: self.database.fetchval(_ALL_IS_DONE))
         finally:
-            await self._end_oldest()
+            await self.pods.aclose()
 
     async def replace_pods(self) -> None:
         """Start new processes with the secret as it is now, then stop the old ones, as a rollout does."""
+        old, self.pods, self.is_over = self.pods, AsyncExitStack(), asyncio.Event()
+        await self.pods.enter_async_context(self._called(self.is_over))
+        await old.aclose()
+
+    @asynccontextmanager
+    async def _called(self, is_over: asyncio.Event) -> AsyncIterator[None]:
+        """Run processes and callers. At the end no call arrives any more, as after the preStop hook."""
         of_api, of_worker = (
             {"DATABASE_URL": self.database_url(each.database_url), **self.secret}
             for each in (self.settings, self.worker_settings)
         )
         api = api_process(self.settings, self.folder, **of_api)
         worker = worker_process(self.worker_settings, self.folder, **of_worker)
-        stack = AsyncExitStack()
-        await stack.enter_async_context(started(api, worker))
-        client = await stack.enter_async_context(client_of(api, self.token))
-        self.running.append(Running(client, stack))
-        if len(self.running) > 1:
-            await self._end_oldest()
+        async with (
+            started(api, worker),
+            client_of(api, self.token) as client,
+            asyncio.TaskGroup() as callers,
+        ):
+            for _ in range(_CALLERS):
+                callers.create_task(self._call(client, is_over))
+            yield
+            is_over.set()
 
-    async def _end_oldest(self) -> None:
-        """Stop processes once no call arrives any more, as the preStop hook does."""
-        old = self.running.pop(0)
-        await eventually(lambda: not self.in_flight[old.client])
-        await old.stack.aclose()
-
-    async def _call(self) -> None:
-        while True:
-            client = self.running[-1].client
-            self.in_flight[client] += 1
-            try:
-                created = await self._answer(client.post("/v1/request", json=another_request()))
-                if created:
-                    request = created.json()["data"]
-                    self.request_secrets.append((request["uuid"], request["secret"]))
-                for uuid, secret in (self.request_secrets[0], self.request_secrets[-1]):
-                    await self._answer(client.get(f"/v1/request/{uuid}", headers=bearer(secret)))
-                if self.api_key:
-                    await self._answer(client.get(STRUCTURE, headers=bearer(self.api_key)))
-            finally:
-                self.in_flight[client] -= 1
+    async def _call(self, client: httpx.AsyncClient, is_over: asyncio.Event) -> None:
+        while not is_over.is_set():
+            created = await self._answer(client.post("/v1/request", json=another_request()))
+            if created:
+                request = created.json()["data"]
+                self.request_secrets.append((request["uuid"], request["secret"]))
+            for uuid, secret in (self.request_secrets[0], self.request_secrets[-1]):
+                await self._answer(client.get(f"/v1/request/{uuid}", headers=bearer(secret)))
+            if self.api_key:
+                await self._answer(client.get(STRUCTURE, headers=bearer(self.api_key)))
             await asyncio.sleep(0.05)
 
     async def _answer(self, call: Awaitable[httpx.Response]) -> httpx.Response | None:

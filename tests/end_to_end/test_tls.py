@@ -4,14 +4,12 @@ import re
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import asyncpg
 import msgspec
 import pytest
 from yarl import URL
 
 from deploy.local.machine.ports import free_port
 from service.commands.doctor import examine_service
-from service.postgres.pool import Connection
 from tests.deploy.manifests import K8S
 from tests.deploy.pages import INSTALLATION, section
 from tests.end_to_end.callers import client_of, create
@@ -23,7 +21,6 @@ from tests.harness.mail_server import Login, MailServer
 from tests.harness.processes import api_process, environment_of, started, worker_process
 from tests.harness.servers import run_as_operator
 from tests.harness.tcp_proxy import TcpProxy
-from tests.harness.waiting import eventually
 from worker.commands.doctor import examine_worker
 
 _LOGIN = Login("worker", "hunter2")
@@ -42,8 +39,6 @@ _SAYS = {
     "of another host": "IP address mismatch, certificate is not valid for '127.0.0.1'.",
     "of another authority": "unable to get local issuer certificate",
 }
-_CHECKS = {"postgresql": "postgres", "amqps": "rabbitmq", "smtp+starttls": "mail server"}
-_CHECKS |= {"smtps": "mail server", "https": "signing keys"}
 
 
 def trusting(authority: Authority) -> dict[str, str]:
@@ -66,42 +61,26 @@ def amqp_url(own_broker):
     return own_broker.url
 
 
-async def encrypted_postgres(stack: AsyncExitStack, administrator: Connection, url: str, certificate) -> str:
-    """Let Postgres show *certificate*, or a proxy in front of a Postgres that is built without TLS."""
-    pem = certificate.read_text().replace("\n", "'), ('")
-    program = f"umask 077; grep . >{certificate.name}"  # in the data folder
-    settings = {"ssl": "on", "ssl_cert_file": certificate.name, "ssl_key_file": certificate.name}
-    try:
-        await administrator.execute(f"COPY (VALUES ('{pem}')) TO PROGRAM '{program}'")
-        for name, value in settings.items():
-            await administrator.execute(f"ALTER SYSTEM SET {name} = '{value}'")
-            stack.push_async_callback(administrator.execute, f"ALTER SYSTEM RESET {name}")
-    except (asyncpg.InvalidParameterValueError, asyncpg.InsufficientPrivilegeError):
-        proxy = TcpProxy(url, context=context_with(certificate))
-        return (await stack.enter_async_context(proxy)).url
-    await administrator.execute("SELECT pg_reload_conf()")
-    shown = "SELECT current_setting('ssl_cert_file') = $1"
-    await eventually(lambda: administrator.fetchval(shown, certificate.name))
-    return url
-
-
 @pytest.fixture
-async def serving(administrator, own_broker, issuer, database_url):
-    """Let every server show a certificate. Returns their addresses by scheme, and the mail servers."""
+async def serving(own_broker, issuer, database_url):
+    """Let every server show a certificate. Returns their addresses by scheme, and the mail servers.
+
+    A proxy shows that of Postgres, because not every Postgres is built with TLS.
+    """
 
     async def serve(certificate: Path) -> tuple[dict[str, str], list[MailServer]]:
         context, listener = context_with(certificate), free_port()
         options = f'[{{certfile, "{certificate}"}}, {{keyfile, "{certificate}"}}]'
         listen = f'rabbit_networking:start_ssl_listener({{"127.0.0.1", {listener}}}, {options}, 2).'
         run_as_operator(f"rabbitmqctl eval '{listen}'", own_broker)
-        postgres = await encrypted_postgres(stack, administrator, database_url, certificate)
+        postgres = await stack.enter_async_context(TcpProxy(database_url, context=context))
         mail = [MailServer(scheme, context, _LOGIN) for scheme in ("smtp+starttls", "smtps")]
         for server in mail:
             await stack.enter_async_context(server)
         jwks = http_answer("200 OK", issuer.jwks.read_bytes())
         keys = await stack.enter_async_context(answering(jwks, context))
         addresses = {
-            "postgresql": at("postgresql", postgres),
+            "postgresql": at("postgresql", postgres.url),
             "amqps": at("amqps", own_broker.url, listener),
             **{URL(server.url).scheme: at(URL(server.url).scheme, server.url) for server in mail},
             "https": str(_ADDRESSES["https"].with_host("127.0.0.1").with_port(keys)),
@@ -109,7 +88,6 @@ async def serving(administrator, own_broker, issuer, database_url):
         return addresses, mail
 
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(administrator.execute, "SELECT pg_reload_conf()")
         yield serve
 
 

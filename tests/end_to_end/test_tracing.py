@@ -16,7 +16,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span, Status
 
 from service.telemetry import tracing
-from tests.end_to_end.callers import client_of
+from tests.end_to_end.callers import client_of, create
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client, worker_probes
 from tests.harness.processes import api_process, started, worker_process
@@ -206,8 +206,5 @@ print([name for name in sys.modules if name.startswith(("opentelemetry.sdk", "re
 
 
 async def _create(caller: httpx.AsyncClient, *, sampled: bool) -> str:
-    headers = {"traceparent": f"00-{_TRACE}-{_CALLER}-{'01' if sampled else '00'}"}
-    response = await caller.post("/v1/request", json=A_REQUEST, headers=headers)
-    assert response.status_code == 200, response.text
-    uuid: str = response.json()["data"]["uuid"]
-    return uuid
+    traceparent = f"00-{_TRACE}-{_CALLER}-{'01' if sampled else '00'}"
+    return (await create(caller, A_REQUEST, traceparent=traceparent))["uuid"]

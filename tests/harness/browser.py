@@ -7,11 +7,15 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import pytest
+from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, ViewportSize, async_playwright, expect
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
+from deploy.local.machine.folders import LOCAL
 
+SCREENSHOTS = LOCAL / "screenshots"
+SCREENS = {"phone": ViewportSize(width=390, height=844), "desk": ViewportSize(width=1280, height=800)}
 _TIMEOUT = 60_000  # milliseconds
 _NO_OTHER_HOST = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 
@@ -39,7 +43,7 @@ async def empty_page(
     *,
     scripts: bool = True,
 ) -> AsyncIterator[Page]:
-    """Open a page that has nothing stored. There must be no error in its console when the block is left."""
+    """Open a page that has nothing stored."""
     async with await browser.new_context(
         viewport=screen,
         is_mobile=screen["width"] < 600,
@@ -47,12 +51,28 @@ async def empty_page(
         java_script_enabled=scripts,
     ) as context:
         context.set_default_timeout(_TIMEOUT)
-        page = await context.new_page()
-        yield page
-        messages = await page.console_messages(filter="all")
-        logged = [(each.text, each.location) for each in messages if each.type in {"error", "assert"}]
-        errors = [*logged, *await page.page_errors(filter="all")]
-        assert not errors, errors
+        yield await context.new_page()
+
+
+@asynccontextmanager
+async def watched(
+    browser: Browser, *args: Any, **options: Any
+) -> AsyncIterator[tuple[Page, list[tuple[str, str]]]]:
+    """Open an empty page; yields URLs and Referers of all tabs, too. No console of a tab may have a line."""
+    requests: list[tuple[str, str]] = []
+    lines: list[str] = []
+    async with empty_page(browser, *args, **options) as page:
+        page.context.on("request", lambda each: requests.append((each.url, each.headers.get("referer", ""))))
+        page.context.on("console", lambda message: lines.append(message.text))
+        page.context.on("weberror", lambda error: lines.append(str(error.error)))
+        yield page, requests
+    assert lines == []
+
+
+async def faults(page: Page) -> list[Any]:
+    """Return what axe finds that is serious or critical."""
+    found = (await Axe().run(page)).response["violations"]
+    return [each for each in found if each["impact"] in {"serious", "critical"}]
 
 
 def _program() -> dict[str, Any]:

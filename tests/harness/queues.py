@@ -1,12 +1,14 @@
 """A channel to the broker, its topology, and the lengths of its queues."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 import aio_pika
+from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractConnection
+from aiormq.exceptions import ChannelAccessRefused
 from yarl import URL
 
 from worker.rabbitmq import topology
@@ -41,3 +43,23 @@ async def count(channel: AbstractChannel, queue: str) -> int:
 
 async def holds(channel: AbstractChannel, queue: str, number: int) -> bool:
     return await count(channel, queue) == number
+
+
+async def read(channel: AbstractChannel, queue: str) -> None:
+    await (await channel.get_queue(queue)).get(fail=False)
+
+
+async def write(
+    channel: AbstractChannel, exchange: str, routing_key: str = "nothing", body: bytes = b"{}"
+) -> None:
+    """Publish a message that need not reach a queue."""
+    await (await channel.get_exchange(exchange)).publish(Message(body), routing_key, mandatory=False)
+
+
+async def is_refused(url: str, attempt: Callable[[AbstractChannel], Awaitable[Any]]) -> bool:
+    """Whether the broker refuses the user of *url* what *attempt* does."""
+    with suppress(ChannelAccessRefused):
+        async with open_channel(url) as channel, asyncio.timeout(10):
+            await attempt(channel)
+            return False
+    return True

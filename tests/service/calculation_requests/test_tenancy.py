@@ -78,7 +78,7 @@ async def test_data_of_another_conveyancer_is_answered_like_data_that_does_not_e
     assert lasting_headers(answers[0]) == lasting_headers(answers[1])
     assert comparable(answers[0].json()) == comparable(answers[1].json())
     assert others["uuid"] not in answers[0].text
-    assert costs[0] == costs[1] != []
+    assert costs[0] == costs[1] != [], "the first statement must look for the request with its conveyancer"
 
 
 def comparable(body: dict[str, Any]) -> dict[str, Any]:
