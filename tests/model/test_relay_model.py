@@ -77,7 +77,6 @@ class RelayModel(RuleBasedStateMachine):
         self.publisher: Publisher | None = None
 
     def teardown(self) -> None:
-        """Close the connections."""
         self.observer.terminate()
         self.run(self.channel.aclose())
         self.run(self.resources.aclose())

@@ -1,7 +1,7 @@
 """What the tests of the worker have in common: stored requests, their events, and what the broker got."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -12,10 +12,12 @@ import msgspec
 import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from service.calculation_requests.changing import change
 from service.calculation_requests.model import CalculationRequest
-from service.identifiers import new_request_id
+from service.identifiers import first_id_at, new_request_id
 from service.outbox import events, lanes
 from service.outbox.events import RequestCreated, RequestEmailSent
 from service.outbox.lanes import RelayWaker
@@ -23,18 +25,24 @@ from service.postgres.pool import Connection, Pool, open_pool
 from service.server.probes import NotReady
 from tests.harness import databases, stored
 from tests.harness.in_process import running
+from tests.harness.mail_server import MailServer
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import eventually
+from worker.consumers import calculations
+from worker.consumers.calculations import Result
+from worker.consumers.consumer import Consumer
+from worker.mail import ledger
+from worker.mail.ledger import EmailToSend
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
-from worker.relay import loop, outbox_tables
+from worker.relay import outbox_tables
 from worker.relay.loop import Relay
 from worker.relay.outbox_tables import OutboxRow
 from worker.relay.publisher import Publisher
 from worker.settings import EmailSettings, WorkerSettings
 
-KEYS = stored.KEYS
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -47,15 +55,23 @@ async def store(
     return request
 
 
+async def store_old(connection: Connection, at: datetime, number: int = 0) -> CalculationRequest:
+    """Store a request as one that was made then. Its id is the first one of that time, or a later one."""
+    old_id = UUID(int=first_id_at(at).int + number)
+    request = msgspec.structs.replace(stored.new_request(), id=old_id, created_at=at)
+    assert await stored.insert(connection, request)
+    return request
+
+
 async def store_as(connection: Connection, event_type: str) -> None:
     request = await store(connection)
     await connection.execute("UPDATE outbox SET type = $2 WHERE request_id = $1", request.id, event_type)
 
 
-async def announce_next(connection: Connection, request_id: UUID, *, traceparent: str | None = None) -> None:
+async def announce_next(connection: Connection, request_id: UUID) -> None:
     """Write the next event of a request, one that nobody needs to listen to."""
     async with connection.transaction(), change(connection, request_id) as request:
-        request.announce(RequestEmailSent, traceparent=traceparent)
+        request.announce(RequestEmailSent)
 
 
 def created_event(request: CalculationRequest) -> RequestCreated:
@@ -84,8 +100,36 @@ def outbox_row(number: int, **changes: Any) -> OutboxRow:
 
 
 @pytest.fixture
+def logs() -> Iterator[list[EventDict]]:
+    """The lines that the test's process logs."""
+    with capture_logs() as lines:
+        yield lines
+
+
+@pytest.fixture
 async def stored_request(database: Connection) -> CalculationRequest:
     return await store(database)
+
+
+@pytest.fixture
+async def intended(database: Connection, stored_request: CalculationRequest) -> CalculationRequest:
+    """A request whose request.created was published, and whose e-mail is due."""
+    email = EmailToSend(f"{stored_request.uuid}.request.created.1", stored_request.id)
+    await ledger.add(database, [email])
+    await database.execute("DELETE FROM outbox")
+    return stored_request
+
+
+@pytest.fixture
+def relay_waker(pool: Pool) -> RelayWaker:
+    return RelayWaker(pool, seconds=5.0)
+
+
+@pytest.fixture
+def calculation_consumer(
+    worker_settings: EmailSettings, pool: Pool, relay_waker: RelayWaker
+) -> Consumer[Result]:
+    return calculations.consumer(worker_settings, pool, relay_waker)
 
 
 @pytest.fixture
@@ -100,21 +144,9 @@ async def open_publisher(settings: WorkerSettings) -> AsyncIterator[Publisher]:
         yield await Publisher.on(channel, timeout_seconds=settings.broker_timeout_seconds)
 
 
-def with_pace(**pace: float) -> pytest.MarkDecorator:
-    """Run a test with a relay whose constants have other values."""
-    return pytest.mark.parametrize("relay", [pace], ids=[""], indirect=True)
-
-
 @pytest.fixture
-def relay(
-    worker_settings: EmailSettings,
-    pool: Pool,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> Relay:
+def relay(worker_settings: EmailSettings, pool: Pool) -> Relay:
     """A relay that nobody wakes."""
-    for name, value in getattr(request, "param", {}).items():
-        monkeypatch.setattr(loop, name, value)
     return Relay(worker_settings, pool, asyncio.Event())
 
 
@@ -162,6 +194,24 @@ async def running_postman(settings: EmailSettings, **changes: Any) -> AsyncItera
     """Run a postman with *changes* to the settings until the block is left."""
     async with open_postman(settings_with(settings, **changes)) as postman, running(postman.run):
         yield postman
+
+
+@asynccontextmanager
+async def postman_held_before(
+    marker: bytes, link: TcpProxy, settings: EmailSettings, **changes: Any
+) -> AsyncIterator[Postman]:
+    """Run a postman that sends all up to *marker* to the mail server, and the rest once *link* resumes."""
+    link.hold_before(marker)
+    async with running_postman(settings, smtp_url=link.url, **changes) as postman:
+        await eventually(link.marker_reached.is_set)
+        yield postman
+
+
+@pytest.fixture
+async def mail_link(mail_server: MailServer) -> AsyncIterator[TcpProxy]:
+    """The worker's way to the mail server, which the test can hold and cut."""
+    async with TcpProxy(mail_server.url) as forwarder:
+        yield forwarder
 
 
 @pytest.fixture

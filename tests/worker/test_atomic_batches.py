@@ -11,7 +11,7 @@ import pytest
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from tests.harness.waiting import eventually
-from tests.worker.conftest import store
+from tests.worker.steps import store_many
 from worker.batches import LARGEST_BATCH, RowLocked
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
@@ -48,10 +48,7 @@ async def do(pool, batch) -> Any:
 
 async def stored_requests(database, number: int) -> list[Any]:
     """Store requests, and return them in another order than that of their ids."""
-    async with database.transaction():
-        requests = [await store(database) for _ in range(number)]
-    await database.execute("DELETE FROM outbox")
-    return requests[::-1]
+    return (await store_many(database, number))[::-1]
 
 
 async def batch_of(kind: str, database, requests) -> Any:

@@ -49,17 +49,6 @@ async def test_item_at_fault_fails_alone(batches, work, bad, error):
     assert dict(zip(numbers, outcomes, strict=True)) == dict.fromkeys(numbers, "NoneType") | {bad: error}
 
 
-async def test_item_whose_row_is_locked_delays_no_other_and_is_done_later(batches, work):
-    work.locked = {2}
-    locked = asyncio.create_task(batches.process(2))
-
-    await asyncio.gather(*(batches.process(number) for number in (1, 3)))
-    assert not locked.done()
-    work.locked = set()
-
-    await locked
-
-
 async def test_item_whose_caller_has_left_is_not_done_and_keeps_no_other_waiting(batches, work):
     work.going_on.clear()
     leaving, first = [asyncio.create_task(batches.process(number)) for number in (4, 1)]

@@ -13,7 +13,7 @@ from service.calculation_requests.reading import Listing, Page, PlaceByChange
 from service.postgres.pool import Connection
 from tests.harness.examples import CONVEYANCER
 from tests.worker.conftest import store
-from tests.worker.deliveries import calculate
+from tests.worker.steps import calculate
 
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 

@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import msgspec
-from structlog.testing import capture_logs
 
 from deploy.local.machine.ports import free_port
 from tests.harness.in_process import worker_probes
@@ -45,46 +44,43 @@ async def test_worker_with_one_role_runs_no_other(worker_settings, mail_server, 
     assert await database.fetchval("SELECT sequence FROM calculation_request") == stored_request.sequence
 
 
-async def test_worker_starts_without_broker_and_is_not_ready(worker_settings):
+async def test_worker_starts_without_broker_and_is_not_ready(worker_settings, logs):
     settings = settings_with(worker_settings, amqp_url=f"amqp://guest:guest@127.0.0.1:{free_port()}/")
 
-    with capture_logs() as lines:
-        async with worker_probes(settings) as probes:
-            await eventually(lambda: {"relay_paused", "consumer_paused"} <= {line["event"] for line in lines})
-            answer = (await probes.get("/readyz")).json()
+    async with worker_probes(settings) as probes:
+        await eventually(lambda: {"relay_paused", "consumer_paused"} <= {line["event"] for line in logs})
+        answer = (await probes.get("/readyz")).json()
 
-    assert {line["log_level"] for line in lines} == {"info", "warning"}, "no outage is an error of the worker"
+    assert {line["log_level"] for line in logs} == {"info", "warning"}, "no outage is an error of the worker"
     assert answer == {
         "postgres": "ok",
         "relay": "not connected to RabbitMQ",
         "notifications": "not reading notifications",
         "calculations": "not reading calculation-results",
     }
-    assert lines[-1]["event"] == "worker_stopped"
+    assert logs[-1]["event"] == "worker_stopped"
 
 
-async def test_worker_waits_for_the_schema(worker_settings, database):
+async def test_worker_waits_for_the_schema(worker_settings, database, logs):
     await database.execute("ALTER TABLE schema_version RENAME TO schema_version_elsewhere")
 
-    with capture_logs() as lines:
-        async with worker_probes(worker_settings, "relay") as probes:
-            answer = (await probes.get("/readyz")).json()
-            await eventually(lambda: "worker_waits_for_schema" in {line["event"] for line in lines})
-            await database.execute("ALTER TABLE schema_version_elsewhere RENAME TO schema_version")
-            await eventually(lambda: is_ready(probes, "relay"))
+    async with worker_probes(worker_settings, "relay") as probes:
+        answer = (await probes.get("/readyz")).json()
+        await eventually(lambda: "worker_waits_for_schema" in {line["event"] for line in logs})
+        await database.execute("ALTER TABLE schema_version_elsewhere RENAME TO schema_version")
+        await eventually(lambda: is_ready(probes, "relay"))
 
     assert answer["postgres"].startswith("The database schema is older")
 
 
-async def test_worker_that_is_stopped_while_it_waits_starts_nothing(worker_settings, database):
+async def test_worker_that_is_stopped_while_it_waits_starts_nothing(worker_settings, database, logs):
     await database.execute("ALTER TABLE schema_version RENAME TO schema_version_elsewhere")
 
-    with capture_logs() as lines:
-        async with worker_probes(worker_settings):
-            await eventually(lambda: "worker_waits_for_schema" in {line["event"] for line in lines})
+    async with worker_probes(worker_settings):
+        await eventually(lambda: "worker_waits_for_schema" in {line["event"] for line in logs})
 
-    assert [line["event"] for line in lines][-2:] == ["worker_stopping", "worker_stopped"]
-    assert "worker_started" not in str(lines)
+    assert [line["event"] for line in logs][-2:] == ["worker_stopping", "worker_stopped"]
+    assert "worker_started" not in str(logs)
 
 
 async def test_fatal_failure_is_logged_and_ends_the_process(worker_settings, database, tmp_path):

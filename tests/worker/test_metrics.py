@@ -3,11 +3,10 @@
 import asyncio
 from functools import partial
 
-from service.postgres.pool import open_pool
 from tests.harness.in_process import running
 from tests.harness.metrics import is_unknown, rises, value
 from tests.harness.waiting import eventually
-from tests.worker.conftest import created_body, hold_events, publish, settings_with, store, store_as
+from tests.worker.conftest import created_body, hold_events, publish, store, store_as
 from worker import process
 from worker.consumers import notifications
 from worker.mail import ledger
@@ -80,16 +79,14 @@ async def test_many_pending_emails_are_counted_up_to_the_limit(database, stored_
     assert value("emails_pending") == COUNT_LIMIT
 
 
-async def test_gauges_are_nan_during_an_outage_of_postgres(database, worker_settings, link):
+async def test_gauges_are_nan_during_an_outage_of_postgres(database, linked_pool, link):
     await store(database)
-    settings = settings_with(worker_settings, database_url=link.url)
-    async with open_pool(settings) as pool:
-        read_gauges = partial(process.read_gauges, pool, [outbox_tables.read_gauges], seconds=1.0)
+    read_gauges = partial(process.read_gauges, linked_pool, [outbox_tables.read_gauges], seconds=1.0)
+    await read_gauges()
+    assert value("outbox_pending_events") == 1
+    with rises("postgres_unavailable_total"):
+        await link.refuse()
         await read_gauges()
-        assert value("outbox_pending_events") == 1
-        with rises("postgres_unavailable_total"):
-            await link.refuse()
-            await read_gauges()
 
     assert is_unknown("outbox_pending_events")
     assert is_unknown("outbox_oldest_event_age_seconds")

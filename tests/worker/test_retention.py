@@ -4,17 +4,13 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-import msgspec
 import pytest
 
-from service.calculation_requests.model import CalculationRequest
-from service.identifiers import first_id_at
-from service.outbox.lanes import LANES, RelayWaker, try_lock
-from tests.harness import stored
+from service.outbox.lanes import LANES, try_lock
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
-from tests.worker.commands.steps import assert_sound, intend
-from tests.worker.conftest import settings_with
+from tests.worker.conftest import settings_with, store_old
+from tests.worker.steps import assert_sound, intend
 from worker.process import Worker
 from worker.retention import Retention
 
@@ -22,17 +18,12 @@ DAYS = 100
 
 
 @pytest.fixture
-def retention(worker_settings, pool):
-    return Retention(worker_settings, pool, RelayWaker(pool, seconds=5.0), days=DAYS)
+def retention(worker_settings, pool, relay_waker):
+    return Retention(worker_settings, pool, relay_waker, days=DAYS)
 
 
-async def store_old(database, *, days: int, number: int) -> CalculationRequest:
-    """Store a request as one that was made days ago; the number makes its id unique."""
-    at = datetime.now(UTC) - timedelta(days=days)
-    old_id = UUID(int=first_id_at(at).int + number)
-    request = msgspec.structs.replace(stored.new_request(), id=old_id, created_at=at)
-    assert await stored.insert(database, request)
-    return request
+def days_ago(number: int) -> datetime:
+    return datetime.now(UTC) - timedelta(days=number)
 
 
 async def kept(database) -> set[UUID]:
@@ -41,8 +32,8 @@ async def kept(database) -> set[UUID]:
 
 async def test_two_workers_erase_each_older_request_once_and_no_other(database, retention):
     for number in range(30):
-        await store_old(database, days=DAYS + 1, number=number)
-    young = [await store_old(database, days=DAYS - 1, number=number) for number in range(3)]
+        await store_old(database, days_ago(DAYS + 1), number)
+    young = [await store_old(database, days_ago(DAYS - 1), number) for number in range(3)]
 
     await asyncio.gather(*(retention.erase_old(asyncio.Event()) for _ in range(2)))
     await retention.erase_old(asyncio.Event())
@@ -55,8 +46,8 @@ async def test_two_workers_erase_each_older_request_once_and_no_other(database, 
 
 async def test_lane_that_a_relay_holds_waits_and_holds_up_no_other(database, retention, other_connection):
     for place in range(5):
-        await store_old(database, days=DAYS + 2, number=3 + place * LANES)
-    await store_old(database, days=DAYS + 1, number=4)
+        await store_old(database, days_ago(DAYS + 2), 3 + place * LANES)
+    await store_old(database, days_ago(DAYS + 1), 4)
 
     async with other_connection.transaction():
         await try_lock(other_connection, [3])
@@ -69,7 +60,7 @@ async def test_lane_that_a_relay_holds_waits_and_holds_up_no_other(database, ret
 
 @pytest.mark.parametrize(("table", "column"), [("calculation_request", "id"), ("email", "request_id")])
 async def test_locked_row_holds_up_no_other_lane(database, retention, other_connection, table, column):
-    locked, _ = [await store_old(database, days=DAYS + 1, number=number) for number in (3, 4)]
+    locked, _ = [await store_old(database, days_ago(DAYS + 1), number) for number in (3, 4)]
     await intend(database, locked)
 
     async with other_connection.transaction():
@@ -83,10 +74,10 @@ async def test_locked_row_holds_up_no_other_lane(database, retention, other_conn
 
 
 @pytest.mark.parametrize("days", [None, 30])
-async def test_rounds_begin_by_themselves_if_asked_for(worker_settings, database, pool, days):
-    await store_old(database, days=40, number=1)
+async def test_rounds_begin_by_themselves_if_asked_for(worker_settings, database, pool, relay_waker, days):
+    await store_old(database, days_ago(40), 1)
     settings = settings_with(worker_settings, retention_days=days)
-    parts = Worker(settings, pool, frozenset({"relay"}), RelayWaker(pool, seconds=5.0)).parts
+    parts = Worker(settings, pool, frozenset({"relay"}), relay_waker).parts
 
     assert ("retention" in parts) is (days is not None)
     if days is not None:

@@ -17,8 +17,8 @@ from service.postgres.pool import Connection
 from tests.harness import databases
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import environment_of
-from tests.worker.commands.steps import attempt_emails, intend
 from tests.worker.conftest import announce_next, hold_events
+from tests.worker.steps import attempt_emails
 from worker.mail.postman import Postman
 from worker.settings import WorkerSettings
 
@@ -62,12 +62,11 @@ def rendered(answer: Answer) -> str:
 
 @pytest.fixture
 async def refused(
-    database: Connection, postman: Postman, mail_server: MailServer, stored_request: CalculationRequest
+    database: Connection, postman: Postman, mail_server: MailServer, intended: CalculationRequest
 ) -> CalculationRequest:
     mail_server.rcpt_reply = "550 5.1.1 no such user"
-    await intend(database, stored_request)
     await attempt_emails(database, postman)
-    return stored_request
+    return intended
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from tests.harness.examples import CONVEYANCER
 from tests.harness.queues import count
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import COMMANDS, command
-from tests.worker.commands.steps import bury, intend, key_of
-from tests.worker.conftest import created_body, store
+from tests.worker.conftest import created_body
+from tests.worker.steps import bury, intend, key_of, store_many
 from worker.rabbitmq.topology import NOTIFICATIONS
 
 pytestmark = pytest.mark.usefixtures("on_servers")
@@ -43,7 +43,6 @@ class Changing(NamedTuple):
     prepare: str = "SELECT"  # a statement that is executed before
 
     async def count_done(self, database: Connection, channel: AbstractChannel) -> int:
-        """Return the number of changes."""
         if self.done == NOTIFICATIONS.name:
             return await count(channel, self.done)
         number: int = await database.fetchval(f"SELECT count(*) FROM {self.done}")  # noqa: S608
@@ -98,8 +97,7 @@ async def changing(request):
 @pytest.fixture
 async def words(database, channel, changing):
     """The command, for three requests whose events have been published, and dead-lettered."""
-    requests = [await store(database) for _ in range(3)]
-    await database.execute("DELETE FROM outbox")
+    requests = await store_many(database, 3)
     for request in requests:
         await bury(channel, NOTIFICATIONS, created_body(request), message_id=key_of(request))
     for request in requests[: changing.emails]:

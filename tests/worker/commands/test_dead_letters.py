@@ -14,8 +14,8 @@ from tests.harness.queues import count, holds
 from tests.harness.raw_messages import UNDECODABLE, RawMessage
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import bury, key_of
-from tests.worker.conftest import created_body, publish, store, take_all, take_ids
+from tests.worker.conftest import publish, take_all, take_ids
+from tests.worker.steps import bury
 from worker.commands import dead_letters
 from worker.commands.dead_letters import DeadLetter, QueueListing
 from worker.rabbitmq import message_properties, topology
@@ -73,7 +73,7 @@ async def test_message_is_listed_with_its_reason_and_shown_in_full_only_if_asked
     assert shown.endswith('{"customer": "ada@customer.example.com\\x1b[2J"}\\xff')
 
 
-async def test_many_are_listed_and_redriven(channel):
+async def test_many_are_listed_and_redriven_which_is_on_record(channel, database):
     ids = await bury_many(channel, 300)
 
     listings = [await listing_of("--limit", limit) for limit in ("7", "7", "300")]
@@ -85,6 +85,8 @@ async def test_many_are_listed_and_redriven(channel):
     assert answer.data == {"queue": QUEUE, "moved": 300}
     assert sorted(await ids_in(channel, QUEUE, 300), key=str) == sorted(ids)
     assert await count(channel, NOTIFICATIONS.dead_letters) == 0
+    records = await database.fetch("SELECT request_id, subject FROM operator_action")
+    assert records == [(None, f"300 messages to {QUEUE}")]
 
 
 async def test_redriven_message_is_as_it_was_before_it_died_and_reaches_no_other_queue(channel, tap):
@@ -181,23 +183,8 @@ async def test_missing_queue_is_named(channel):
         await command("dead-letters", "list", QUEUE)
 
 
-@pytest.fixture
-async def buried(database, channel):
-    requests = [await store(database) for _ in range(5)]
-    for request in requests:
-        await bury(channel, NOTIFICATIONS, created_body(request), message_id=key_of(request))
-    return requests
-
-
-async def test_redrive_is_on_record(database, buried):
-    await command("dead-letters", "redrive", QUEUE)
-
-    [record] = await database.fetch("SELECT request_id, subject FROM operator_action")
-    assert record == (None, f"{len(buried)} messages to {QUEUE}")
-
-
-async def test_crash_before_acknowledgements_leaves_messages_in_both_queues(channel, broker_link, buried):
-    ids = [key_of(request) for request in buried]
+async def test_crash_before_acknowledgements_leaves_messages_in_both_queues(channel, broker_link):
+    ids = await bury_many(channel, 5)
     broker_link.hold_before(b"\x00\x3c\x00\x50")  # basic.ack
     os.environ["AMQP_URL"] = broker_link.url
     redriving = asyncio.create_task(command("dead-letters", "redrive", QUEUE))

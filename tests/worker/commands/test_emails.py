@@ -6,19 +6,18 @@ import pytest
 
 from service.calculation_requests import erasing
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
-from tests.worker import deliveries
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import (
+from tests.worker.conftest import created_event, store
+from tests.worker.steps import (
     add_email_again,
     assert_sound,
     attempt_emails,
-    cancel_emails,
     intend,
+    intend_email,
     key_of,
     states,
     store_many,
 )
-from tests.worker.conftest import created_event, store
 
 pytestmark = pytest.mark.usefixtures("on_servers")
 
@@ -49,21 +48,19 @@ async def test_failed_email_is_sent_again_as_a_new_one_each_time(database, postm
 
 
 async def test_sent_or_cancelled_email_is_sent_again_only_for_a_request_that_is_named(
-    database, postman, stored_request
+    database, postman, intended
 ):
-    await intend(database, stored_request)
     await attempt_emails(database, postman)
     cancelled = await store(database)
-    async with database.transaction():
-        await cancel_emails(database, cancelled)
+    await changed("cancel", "--uuid", cancelled.uuid)
 
     unnamed = await changed("resend", "--from", "2026-01-01")
-    failed_only = await changed("resend", "--uuid", stored_request.uuid)
+    failed_only = await changed("resend", "--uuid", intended.uuid)
     named = await changed("resend", "--uuid", cancelled.uuid)
-    sent = await changed("resend", "--uuid", stored_request.uuid, "--sent")
+    sent = await changed("resend", "--uuid", intended.uuid, "--sent")
 
     assert (unnamed, failed_only, named, sent) == (0, 0, 1, 1)
-    pending = {key_of(stored_request, 2): "pending", key_of(cancelled, 2): "pending"}
+    pending = {key_of(intended, 2): "pending", key_of(cancelled, 2): "pending"}
     assert pending.items() <= (await states(database)).items()
 
 
@@ -79,7 +76,7 @@ async def test_emails_of_one_firm_are_stopped_at_once_and_no_others(database, po
 
     done = await changed("cancel", "--conveyancer", CONVEYANCER, "--from", "2026-01-01")
     for request in (*stolen, other):
-        await deliveries.intend_email(created_event(request), pool=pool)
+        await intend_email(created_event(request), pool=pool)
     await attempt_emails(database, postman)
 
     assert done == 4
@@ -128,26 +125,24 @@ async def test_resend_is_aimed_by_time_code_and_reply_tried_on_a_few_and_stopped
 
 @pytest.mark.parametrize("reply", ["451 4.7.1 greylisted", None])  # None: the reply was deleted
 async def test_pending_email_is_chosen_by_the_code_of_the_last_reply_which_it_keeps(
-    *, database, postman, mail_server, stored_request, reply
+    *, database, postman, mail_server, intended, reply
 ):
     mail_server.rcpt_reply = "451 4.7.1 greylisted"
-    await intend(database, stored_request)
     await attempt_emails(database, postman)
     await database.execute("UPDATE email SET smtp_code = 451, server_reply = $1", reply)
 
     found = {code: (await command("emails", "list", "--reply", code)).data for code in ("450", "451")}
 
-    cancelled = await changed("cancel", "--uuid", stored_request.uuid)
+    cancelled = await changed("cancel", "--uuid", intended.uuid)
 
     assert [email.state for email in found["451"]] == ["pending"]
     assert (found["450"], cancelled) == ([], 1)
     assert await database.fetchrow("SELECT state, server_reply FROM email") == ("failed", reply)
 
 
-async def test_list_begins_with_the_newest_and_says_why_emails_failed(database, stored_request):
-    async with database.transaction():
-        await cancel_emails(database, stored_request)
-    await add_email_again(database, stored_request, [key_of(stored_request)])
+async def test_list_begins_with_the_newest_and_says_why_emails_failed(stored_request):
+    await changed("cancel", "--uuid", stored_request.uuid)
+    await changed("resend", "--uuid", stored_request.uuid)
 
     answer = await command("emails", "list")
     chosen = [

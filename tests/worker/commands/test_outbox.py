@@ -4,20 +4,18 @@ import asyncio
 import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
 
 import msgspec
 import pytest
 
-from service.identifiers import new_request_id, uuid_of
+from service.identifiers import new_request_id
 from service.postgres.pool import Connection
 from tests.harness.databases import has_waiting_statement
 from tests.harness.waiting import eventually
-from tests.worker import deliveries
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import finish, key_of, store_many
-from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store
+from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, store_old
 from tests.worker.reference_consumer import ReferenceConsumer
+from tests.worker.steps import calculate, finish, key_of, store_many
 from worker.commands import replay
 from worker.commands.outbox import Backlog
 from worker.commands.replay import Tally
@@ -91,31 +89,23 @@ async def test_replay_leaves_out_nothing_but_the_trace(database):
 async def test_only_events_since_the_given_time_are_replayed_however_old_their_request_is(database):
     noon = datetime(2026, 3, 1, 12, tzinfo=UTC)
     times = [noon - timedelta(days=1), noon, noon + timedelta(hours=1)]
-    ids = [UUID(int=int(to.timestamp() * 1000) << 80) for to in times]
-    for request_id, at in zip(ids, times, strict=True):
-        request = await store(database)
-        await database.execute(
-            "UPDATE calculation_request SET id = $2, created_at = $3 WHERE id = $1",
-            request.id,
-            request_id,
-            at,
-        )
-    await deliveries.calculate(database, uuid_of(ids[0]))
+    requests = [await store_old(database, at) for at in times]
+    await calculate(database, requests[0].uuid)
     await database.execute("UPDATE recorded_event SET at = $1", noon)
     await take(database)
 
     await replayed(since="2026-03-01T13:00:00+01:00")
 
     assert [tuple(row)[:3] for row in await take(database)] == [
-        (ids[0], "request.calculated", 2),
-        *((request_id, "request.created", 1) for request_id in ids[1:]),
+        (requests[0].id, "request.calculated", 2),
+        *((request.id, "request.created", 1) for request in requests[1:]),
     ]
 
 
 async def test_order_within_each_request_is_kept_even_if_clocks_differed(database):
     requests = [await store(database) for _ in range(10)]
     for request in requests:
-        await deliveries.calculate(database, request.uuid)
+        await calculate(database, request.uuid)
     await database.execute("UPDATE recorded_event SET at = at - interval '1 h'")
     await take(database)
 
@@ -130,7 +120,7 @@ async def test_order_within_each_request_is_kept_even_if_clocks_differed(databas
 @pytest.mark.parametrize("where", ["outbox", "outbox_held"])
 async def test_request_with_an_unpublished_event_is_left_out(database, where, stored_request):
     await database.execute("DELETE FROM outbox")
-    await deliveries.calculate(database, stored_request.uuid)
+    await calculate(database, stored_request.uuid)
     if where == "outbox_held":
         await hold_events(database, stored_request.id)
 

@@ -6,19 +6,10 @@ import pytest
 
 from service.postgres.pool import Connection
 from tests.worker.commands.conftest import command
-from tests.worker.commands.steps import attempt_emails, finish, intend
 from tests.worker.conftest import store
+from tests.worker.steps import attempt_emails, finish, intend
 
 pytestmark = pytest.mark.usefixtures("on_servers")
-
-
-@pytest.fixture
-async def settled(database, postman):
-    """A request whose e-mail is sent, whose calculation is recorded and whose events are published."""
-    request = await store(database)
-    await finish(database, postman, request)
-    await database.execute("DELETE FROM outbox")
-    return request
 
 
 async def found(*words: str) -> dict[str, int]:
@@ -35,8 +26,10 @@ async def make_old(database: Connection, by: str = "61 min") -> None:
         await database.execute(f"UPDATE {table} SET created_at = created_at - interval '{by}'")  # noqa: S608
 
 
-async def test_finished_request_with_two_emails_adds_up(database, postman, settled):
-    await intend(database, settled, 2)
+async def test_finished_request_with_two_emails_adds_up(database, postman, stored_request):
+    await finish(database, postman, stored_request)
+    await database.execute("DELETE FROM outbox")
+    await intend(database, stored_request, 2)
     unsent = await found()
     await attempt_emails(database, postman)
     await database.execute("DELETE FROM outbox")
@@ -99,11 +92,8 @@ async def test_first_email_is_overdue_from_its_create_and_a_later_one_from_its_o
         ("no connection: ConnectionRefusedError", 1),
     ],
 )
-async def test_email_that_waits_for_its_recipients_mailbox_is_not_overdue(
-    database, stored_request, *, reply, overdue
-):
-    await intend(database, stored_request)
-    await database.execute("DELETE FROM outbox")
+@pytest.mark.usefixtures("intended")
+async def test_email_that_waits_for_its_recipients_mailbox_is_not_overdue(database, *, reply, overdue):
     await database.execute("UPDATE email SET attempts = 1, server_reply = $1", reply)
     await make_old(database)
 

@@ -14,20 +14,20 @@ from service.outbox import lanes
 from service.postgres.pool import Connection
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST
-from tests.harness.stored import ANY_TEXTS
-from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.stored import ANY_TEXTS, KEYS
 from tests.harness.waiting import eventually
-from tests.worker import deliveries
 from tests.worker.commands.conftest import command, rendered
-from tests.worker.commands.steps import (
+from tests.worker.conftest import created_event, hold_events, postman_held_before, store
+from tests.worker.steps import (
     add_email_again,
     assert_sound,
     attempt_emails,
+    calculate,
     intend,
+    intend_email,
     key_of,
     states,
 )
-from tests.worker.conftest import KEYS, created_event, hold_events, running_postman, store
 
 pytestmark = pytest.mark.usefixtures("on_servers")
 
@@ -43,53 +43,45 @@ MARKED: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-async def due(database, stored_request):
-    await intend(database, stored_request)
-    return stored_request
-
-
 async def opens(client: httpx.AsyncClient, uuid: str, secret: str) -> bool:
     answer = await client.get(f"/v1/request/{uuid}", headers={"Authorization": f"Bearer {secret}"})
     return {200: True, 401: False}[answer.status_code]
 
 
 async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
-    client, database, postman, mail_server, due
+    client, database, postman, mail_server, intended
 ):
     await attempt_emails(database, postman)
-    answer = await command("request", "correct", due.uuid, *CORRECTING)
+    answer = await command("request", "correct", intended.uuid, *CORRECTING)
     await attempt_emails(database, postman)
 
-    assert answer.text == f"{due.uuid} has a new secret; e-mail {key_of(due, 2)} is due"
+    assert answer.text == f"{intended.uuid} has a new secret; e-mail {key_of(intended, 2)} is due"
     wrong, right = mail_server.accepted
-    assert (wrong.recipients, right.recipients) == ([due.customer_email], ["eve@example.com"])
-    now = (await client.get(f"/v1/request/{due.uuid}")).json()["data"]
+    assert (wrong.recipients, right.recipients) == ([intended.customer_email], ["eve@example.com"])
+    now = (await client.get(f"/v1/request/{intended.uuid}")).json()["data"]
     assert now["customer_email"] == "eve@example.com"
     body = right.message.get_body(("plain",))
     assert body is not None
     assert now["request_url"] in body.get_content().splitlines()
-    assert await opens(client, due.uuid, now["secret"])
-    assert not await opens(client, due.uuid, due.secret_and_url(KEYS, "")[0])
-    assert await database.fetchval("SELECT subject FROM operator_action") == key_of(due, 2)
+    assert await opens(client, intended.uuid, now["secret"])
+    assert not await opens(client, intended.uuid, intended.secret_and_url(KEYS, "")[0])
+    assert await database.fetchval("SELECT subject FROM operator_action") == key_of(intended, 2)
     await assert_sound(database)
 
 
 async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
-    database, worker_settings, mail_server, due
+    database, worker_settings, mail_server, mail_link, intended
 ):
-    async with TcpProxy(mail_server.url) as mail_link:
-        mail_link.hold_before(b"RCPT")
-        # The claim is not renewed meanwhile: the postman would notice that it has lost it.
-        async with running_postman(worker_settings, smtp_url=mail_link.url, email_claim_seconds=600.0):
-            await eventually(mail_link.marker_reached.is_set)
-            await command("request", "correct", due.uuid, *CORRECTING)
-            mail_link.resume()
-            await eventually(lambda: database.fetchval("SELECT true FROM email WHERE state = 'sent'"))
+    # The claim is not renewed meanwhile: the postman would notice that it has lost it.
+    async with postman_held_before(b"RCPT", mail_link, worker_settings, email_claim_seconds=600.0):
+        await command("request", "correct", intended.uuid, *CORRECTING)
+        mail_link.resume()
+        await eventually(lambda: database.fetchval("SELECT true FROM email WHERE state = 'sent'"))
 
-    assert {mail.recipients[0] for mail in mail_server.accepted} == {due.customer_email, "eve@example.com"}
+    recipients = {mail.recipients[0] for mail in mail_server.accepted}
+    assert recipients == {intended.customer_email, "eve@example.com"}
     rows = await database.fetch("SELECT email_key, state, reason FROM email ORDER BY email_key")
-    assert rows == [(key_of(due), "failed", "cancelled"), (key_of(due, 2), "sent", None)]
+    assert rows == [(key_of(intended), "failed", "cancelled"), (key_of(intended, 2), "sent", None)]
     await assert_sound(database)
 
 
@@ -100,7 +92,7 @@ async def test_email_that_has_not_begun_is_sent_once_or_never_whatever_becomes_o
     words = [*CORRECTING, *([] if sends else ["--no-email"])]
     answer = await command("request", "correct", stored_request.uuid, *words)
     before = await states(database)
-    await deliveries.intend_email(created_event(stored_request), pool=pool)
+    await intend_email(created_event(stored_request), pool=pool)
     await attempt_emails(database, postman)
 
     assert answer.text.endswith(f"e-mail {key_of(stored_request)} is due" if sends else "no e-mail is sent")
@@ -138,14 +130,14 @@ async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
     await assert_sound(database)
 
 
-async def test_correction_to_the_same_address_changes_nothing(database, due):
+async def test_correction_to_the_same_address_changes_nothing(database, intended):
     before = await database.fetch("SELECT * FROM calculation_request")
 
-    answer = await command("request", "correct", due.uuid, "--customer-email", due.customer_email)
+    answer = await command("request", "correct", intended.uuid, "--customer-email", intended.customer_email)
 
-    assert answer.text == f"{due.uuid} has this address already: nothing was changed"
+    assert answer.text == f"{intended.uuid} has this address already: nothing was changed"
     assert await database.fetch("SELECT * FROM calculation_request") == before
-    assert await states(database) == {key_of(due): "pending"}
+    assert await states(database) == {key_of(intended): "pending"}
     assert await database.fetchval("SELECT count(*) FROM operator_action") == 0
 
 
@@ -174,6 +166,13 @@ async def erase(request: CalculationRequest) -> dict[str, Any]:
     return erasure
 
 
+async def unpublished(database: Connection) -> list[dict[str, Any]]:
+    rows = await database.fetch(
+        "SELECT id, payload FROM outbox UNION ALL SELECT id, payload FROM outbox_held ORDER BY id"
+    )
+    return [json.loads(row["payload"]) for row in rows]
+
+
 async def dump(database: Connection) -> str:
     tables = await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()")
     assert len(tables) >= 9
@@ -182,15 +181,7 @@ async def dump(database: Connection) -> str:
         for table in tables
         for row in await database.fetch(f"SELECT t::text FROM {table['tablename']} AS t")  # noqa: S608
     ]
-    payloads = await database.fetch("SELECT payload FROM outbox UNION ALL SELECT payload FROM outbox_held")
-    return "\n".join([*rows, *(row["payload"].decode() for row in payloads)])
-
-
-async def unpublished(database: Connection) -> list[dict[str, Any]]:
-    rows = await database.fetch(
-        "SELECT id, payload FROM outbox UNION ALL SELECT id, payload FROM outbox_held ORDER BY id"
-    )
-    return [json.loads(row["payload"]) for row in rows]
+    return "\n".join([*rows, json.dumps(await unpublished(database))])
 
 
 async def test_nothing_personal_is_left_in_any_table(database, postman, mail_server):
@@ -202,7 +193,7 @@ async def test_nothing_personal_is_left_in_any_table(database, postman, mail_ser
     mail_server.rcpt_reply = f"450 4.2.1 <{MARK}@customer.example.com> try later"
     await intend(database, request)
     await attempt_emails(database, postman)
-    await deliveries.calculate(database, request.uuid)
+    await calculate(database, request.uuid)
     assert MARK in await dump(database)
     assert MARK.encode().hex() in await dump(database)
     before = await unpublished(database)
@@ -229,8 +220,8 @@ async def test_late_messages_about_an_erased_request_change_nothing(database, po
     before = await dump(database)
 
     with pytest.raises(RequestErased):
-        await deliveries.calculate(database, stored_request.uuid)
-    await deliveries.intend_email(created_event(stored_request), pool=pool)
+        await calculate(database, stored_request.uuid)
+    await intend_email(created_event(stored_request), pool=pool)
 
     assert await dump(database) == before
 

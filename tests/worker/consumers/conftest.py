@@ -13,7 +13,7 @@ from tests.worker.conftest import settings_with, take
 from worker.batches import Failures, RowLocked
 from worker.consumers.consumer import Consumer
 from worker.consumers.incoming import Incoming
-from worker.rabbitmq.topology import NOTIFICATIONS
+from worker.rabbitmq.topology import NOTIFICATIONS, Queue
 from worker.settings import EmailSettings
 
 
@@ -67,7 +67,7 @@ def work() -> Work:
 
 @pytest.fixture
 def consumer_with(worker_settings: EmailSettings, pool: Pool, work: Work) -> Callable[..., Consumer[int]]:
-    def make(**changes: Any) -> Consumer[int]:
+    def make(pool: Pool = pool, **changes: Any) -> Consumer[int]:
         return Consumer(
             settings_with(worker_settings, **changes),
             NOTIFICATIONS,
@@ -85,8 +85,8 @@ def consumer(consumer_with: Callable[..., Consumer[int]]) -> Consumer[int]:
     return consumer_with()
 
 
-async def dead_letter(channel: AbstractChannel) -> AbstractIncomingMessage:
-    dead_letters = await channel.get_queue(NOTIFICATIONS.dead_letters)
+async def dead_letter(channel: AbstractChannel, queue: Queue = NOTIFICATIONS) -> AbstractIncomingMessage:
+    dead_letters = await channel.get_queue(queue.dead_letters)
     message = await eventually(lambda: take(dead_letters))
     assert isinstance(message, AbstractIncomingMessage)
     return message

@@ -12,13 +12,11 @@ from structlog.testing import capture_logs
 
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import new_request_id, uuid_of
-from service.outbox import events
-from service.outbox.events import RequestCalculated
-from service.outbox.lanes import RelayWaker
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
-from tests.worker.conftest import TRACEPARENT, publish, take
-from tests.worker.deliveries import calculate
+from tests.worker.conftest import TRACEPARENT, publish
+from tests.worker.consumers.conftest import dead_letter
+from tests.worker.steps import calculate
 from worker.consumers import calculations, incoming
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.consumers.incoming import LARGEST_BODY, Malformed
@@ -32,11 +30,6 @@ def decode(body: bytes) -> Result:
     return calculations.decode(incoming.read(body), None)
 
 
-@pytest.fixture
-def consumer(worker_settings, pool):
-    return calculations.consumer(worker_settings, pool, RelayWaker(pool, seconds=5.0))
-
-
 def cloud_event(data: dict[str, Any], **changes: Any) -> bytes:
     attributes = {"specversion": "1.0", "id": "1", "source": "/sdlt", "type": "calculation.created"}
     return msgspec.json.encode({**attributes, **changes, "data": data})
@@ -44,20 +37,6 @@ def cloud_event(data: dict[str, Any], **changes: Any) -> bytes:
 
 def bare_data(**data: Any) -> bytes:
     return msgspec.json.encode({"request_uuid": "req_1"} | data)
-
-
-async def test_event_carries_the_calculation_and_the_next_sequence_number(database, stored_request):
-    await calculate(database, stored_request.uuid, "calc-1")
-
-    (event,) = await database.fetch(CALCULATED)
-    row = await database.fetchrow(
-        "SELECT request.sequence, updated_at, at"
-        "  FROM calculation_request AS request JOIN recorded_event ON request_id = id"
-    )
-    assert (event["request_id"], event["sequence"], row["sequence"]) == (stored_request.id, 2, 2)
-    calculated = stored_request.event(RequestCalculated, sequence=2, calculation_id="calc-1")
-    assert event["payload"] == events.encode(calculated, time=row["at"], traceparent=None)
-    assert row["updated_at"] == row["at"]
 
 
 async def test_result_for_no_request_or_for_one_with_another_calculation_is_refused(database, stored_request):
@@ -78,17 +57,19 @@ async def test_result_for_no_request_or_for_one_with_another_calculation_is_refu
     ],
 )
 async def test_event_continues_the_trace_of_the_result_or_begins_one(
-    consumer, channel, database, stored_request, header, body, passed_on
+    calculation_consumer, channel, database, stored_request, header, body, passed_on
 ):
     data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
 
-    async with running(consumer.run):
+    async with running(calculation_consumer.run):
         sent = cloud_event(data, traceparent=body)
         await publish(channel, CALCULATION_RESULTS, sent, headers={"traceparent": header})
         event = await eventually(lambda: database.fetchrow(CALCULATED))
 
     assert re.fullmatch(passed_on, event["traceparent"])
-    assert msgspec.json.decode(event["payload"])["traceparent"] == event["traceparent"]
+    payload = msgspec.json.decode(event["payload"])
+    assert payload["traceparent"] == event["traceparent"]
+    assert payload["data"]["calculation_id"] == "calc-1"
 
 
 @pytest.mark.parametrize(
@@ -129,17 +110,16 @@ def test_malformed_result_is_refused_with_the_name_of_the_field_and_without_its_
 
 
 async def test_dead_letter_and_its_log_line_name_the_field_the_request_and_the_sender(
-    consumer, channel, stored_request, worker_settings
+    calculation_consumer, channel, stored_request, worker_settings
 ):
     user = urlsplit(worker_settings.amqp_url).username  # RabbitMQ accepts no other.
     data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
     body = cloud_event(data, traceparent=TRACEPARENT, type="theirs")
 
     with capture_logs(processors=[merge_contextvars]) as logs:
-        async with running(consumer.run):
+        async with running(calculation_consumer.run):
             await publish(channel, CALCULATION_RESULTS, body, message_id="theirs-1", user_id=user)
-            dead_letters = await channel.get_queue(CALCULATION_RESULTS.dead_letters)
-            dead = await eventually(lambda: take(dead_letters))
+            dead = await dead_letter(channel, CALCULATION_RESULTS)
             await eventually(lambda: "message_dead_lettered" in str(logs))
 
     assert dead.headers["x-reason-text"] == "type: Expected calculation.created"

@@ -5,11 +5,14 @@ import asyncio
 import pytest
 
 from service.postgres.outages import PostgresUnavailable
+from service.postgres.pool import open_pool
+from tests.harness import databases
 from tests.harness.in_process import running
 from tests.harness.metrics import value
-from tests.harness.queues import holds
+from tests.harness.queues import count, holds
+from tests.harness.standby import replicated
 from tests.harness.waiting import eventually
-from tests.worker.conftest import obstacle, passes, publish, take
+from tests.worker.conftest import obstacle, passes, publish, settings_with, take
 from tests.worker.consumers.conftest import dead_letter
 from worker.consumers.consumer import InHand
 from worker.consumers.incoming import safe_id
@@ -30,47 +33,31 @@ async def test_message_that_fails_is_a_dead_letter_after_21_deliveries(consumer,
     assert "'reason': 'delivery_limit'" in str(dead.headers["x-death"])
 
 
-async def test_lost_connection_is_replaced(consumer_with, work, channel, broker_link):
+async def test_lost_connection_is_replaced_and_the_message_in_hand_delays_no_other_and_is_redelivered(
+    consumer_with, work, channel, broker_link, logs
+):
     consumer = consumer_with(amqp_url=broker_link.url)
     connection = {"connection": NOTIFICATIONS.name}
+    work.locked = {1}  # its row, so it is tried again and again
+    await publish(channel, NOTIFICATIONS, b"1")
 
     async with running(consumer.run):
-        await eventually(lambda: passes(consumer.check))
+        await eventually(lambda: work.started)
         assert value("broker_connected", **connection) == 1
         await broker_link.refuse()
         await eventually(lambda: obstacle(consumer.check))
-        await eventually(lambda: value("broker_connected", **connection) == 0)
-        await publish(channel, NOTIFICATIONS, b"1")
+        await eventually(lambda: value("broker_connected", **connection) == 0, seconds=3.0)
+        await publish(channel, NOTIFICATIONS, b"2")
         await eventually(lambda: broker_link.refused >= 2)
         broker_link.admit()
-        await eventually(lambda: work.done)
+        await eventually(lambda: work.done == [2])
         assert await passes(consumer.check)
-
-
-async def test_message_in_hand_when_the_link_breaks_is_redelivered(consumer_with, work, channel, broker_link):
-    work.going_on.clear()
-    await publish(channel, NOTIFICATIONS, b"1")
-
-    async with running(consumer_with(amqp_url=broker_link.url).run):
-        await eventually(lambda: work.started)
-        await broker_link.cut()
-        work.going_on.set()
-        await eventually(lambda: len(work.started) == 2)
+        work.locked = set()
+        await eventually(lambda: work.done == [2, 1])
         await eventually(lambda: holds(channel, NOTIFICATIONS.name, 0))
 
     assert await holds(channel, NOTIFICATIONS.dead_letters, 0)
-
-
-async def test_locked_row_does_not_delay_the_next_connection(consumer_with, work, channel, broker_link):
-    work.locked = {1}
-    await publish(channel, NOTIFICATIONS, b"1")
-
-    async with running(consumer_with(amqp_url=broker_link.url).run):
-        await eventually(lambda: work.started)
-        await broker_link.cut()
-        await publish(channel, NOTIFICATIONS, b"2")
-        await eventually(lambda: work.done, seconds=3.0)
-        work.locked = set()
+    assert "message_failed" not in str(logs)
 
 
 async def test_deleted_queue_is_declared_and_read_again(consumer, work, channel):
@@ -117,6 +104,23 @@ async def test_outage_of_postgres_leaves_the_message_in_the_queue_until_it_ends(
 
     assert work.done == [1]
     assert await holds(channel, NOTIFICATIONS.dead_letters, 0)
+
+
+async def test_queue_is_opened_only_when_commits_end(consumer_with, worker_settings, work, channel, logs):
+    """While Postgres answers and no commit ends, as without its standby, the messages stay in their queue."""
+    await publish(channel, NOTIFICATIONS, b"1")
+    async with replicated() as servers:
+        url = databases.as_role(servers.primary_url, "worker")
+        async with open_pool(settings_with(worker_settings, database_url=url)) as pool:
+            await servers.cut_off()
+            async with running(consumer_with(pool, database_timeout_seconds=0.2).run):
+                await eventually(lambda: "consumer_paused" in str(logs))
+                left = await count(channel, NOTIFICATIONS.name)
+                await servers.admit()
+                await eventually(lambda: work.done)
+
+    assert left == 1
+    assert "consumer_started" not in str(logs[: [line["event"] for line in logs].index("consumer_paused")])
 
 
 def test_message_ids_of_other_teams_are_logged_only_when_they_are_safe():

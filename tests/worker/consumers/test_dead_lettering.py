@@ -3,25 +3,27 @@
 import asyncio
 from typing import Any
 
+import aio_pika
 import pytest
 from aio_pika import Message
-from aiormq.exceptions import PublishError
+from aiormq.exceptions import AMQPError, PublishError
 from pamqp.common import FieldTable
-from structlog.testing import capture_logs
 
 from tests.harness.in_process import running
 from tests.harness.metrics import value
 from tests.harness.queues import count, holds
-from tests.harness.raw_messages import UNDECODABLE, NotText, RawMessage
+from tests.harness.raw_messages import ILLEGAL, UNDECODABLE, NotText, RawMessage
 from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
-from tests.worker.conftest import passes, publish, settings_with, take, take_all
+from tests.worker.conftest import passes, publish, settings_with, store, take, take_all
 from tests.worker.consumers.conftest import dead_letter
 from worker.batches import LARGEST_BATCH
 from worker.consumers.dead_lettering import publish_letters
 from worker.rabbitmq import connection, topology
 from worker.rabbitmq.connection import BrokerUnavailable
-from worker.rabbitmq.topology import NOTIFICATIONS
+from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
+
+PUBLISH_SECONDS = 5.0  # RabbitMQ may close the connection, or answer nothing.
 
 
 async def test_malformed_message_is_dead_lettered_with_the_reason_to_its_own_queue_alone(consumer, channel):
@@ -44,24 +46,8 @@ async def test_malformed_message_is_dead_lettered_with_the_reason_to_its_own_que
     assert await holds(channel, NOTIFICATIONS.name, 0)
 
 
-async def test_message_with_an_undecodable_property_is_dead_lettered_and_hides_no_other(
-    consumer, work, channel
-):
-    exchange = await channel.get_exchange(NOTIFICATIONS.exchange)
-    for name, written in UNDECODABLE.values():
-        await exchange.publish(RawMessage(b"1", name, written), NOTIFICATIONS.routing_key, mandatory=True)
-    await publish(channel, NOTIFICATIONS, b"2")
-
-    async with running(consumer.run):
-        await eventually(lambda: holds(channel, NOTIFICATIONS.dead_letters, len(UNDECODABLE)))
-        await eventually(lambda: work.done == [2])
-
-    dead = await take_all(await channel.get_queue(NOTIFICATIONS.dead_letters))
-    assert {letter.headers["x-reason"] for letter in dead} == {"Malformed"}
-
-
 async def test_dead_letter_that_is_not_confirmed_in_time_is_tried_again_and_delays_no_other_message(
-    consumer_with, work, channel, broker_link
+    consumer_with, work, channel, broker_link, logs
 ):
     consumer = consumer_with(amqp_url=broker_link.url, consumer_prefetch=2, broker_timeout_seconds=1.0)
 
@@ -74,8 +60,7 @@ async def test_dead_letter_that_is_not_confirmed_in_time_is_tried_again_and_dela
         for body in (b"1", b"2", b"3"):
             await publish(channel, NOTIFICATIONS, body)
         await eventually(lambda: work.done == [1, 2, 3])
-        with capture_logs() as logs:
-            await eventually(lambda: "message_failed" in str(logs))
+        await eventually(lambda: "message_failed" in str(logs))
         broker_link.resume()
         dead = await dead_letter(channel)
         assert await passes(consumer.check)
@@ -166,3 +151,51 @@ async def test_dead_letters_that_come_and_go_are_counted(worker_settings, channe
         await eventually(lambda: value("consumer_dead_letters", queue=NOTIFICATIONS.name) == 3)
         await (await channel.get_queue(NOTIFICATIONS.dead_letters)).purge()
         await eventually(lambda: value("consumer_dead_letters", queue=NOTIFICATIONS.name) == 0)
+
+
+def result(uuid: str) -> bytes:
+    return f'{{"request_uuid": "{uuid}", "calculation_id": "C-1"}}'.encode()
+
+
+async def is_accepted(amqp_url: str, body: bytes, name: str, written: bytes) -> bool:
+    """Publish over a new connection, because a refusal closes it. Returns whether the broker confirmed."""
+    try:
+        async with await aio_pika.connect(amqp_url) as connection, asyncio.timeout(PUBLISH_SECONDS):
+            channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
+            exchange = await channel.get_exchange(CALCULATION_RESULTS.exchange)
+            message = RawMessage(body, name, written)
+            await exchange.publish(message, CALCULATION_RESULTS.routing_key, mandatory=True)
+    except (AMQPError, OSError, TimeoutError, asyncio.CancelledError):
+        return False
+    return True
+
+
+async def test_each_illegal_property_is_refused_or_its_message_is_recorded_or_dead_lettered(
+    worker_settings, calculation_consumer, channel, database
+):
+    async with database.transaction():
+        requests = {what: await store(database) for what in ILLEGAL}
+        good = await store(database)
+    accepted = {
+        what: requests[what]
+        for what, (name, written) in ILLEGAL.items()
+        if await is_accepted(worker_settings.amqp_url, result(requests[what].uuid), name, written)
+    }
+
+    async with running(calculation_consumer.run):
+        await publish(channel, CALCULATION_RESULTS, result(good.uuid))
+        is_recorded = "SELECT calculation_id IS NOT NULL FROM calculation_request WHERE id = $1"
+        await eventually(lambda: database.fetchval(is_recorded, good.id))
+        await eventually(lambda: holds(channel, CALCULATION_RESULTS.name, 0))
+
+    rows = await database.fetch("SELECT id FROM calculation_request WHERE calculation_id IS NOT NULL")
+    dead = await take_all(await channel.get_queue(CALCULATION_RESULTS.dead_letters))
+    assert {letter.headers["x-reason"] for letter in dead} == {"Malformed"}
+    bodies = {letter.body for letter in dead}
+    recorded = {row["id"] for row in rows}
+    refused = {request.id for request in requests.values() if result(request.uuid) in bodies}
+    missing = [what for what, request in accepted.items() if request.id not in recorded | refused]
+    assert missing == []
+    assert refused >= {requests[what].id for what in UNDECODABLE}
+    assert await holds(channel, CALCULATION_RESULTS.name, 0)
+    assert len(accepted) > len(ILLEGAL) / 2

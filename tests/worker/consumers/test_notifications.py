@@ -10,8 +10,8 @@ from tests.harness.in_process import running
 from tests.harness.stored import new_request
 from tests.harness.waiting import eventually
 from tests.worker.conftest import created_body, created_event, publish
-from tests.worker.deliveries import intend_email
 from tests.worker.mail.conftest import all_are
+from tests.worker.steps import intend_email
 from worker.consumers import incoming, notifications
 from worker.consumers.incoming import Malformed
 from worker.rabbitmq.topology import NOTIFICATIONS

@@ -60,8 +60,3 @@ def address(message: EmailMessage, header: str) -> tuple[str, str]:
     assert isinstance(value, AddressHeader)
     (mailbox,) = value.addresses
     return mailbox.display_name, mailbox.addr_spec
-
-
-def squeezed(text: str) -> str:
-    """Return *text* without spaces: folding a header may add some."""
-    return "".join(text.split())

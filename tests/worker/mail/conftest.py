@@ -6,17 +6,9 @@ import pytest
 
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
-from tests.harness.mail_server import MailServer, ScriptedMailServer
-from tests.harness.tcp_proxy import TcpProxy
-from tests.worker.commands.steps import intend
+from tests.harness.mail_server import ScriptedMailServer
 from tests.worker.conftest import store
-
-
-@pytest.fixture
-async def intended(database: Connection, stored_request: CalculationRequest) -> CalculationRequest:
-    await intend(database, stored_request)
-    await database.execute("DELETE FROM outbox")
-    return stored_request
+from tests.worker.steps import intend
 
 
 @pytest.fixture
@@ -24,13 +16,6 @@ async def rude_server() -> AsyncIterator[ScriptedMailServer]:
     """A mail server that can break the rules of SMTP."""
     async with ScriptedMailServer() as server:
         yield server
-
-
-@pytest.fixture
-async def mail_link(mail_server: MailServer) -> AsyncIterator[TcpProxy]:
-    """A proxy to the mail server that the test can cut."""
-    async with TcpProxy(mail_server.url) as forwarder:
-        yield forwarder
 
 
 async def record_emails(database: Connection, number: int) -> list[CalculationRequest]:

@@ -22,7 +22,6 @@ class Sending:
         self._session: Session | None = None
 
     async def send(self, content: bytes | None = None) -> Outcome:
-        """Send an e-mail. Returns the outcome."""
         try:
             if self._session is None:
                 self._session = await self._mailer.open_session(SENDER.address)
@@ -39,7 +38,6 @@ class Sending:
         return outcome_of(reply)
 
     async def end(self) -> None:
-        """Close the connection."""
         if self._session is not None:
             await self._session.end()
             self._session = None

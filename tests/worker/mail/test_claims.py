@@ -3,21 +3,20 @@
 import asyncio
 import os
 import signal
-from contextlib import suppress
-from functools import partial
 from uuid import uuid4
 
 import asyncpg
 import pytest
-from structlog.testing import capture_logs
 
 from deploy.local.machine.folders import Place
 from deploy.local.servers.postgres_process import postgres_process
-from service.postgres import schema
-from tests.harness.examples import CONVEYANCER
+from deploy.local.servers.server import check_postgres
+from tests.harness import databases
+from tests.harness.servers import KillableServer
 from tests.harness.waiting import eventually
-from tests.worker.conftest import running_postman, settings_with, store
+from tests.worker.conftest import postman_held_before, running_postman, settings_with, store
 from tests.worker.mail.conftest import all_are, attempts, is_claimed, record_emails
+from tests.worker.steps import intend
 from worker.mail import ledger
 
 UP_FOR_A_DAY = "UPDATE postgres_up SET since = now() - interval '1 day'"
@@ -26,27 +25,16 @@ UP_FOR_A_DAY = "UPDATE postgres_up SET since = now() - interval '1 day'"
 @pytest.fixture
 async def server(tmp_path):
     """A Postgres server that keeps its data over restarts, with an e-mail whose claim has expired."""
-    with postgres_process(Place(folder=tmp_path, keep=True)) as started_server:
-        connection = await asyncpg.connect(started_server.url)
-        await schema.apply(connection)
-        await connection.execute("INSERT INTO conveyancer VALUES ($1, 'Acme', false)", CONVEYANCER)
-        request = await store(connection)
-        await connection.execute(
-            """
-            INSERT INTO email (email_key, request_id, claimed_by, next_attempt_at)
-            VALUES ('an-event', $1, gen_random_uuid(), now() - interval '1 second')
-            """,
-            request.id,
-        )
-        await connection.execute(UP_FOR_A_DAY)
-        await connection.close()
-        yield started_server
-
-
-async def connected(url):
-    with suppress(OSError, asyncpg.PostgresError):
-        return await asyncpg.connect(url)
-    return None
+    with postgres_process(Place(folder=tmp_path, keep=True)) as started:
+        async with databases.connected(started.url) as connection:
+            await databases.prepare(connection)
+            await intend(connection, await store(connection))
+            claimed = (
+                "UPDATE email SET claimed_by = gen_random_uuid(), next_attempt_at = now() - interval '1 s'"
+            )
+            await connection.execute(claimed)
+            await connection.execute(UP_FOR_A_DAY)
+        yield KillableServer(started, check_postgres)
 
 
 async def claims(connection, *, seconds: float) -> int:
@@ -55,31 +43,26 @@ async def claims(connection, *, seconds: float) -> int:
 
 
 async def test_expired_claims_are_left_alone_for_as_long_again_after_crash_recovery_and_a_restart(server):
-    url, process = server.url, server.process
-    victim, witness = await asyncpg.connect(url), await asyncpg.connect(url)
+    victim, witness = await asyncpg.connect(server.url), await asyncpg.connect(server.url)
     os.kill(victim.get_server_pid(), signal.SIGKILL)
     await eventually(witness.is_closed)
 
-    connection = await eventually(partial(connected, url))
-    half = "SELECT extract(epoch FROM now() - pg_postmaster_start_time())::float / 2"
-    assert await claims(connection, seconds=await connection.fetchval(half)) == 0
-    await eventually(lambda: claims(connection, seconds=0.1))
-    await connection.execute(UP_FOR_A_DAY)
-    await connection.close()
+    await server.wait_for_answer()
+    async with databases.connected(server.url) as connection:
+        half = "SELECT extract(epoch FROM now() - pg_postmaster_start_time())::float / 2"
+        assert await claims(connection, seconds=await connection.fetchval(half)) == 0
+        await eventually(lambda: claims(connection, seconds=0.1))
+        await connection.execute(UP_FOR_A_DAY)
 
-    await asyncio.to_thread(process.stop)
-    process.restart()
-    connection = await eventually(partial(connected, url))
-    assert await connection.fetchval("SELECT count(*) FROM postgres_up") == 1
-    assert await claims(connection, seconds=60.0) == 0
-    await connection.close()
+    await asyncio.to_thread(server.process.stop)
+    await server.start()
+    async with databases.connected(server.url) as connection:
+        assert await connection.fetchval("SELECT count(*) FROM postgres_up") == 1
+        assert await claims(connection, seconds=60.0) == 0
 
 
 async def test_email_under_way_is_claimed_once(worker_settings, mail_server, mail_link, database, intended):
-    mail_link.hold_before(b"Message-ID:")
-
-    async with running_postman(worker_settings, smtp_url=mail_link.url) as postman:
-        await eventually(mail_link.marker_reached.is_set)
+    async with postman_held_before(b"Message-ID:", mail_link, worker_settings) as postman:
         await database.execute("UPDATE email SET next_attempt_at = now() - interval '1 second'")
         claimed_again = await postman.claim_due()
         mail_link.resume()
@@ -110,18 +93,15 @@ async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer
 
 @pytest.mark.usefixtures("intended")
 async def test_claim_taken_over_is_neither_used_nor_renewed_nor_released(
-    worker_settings, mail_server, mail_link, database
+    worker_settings, mail_server, mail_link, database, logs
 ):
     by_another = "UPDATE email SET claimed_by = gen_random_uuid(), next_attempt_at = 'infinity'"
-    mail_link.hold_before(b"RCPT")
 
-    with capture_logs() as logs:
-        async with running_postman(worker_settings, smtp_url=mail_link.url, email_claim_seconds=1.0):
-            await eventually(mail_link.marker_reached.is_set)
-            await database.execute(by_another)
-            await asyncio.sleep(1.5)
-            mail_link.resume()
-            await eventually(lambda: "email_claim_lost" in str(logs))
+    async with postman_held_before(b"RCPT", mail_link, worker_settings, email_claim_seconds=1.0):
+        await database.execute(by_another)
+        await asyncio.sleep(1.5)
+        mail_link.resume()
+        await eventually(lambda: "email_claim_lost" in str(logs))
 
     assert mail_server.accepted == []
     assert await is_claimed(database)

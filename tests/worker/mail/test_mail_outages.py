@@ -5,14 +5,13 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from tests.harness.in_process import running
 from tests.harness.mail_server import ScriptedMailServer, Session
 from tests.harness.waiting import eventually, until
-from tests.worker.commands.steps import intend
-from tests.worker.conftest import running_postman, settings_with, store
+from tests.worker.conftest import postman_held_before, running_postman, settings_with, store
 from tests.worker.mail.conftest import all_are, announced, attempts, record_emails
+from tests.worker.steps import intend
 from worker.waiting import Pauses
 
 RELEASED = """
@@ -47,7 +46,7 @@ LOGIN_OFFER = b"250-mail.example.com\r\n250 AUTH PLAIN LOGIN"
     ],
 )
 async def test_while_the_mail_server_refuses_us_one_email_at_a_time_is_tried_after_growing_pauses(
-    worker_settings, rude_server, database, command, refusal
+    worker_settings, rude_server, database, command, refusal, logs
 ):
     await record_emails(database, 20)
     rude_server.replies["EHLO"] = LOGIN_OFFER
@@ -57,14 +56,13 @@ async def test_while_the_mail_server_refuses_us_one_email_at_a_time_is_tried_aft
     def pauses() -> list[MutableMapping[str, Any]]:
         return [log for log in logs if log["event"] == "mail_paused"]
 
-    with capture_logs() as logs:
-        async with running_postman(worker_settings, smtp_url=url, email_concurrency=2):
-            await eventually(lambda: len(pauses()) >= 7)
-            tries, connections = len(pauses()), rude_server.connections
-            open_connections, logins = rude_server.open_connections, rude_server.commands["AUTH"]
-            shown = await database.fetch("SELECT attempts, server_reply FROM email WHERE server_reply <> ''")
-            rude_server.replies[command] = usual
-            await eventually(lambda: all_are(database, "sent"))
+    async with running_postman(worker_settings, smtp_url=url, email_concurrency=2):
+        await eventually(lambda: len(pauses()) >= 7)
+        tries, connections = len(pauses()), rude_server.connections
+        open_connections, logins = rude_server.open_connections, rude_server.commands["AUTH"]
+        shown = await database.fetch("SELECT attempts, server_reply FROM email WHERE server_reply <> ''")
+        rude_server.replies[command] = usual
+        await eventually(lambda: all_are(database, "sent"))
 
     assert connections <= tries + 1
     assert logins <= (rude_server.connections if command == "AUTH" else 0)
@@ -79,12 +77,11 @@ async def test_while_the_mail_server_refuses_us_one_email_at_a_time_is_tried_aft
 
 
 @pytest.mark.parametrize("longest", [1.0, 60.0])
-def test_pauses_double_up_to_the_longest(longest):
+def test_pauses_double_up_to_the_longest(longest, logs):
     pauses = Pauses("paused")
 
-    with capture_logs() as logs:
-        for _ in range(20):
-            pauses.log(TimeoutError(), longest=longest)
+    for _ in range(20):
+        pauses.log(TimeoutError(), longest=longest)
 
     seconds = [log["pause_seconds"] for log in logs]
     assert seconds[0] <= 0.05
@@ -92,58 +89,45 @@ def test_pauses_double_up_to_the_longest(longest):
 
 
 class ParticularMailServer(ScriptedMailServer):
-    """Accepts two connections and logins at most, and refuses some recipients as if we were at fault."""
+    """Accepts so many connections and logins at most, and refuses some recipients as if we were at fault.
+
+    It waits with its reply to a content until *goes_on*.
+    """
+
+    def __init__(self, *, connections: int = 100, logins: int = 100) -> None:
+        super().__init__()
+        self._connections = connections
+        self._logins = logins
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
 
     async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
-        """Return the reply to a command, which may depend on what came before."""
-        if command == "greeting" and self.replies["EHLO"] != LOGIN_OFFER and self.open_connections > 2:
+        if command == "greeting" and self.open_connections > self._connections:
             session.closes_after_reply = True
             return b"421 Too many concurrent SMTP connections"
-        if command == "AUTH":
-            return (
-                b"235 OK" if self.commands["AUTH"] <= 2 else b"535 5.7.8 Authentication credentials invalid"
-            )
+        if command == "AUTH" and self.commands["AUTH"] > self._logins:
+            return b"535 5.7.8 Authentication credentials invalid"
         if command == "RCPT" and b"<unlucky@" in sent:
             return b"554 5.7.1 Relay access denied"
+        if command == "content":
+            await self.goes_on.wait()
         return await super().reply_to(session, command, sent)
 
 
 @pytest.mark.parametrize("limited", ["connections", "logins"])
-async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settings, database, limited):
+async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settings, database, limited, logs):
     await record_emails(database, 60)
-    async with ParticularMailServer() as server:
-        url = server.url
-        if limited == "logins":
-            server.replies["EHLO"] = LOGIN_OFFER
-            url = url.replace("//", "//us:secret@")
+    async with ParticularMailServer(**{limited: 2}) as server:
+        server.replies |= {"EHLO": LOGIN_OFFER, "AUTH": b"235 OK"}
+        url = server.url.replace("//", "//us:secret@")
         settings = settings_with(worker_settings, smtp_url=url, email_concurrency=8)
 
-        with capture_logs() as logs:
-            async with running_postman(settings):
-                await eventually(lambda: all_are(database, "sent"))
+        async with running_postman(settings):
+            await eventually(lambda: all_are(database, "sent"))
 
         pauses = sum(log["event"] == "mail_paused" for log in logs)
         assert len(server.contents) == 60
         assert 2 < server.connections <= settings.email_concurrency + pauses
-
-
-class SingleMailServer(ScriptedMailServer):
-    """Accepts one connection, and waits with the reply to its content until *goes_on*."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refused = 0
-        self.goes_on = asyncio.Event()
-
-    async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
-        """Return the reply to a command."""
-        if command == "greeting" and self.open_connections > 1:
-            self.refused += 1
-            session.closes_after_reply = True
-            return b"421 Too many concurrent SMTP connections"
-        if command == "content":
-            await self.goes_on.wait()
-        return await super().reply_to(session, command, sent)
 
 
 async def test_process_claims_no_more_than_its_connections_carry_and_opens_one_when_the_last_is_closed(
@@ -151,14 +135,15 @@ async def test_process_claims_no_more_than_its_connections_carry_and_opens_one_w
 ):
     await record_emails(database, 20)
     async with (
-        SingleMailServer() as server,
+        ParticularMailServer(connections=1) as server,
         running_postman(worker_settings, smtp_url=server.url, email_concurrency=8) as postman,
     ):
-        await eventually(lambda: server.refused)
+        server.goes_on.clear()
+        await eventually(lambda: server.connections > 1)
         monkeypatch.setattr(postman._pauses, "_seconds", 60.0)  # noqa: SLF001 - as after many refusals
-        earlier = server.refused
-        await eventually(lambda: server.refused > earlier)
-        assert not await until(lambda: server.refused > earlier + 8, seconds=1.0)
+        earlier = server.connections
+        await eventually(lambda: server.connections > earlier)
+        assert not await until(lambda: server.connections > earlier + 8, seconds=1.0)
         await eventually(lambda: database.fetchval("SELECT count(claimed_by) <= 2 FROM email"))
 
         server.replies["content"] = b"451 Try again later"  # and so the only connection is closed
@@ -171,7 +156,6 @@ class SilentAtFirst(ScriptedMailServer):
     """Sends no greeting over its first connection."""
 
     async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
-        """Return the reply to a command."""
         if command == "greeting" and self.connections == 1:
             await asyncio.sleep(60)
         return await super().reply_to(session, command, sent)
@@ -194,7 +178,6 @@ class TiredMailServer(ScriptedMailServer):
         self._used: set[Session] = set()
 
     async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
-        """Return the reply to a command."""
         if command == "MAIL" and session in self._used:
             return self._answer
         if command == "MAIL":
@@ -206,30 +189,31 @@ class TiredMailServer(ScriptedMailServer):
     "answer", [None, b"421 Enough of this connection", b"452 Too many e-mails", b"nonsense"]
 )
 async def test_email_whose_connection_is_refused_at_mail_goes_out_over_a_new_one(
-    worker_settings, database, answer
+    worker_settings, database, answer, logs
 ):
     await record_emails(database, 5)
-    async with TiredMailServer(answer) as server:
-        with capture_logs() as logs:
-            async with running_postman(worker_settings, smtp_url=server.url, email_concurrency=1):
-                await eventually(lambda: all_are(database, "sent"))
+    async with (
+        TiredMailServer(answer) as server,
+        running_postman(worker_settings, smtp_url=server.url, email_concurrency=1),
+    ):
+        await eventually(lambda: all_are(database, "sent"))
 
     assert (server.connections, len(server.contents), await attempts(database)) == (5, 5, 5)
     assert {log["event"] for log in logs} == {"email_handled"}
 
 
 async def test_emails_whose_recipients_are_refused_as_if_we_were_at_fault_delay_no_others(
-    worker_settings, database
+    worker_settings, database, logs
 ):
     for _ in range(40):
         await intend(database, await store(database, customer_email="unlucky@customer.example.com"))
     await record_emails(database, 10)
-    async with ParticularMailServer() as server:
-        with capture_logs() as logs:
-            async with running_postman(worker_settings, smtp_url=server.url, email_concurrency=2):
-                await eventually(
-                    lambda: database.fetchval("SELECT count(*) = 10 FROM email WHERE state = 'sent'")
-                )
+    ten_are_sent = "SELECT count(*) = 10 FROM email WHERE state = 'sent'"
+    async with (
+        ParticularMailServer() as server,
+        running_postman(worker_settings, smtp_url=server.url, email_concurrency=2),
+    ):
+        await eventually(lambda: database.fetchval(ten_are_sent))
 
     assert "mail_paused" not in {log["event"] for log in logs}
     unsent = await database.fetch("SELECT DISTINCT state, server_reply FROM email WHERE state <> 'sent'")
@@ -237,19 +221,15 @@ async def test_emails_whose_recipients_are_refused_as_if_we_were_at_fault_delay_
 
 
 async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_again(
-    worker_settings, mail_server, link, mail_link, database, intended
+    worker_settings, mail_server, link, mail_link, database, intended, logs
 ):
-    mail_link.hold_before(b"Message-ID:")
-
-    with capture_logs() as logs:
-        async with running_postman(worker_settings, database_url=link.url, smtp_url=mail_link.url):
-            await eventually(mail_link.marker_reached.is_set)
-            await link.refuse()
-            mail_link.resume()
-            await eventually(lambda: mail_server.accepted)
-            await eventually(lambda: link.refused >= 3)
-            link.admit()
-            await eventually(lambda: all_are(database, "sent"))
+    async with postman_held_before(b"Message-ID:", mail_link, worker_settings, database_url=link.url):
+        await link.refuse()
+        mail_link.resume()
+        await eventually(lambda: mail_server.accepted)
+        await eventually(lambda: link.refused >= 3)
+        link.admit()
+        await eventually(lambda: all_are(database, "sent"))
 
     assert {log["event"] for log in logs} == {
         "emails_not_claimed",
@@ -261,19 +241,15 @@ async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_a
 
 
 async def test_failing_claim_does_not_lose_the_acceptance_of_an_email_under_way(
-    worker_settings, mail_server, mail_link, database, intended
+    worker_settings, mail_server, mail_link, database, intended, logs
 ):
     """As on a standby, which has no unlogged tables: that error is not treated as an outage of Postgres."""
-    mail_link.hold_before(b"Message-ID:")
-
-    with capture_logs() as logs:
-        async with running_postman(worker_settings, smtp_url=mail_link.url):
-            await eventually(mail_link.marker_reached.is_set)
-            await database.execute("ALTER TABLE postgres_up RENAME TO elsewhere")
-            await eventually(lambda: "background_work_failed" in str(logs))
-            mail_link.resume()
-            await eventually(lambda: mail_server.accepted)
-            await database.execute("ALTER TABLE elsewhere RENAME TO postgres_up")
-            await eventually(lambda: all_are(database, "sent"))
+    async with postman_held_before(b"Message-ID:", mail_link, worker_settings):
+        await database.execute("ALTER TABLE postgres_up RENAME TO elsewhere")
+        await eventually(lambda: "background_work_failed" in str(logs))
+        mail_link.resume()
+        await eventually(lambda: mail_server.accepted)
+        await database.execute("ALTER TABLE elsewhere RENAME TO postgres_up")
+        await eventually(lambda: all_are(database, "sent"))
 
     assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]

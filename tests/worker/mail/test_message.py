@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.worker.mail.composing import DATE, URL, address, body, compose, compose_all_of, received, squeezed
+from tests.worker.mail.composing import DATE, URL, address, body, compose, compose_all_of, received
 
 
 def test_email_has_the_headers_of_an_automatic_message():
@@ -71,7 +71,7 @@ def test_subject_and_first_sentence_name_the_registered_conveyancer(firm):
 
     name = " ".join(firm.split())
     subject = f"Your Stamp Duty Land Tax calculation for {name}"
-    assert squeezed(message["Subject"]) == squeezed(subject)
+    assert message["Subject"].split() == subject.split()  # Folding may add spaces.
     assert f"<title>{html.escape(subject)}</title>" in body(message, "html")
     for kind in ("plain", "html"):
         assert html.unescape(body(message, kind)).count(f"{name} has asked us to work out") == 1

@@ -6,17 +6,14 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
-from structlog.testing import capture_logs
 
-from service.identifiers import first_id_at
 from service.outbox.events import RequestEmailFailed, RequestEmailSent
-from tests.harness import stored
 from tests.harness.in_process import running
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
-from tests.worker.commands.steps import intend
-from tests.worker.conftest import running_postman
+from tests.worker.conftest import postman_held_before, running_postman, store_old
 from tests.worker.mail.conftest import all_are, announced, attempts, is_claimed, record_emails, states
+from tests.worker.steps import intend
 
 REFUSED = {"reason": "refused", "smtp_code": 550}
 
@@ -42,12 +39,12 @@ async def test_email_that_is_sent_again_is_equal(worker_settings, postman, mail_
     ],
 )
 async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_the_mail_server(
-    postman, mail_server, database, intended, *, reply, counted_as, failure
+    postman, mail_server, database, intended, *, reply, counted_as, failure, logs
 ):
     mail_server.data_reply = reply
     state, event = ("failed", RequestEmailFailed) if failure else ("sent", RequestEmailSent)
 
-    with capture_logs() as logs, rises("emails_total", outcome=counted_as):
+    with rises("emails_total", outcome=counted_as):
         async with running(postman.run):
             await eventually(lambda: all_are(database, state))
         assert await postman.claim_due() == 0
@@ -65,9 +62,7 @@ async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_
 
 
 async def test_delay_of_a_requests_first_email_is_measured_from_the_create(postman, database):
-    ten_minutes_ago = first_id_at(datetime.now(UTC) - timedelta(minutes=10))
-    request = msgspec.structs.replace(stored.new_request(), id=ten_minutes_ago)
-    assert await stored.insert(database, request)
+    request = await store_old(database, datetime.now(UTC) - timedelta(minutes=10))
     for number in (1, 2):
         await intend(database, request, number)
 
@@ -110,10 +105,7 @@ async def test_postman_sends_no_more_emails_at_once_than_allowed(worker_settings
 async def test_stopping_postman_waits_long_for_the_reply_to_a_content_that_was_sent(
     worker_settings, mail_server, mail_link, database, intended
 ):
-    mail_link.hold_before(b"Message-ID:")
-
-    async with running_postman(worker_settings, smtp_url=mail_link.url, shutdown_seconds=20.0):
-        await eventually(mail_link.marker_reached.is_set)
+    async with postman_held_before(b"Message-ID:", mail_link, worker_settings, shutdown_seconds=20.0):
         asyncio.get_running_loop().call_later(2.0, mail_link.resume)
 
     assert await states(database) == {"sent": 1}
@@ -122,10 +114,7 @@ async def test_stopping_postman_waits_long_for_the_reply_to_a_content_that_was_s
 
 @pytest.mark.usefixtures("intended")
 async def test_stopping_postman_sends_no_further_content(worker_settings, mail_server, mail_link, database):
-    mail_link.hold_before(b"RCPT")
-
-    async with running_postman(worker_settings, smtp_url=mail_link.url):
-        await eventually(mail_link.marker_reached.is_set)
+    async with postman_held_before(b"RCPT", mail_link, worker_settings):
         asyncio.get_running_loop().call_later(0.05, mail_link.resume)
 
     assert mail_server.accepted == []
@@ -135,10 +124,8 @@ async def test_stopping_postman_sends_no_further_content(worker_settings, mail_s
 
 
 async def test_stopping_postman_keeps_claims_on_content_sent(worker_settings, mail_link, database, intended):
-    mail_link.hold_before(b"Message-ID:")
-
-    async with running_postman(worker_settings, smtp_url=mail_link.url, shutdown_seconds=0.4):
-        await eventually(mail_link.marker_reached.is_set)
+    async with postman_held_before(b"Message-ID:", mail_link, worker_settings, shutdown_seconds=0.4):
+        pass
 
     assert await is_claimed(database)
     assert await database.fetchval("SELECT request_id FROM email") == intended.id

@@ -20,17 +20,8 @@ from worker.mail.smtp import Mailer
 UNFINISHED = b"250-and so on"  # a reply whose last line never comes
 
 
-@pytest.fixture
-async def sending(rude_server):
-    async with sending_to(rude_server.url) as opened:
-        yield opened
-
-
 REFUSED = [b"550 5.1.1 No such user", b"550 5.1.1 Empf\xe4nger unbekannt"]
-BUSY = [
-    b"450 Busy",
-    b"451 4.7.1 Greylisted",
-]
+BUSY = [b"450 Busy", b"451 4.7.1 Greylisted"]
 BLAMING_US = [b"454 4.7.1 Relay access denied", b"432 Sender thread limit exceeded"]
 LOST = [None, b"421 Going down", b"nonsense", UNFINISHED]
 IMPOSSIBLE = b"354 Go ahead"
@@ -69,12 +60,12 @@ async def test_reply_decides_on_this_email_alone_and_the_next_takes_a_new_connec
         assert outcome.reply
 
 
-async def test_reply_too_many_is_not_taken_for_the_reply_to_the_next_email(rude_server, sending):
-    rude_server.replies["content"] = b"250 OK\r\n250 OK, says the filter too"
-    await sending.send()
-    rude_server.replies["content"] = b"554 Spam"
-
-    outcomes = [await sending.send() for _ in range(2)]
+async def test_reply_too_many_is_not_taken_for_the_reply_to_the_next_email(rude_server):
+    async with sending_to(rude_server.url) as sending:
+        rude_server.replies["content"] = b"250 OK\r\n250 OK, says the filter too"
+        await sending.send()
+        rude_server.replies["content"] = b"554 Spam"
+        outcomes = [await sending.send() for _ in range(2)]
 
     assert [(each.label, each.smtp_code) for each in outcomes] == [("postponed", 0), ("failed", 554)]
     assert (rude_server.connections, len(rude_server.contents)) == (2, 2)

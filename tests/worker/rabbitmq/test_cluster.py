@@ -10,7 +10,6 @@ import pytest
 from aio_pika import Message
 
 from deploy.local.machine.folders import Place
-from service.postgres.pool import open_pool
 from tests.deploy.manifests import of_kind
 from tests.harness import scratch
 from tests.harness.in_process import running
@@ -92,27 +91,26 @@ async def all_notified(cluster: Cluster, ids: set[str | None]) -> bool:
 
 
 async def test_emails_go_out_while_a_queue_of_another_team_has_no_majority(
-    worker_settings, database, cluster
+    worker_settings, pool, database, cluster
 ):
     settings = settings_with(worker_settings, amqp_url=cluster.nodes[0].url)
-    async with open_pool(settings) as pool:
-        relay = Relay(settings, pool, asyncio.Event())
-        async with running(relay.run):
-            await eventually(lambda: passes(relay.check))
-            await bind_queue_of_two_nodes(cluster)
-            for _ in range(_BEFORE):
-                await store(database)
-            await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM undelivered_event)"))
-            await cluster.nodes[2].kill()
-            for _ in range(_DURING):
-                await store(database)
+    relay = Relay(settings, pool, asyncio.Event())
+    async with running(relay.run):
+        await eventually(lambda: passes(relay.check))
+        await bind_queue_of_two_nodes(cluster)
+        for _ in range(_BEFORE):
+            await store(database)
+        await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM undelivered_event)"))
+        await cluster.nodes[2].kill()
+        for _ in range(_DURING):
+            await store(database)
 
-            ids = set[str | None]()
-            await eventually(lambda: all_notified(cluster, ids), seconds=_EMAIL_SECONDS)
-            held = await eventually(lambda: database.fetch("SELECT last_error FROM outbox_held"))
+        ids = set[str | None]()
+        await eventually(lambda: all_notified(cluster, ids), seconds=_EMAIL_SECONDS)
+        held = await eventually(lambda: database.fetch("SELECT last_error FROM outbox_held"))
 
-            await unbind(cluster)
-            await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM undelivered_event)"))
+        await unbind(cluster)
+        await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM undelivered_event)"))
 
     errors = {row["last_error"].partition(":")[0] for row in held}
     assert {"not confirmed"} <= errors <= {"not confirmed", "refused by the broker"}

@@ -5,12 +5,11 @@ import asyncio
 import pytest
 from aio_pika import Message
 
-from service.outbox.lanes import RelayWaker
 from tests.harness.in_process import running
 from tests.harness.queues import count, declare_topology
 from tests.harness.waiting import eventually
 from tests.worker.conftest import Check, obstacle, passes, publish, settings_with, take
-from worker.consumers import calculations, notifications
+from worker.consumers import notifications
 from worker.rabbitmq import connection, topology
 from worker.rabbitmq.connection import BrokerUnavailable, open_channel, open_role
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
@@ -39,26 +38,19 @@ async def test_dead_letters_live_thirty_days(channel, queue):
     await channel.declare_queue(queue.dead_letters, durable=True, arguments=arguments)
 
 
-async def test_events_of_other_types_do_not_reach_the_notifications(channel):
-    exchange = await channel.get_exchange(topology.REQUESTS)
-
-    await exchange.publish(Message(b"{}"), "request.calculated", mandatory=False)
-
-    assert await count(channel, NOTIFICATIONS.name) == 0
-
-
-async def test_queue_with_other_properties_stops_its_own_role_alone(worker_settings, channel, pool, relay):
+async def test_queue_with_other_properties_stops_its_own_role_alone(
+    worker_settings, channel, pool, relay, calculation_consumer
+):
     notified = notifications.consumer(worker_settings, pool, asyncio.Event())
-    calculated = calculations.consumer(worker_settings, pool, RelayWaker(pool, seconds=5.0))
     await channel.queue_delete(NOTIFICATIONS.name)
     await channel.declare_queue(
         NOTIFICATIONS.name, durable=True, arguments={**NOTIFICATIONS.arguments, "x-delivery-limit": 7}
     )
     await channel.queue_delete(CALCULATION_RESULTS.name)
 
-    async with running(relay.run, notified.run, calculated.run):
+    async with running(relay.run, notified.run, calculation_consumer.run):
         await eventually(lambda: passes(relay.check))
-        await eventually(lambda: passes(calculated.check))
+        await eventually(lambda: passes(calculation_consumer.check))
         says = await eventually(lambda: difference(notified.check))
         await channel.queue_delete(NOTIFICATIONS.name)
         await eventually(lambda: passes(notified.check))

@@ -35,5 +35,6 @@ async def into_one_lane(database: Connection) -> None:
     await database.execute("UPDATE outbox SET lane = 0")
 
 
-def id_of(request: CalculationRequest, event_type: str = "request.created", sequence: int = 1) -> str:
-    return f"{request.uuid}.{event_type}.{sequence}"
+def id_of(request: CalculationRequest) -> str:
+    """Return the id of the request's first event."""
+    return f"{request.uuid}.request.created.1"

@@ -10,13 +10,19 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
 from worker.relay import listener
 
-LISTENERS = """
-    SELECT array_agg(pid)
-      FROM pg_stat_activity
-     WHERE datname = current_database()
-       AND pid <> pg_backend_pid()
-       AND application_name <> 'calculation-requests'
-"""
+
+async def listeners(database) -> set[int]:
+    """Return the processes of Postgres that serve a listener."""
+    rows = await database.fetch(
+        """
+        SELECT pid
+          FROM pg_stat_activity
+         WHERE datname = current_database()
+           AND pid <> pg_backend_pid()
+           AND application_name <> 'calculation-requests'
+        """
+    )
+    return {row["pid"] for row in rows}
 
 
 async def is_woken(database, woken: asyncio.Event) -> bool:
@@ -30,15 +36,11 @@ async def test_killed_connection_is_replaced_at_once(worker_settings, database):
 
     async with running(partial(listener.run, worker_settings, woken)):
         await eventually(lambda: is_woken(database, woken))
-        (killed,) = await database.fetchval(LISTENERS)
+        (killed,) = await listeners(database)
         await database.execute("SELECT pg_terminate_backend($1)", killed)
-        await eventually(partial(other_listeners, database, killed))
+        await eventually(lambda: is_gone(database, killed))
         woken.clear()
         await eventually(lambda: is_woken(database, woken))
-
-
-async def other_listeners(database, killed: int) -> list[int]:
-    return [process for process in await database.fetchval(LISTENERS) or [] if process != killed]
 
 
 async def test_connection_that_goes_silent_is_replaced(worker_settings, link, database, monkeypatch):
@@ -48,17 +50,17 @@ async def test_connection_that_goes_silent_is_replaced(worker_settings, link, da
 
     async with running(partial(listener.run, settings, woken)):
         await eventually(lambda: is_woken(database, woken))
-        silent = set(await database.fetchval(LISTENERS))  # two, if a busy machine was slow
+        silent = await listeners(database)  # two, if a busy machine was slow
         link.hold()
         await eventually(lambda: link.connections >= 3)
         woken.clear()
         link.resume()
         await eventually(lambda: is_woken(database, woken))
-        assert set(await database.fetchval(LISTENERS)) - silent
+        assert await listeners(database) - silent
 
 
 async def test_stopped_listener_closes_its_connection(worker_settings, database):
     async with running(partial(listener.run, worker_settings, asyncio.Event())):
-        (process,) = await eventually(partial(other_listeners, database, 0))
+        (process,) = await eventually(lambda: listeners(database))
 
     await eventually(lambda: is_gone(database, process))

@@ -3,33 +3,27 @@
 import asyncio
 
 import pytest
-from structlog.testing import capture_logs
 
 from service.outbox.lanes import LANES, lane_of, try_lock
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import open_pool
 from tests.harness.in_process import running
+from tests.harness.metrics import value
+from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
-from tests.worker.conftest import (
-    open_publisher,
-    passes,
-    settings_with,
-    store,
-    take_ids,
-    with_pace,
-)
+from tests.worker.conftest import obstacle, open_publisher, passes, settings_with, store, take_ids
 from tests.worker.relay.conftest import id_of, into_one_lane
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
+from worker.relay import loop
 from worker.relay.loop import Relay
 
 # The end of a publish to the exchange for all teams: exchange, routing key, mandatory.
 _TO_ALL_TEAMS = b"calculation-requests\x0frequest.created\x01\xce"
 
 
-@with_pace(_BATCH_SIZE=2)
-async def test_window_is_no_larger_than_the_batch_size(relay_once, database, tap):
+async def test_window_is_no_larger_than_the_batch_size(relay_once, database, tap, monkeypatch):
+    monkeypatch.setattr(loop, "_BATCH_SIZE", 2)
     requests = [await store(database) for _ in range(5)]
     await into_one_lane(database)
 
@@ -138,60 +132,51 @@ async def test_window_that_a_queue_blocks_is_the_last_on_its_channel(
 
 
 async def test_outage_of_postgres_keeps_the_connection_to_rabbitmq(
-    worker_settings, broker_link, link, database, tap
+    worker_settings, broker_link, link, linked_pool, database, tap, logs
 ):
     """Otherwise the relay would log in to RabbitMQ again and again, and its checks would blame RabbitMQ."""
-    settings = settings_with(
-        worker_settings, amqp_url=broker_link.url, database_url=link.url, relay_poll_seconds=0.05
-    )
-    async with open_pool(settings) as pool:
-        relay = Relay(settings, pool, asyncio.Event())
-        async with running(relay.run):
-            await eventually(lambda: passes(relay.check))
-            with capture_logs() as logs:
-                await link.refuse()
-                await eventually(lambda: sum(line["event"] == "relay_paused" for line in logs) == 3)
-                is_ready = await passes(relay.check)
-            link.admit()
-            request = await store(database)
-            await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
+    settings = settings_with(worker_settings, amqp_url=broker_link.url)
+    relay = Relay(settings, linked_pool, asyncio.Event())
+    async with running(relay.run):
+        await eventually(lambda: passes(relay.check))
+        await link.refuse()
+        await eventually(lambda: sum(line["event"] == "relay_paused" for line in logs) == 3)
+        is_ready = await passes(relay.check)
+        link.admit()
+        request = await store(database)
+        await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
 
     assert is_ready
     assert broker_link.connections == 1
     assert await take_ids(tap) == [id_of(request)]
 
 
-async def test_relay_that_needs_long_to_find_events_gets_the_time(worker_settings, database):
+async def test_relay_that_needs_long_to_find_events_gets_the_time(worker_settings, pool, database, logs):
     """As with millions of deleted events under an old snapshot."""
     await store(database)
     await database.execute("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
     await database.execute("CREATE POLICY slow ON outbox USING (pg_sleep(1.5) IS NOT NULL)")
     settings = settings_with(worker_settings, database_timeout_seconds=0.2)  # The first look may take 1 s.
 
-    async with open_pool(settings) as pool:
-        with capture_logs() as logs:
-            async with running(Relay(settings, pool, asyncio.Event()).run):
-                await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
+    async with running(Relay(settings, pool, asyncio.Event()).run):
+        await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
 
     assert "relay_paused" in str(logs)
 
 
 async def test_channel_is_not_used_again_after_postgres_has_interrupted_a_publish(
-    worker_settings, broker_link, link, database, stored_request
+    worker_settings, broker_link, link, linked_pool, database, stored_request
 ):
     """Some of its messages may be unsent, although aiormq has numbered them."""
-    settings = settings_with(
-        worker_settings, amqp_url=broker_link.url, database_url=link.url, broker_timeout_seconds=60.0
-    )
-    async with open_pool(settings) as pool:
-        relay = Relay(settings, pool, asyncio.Event())
-        broker_link.hold_before(id_of(stored_request).encode())
-        async with running(relay.run):
-            await eventually(broker_link.marker_reached.is_set)
-            await link.cut()
-            await eventually(lambda: broker_link.connections == 2)
-            broker_link.resume()
-            await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
+    settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=60.0)
+    broker_link.hold_before(id_of(stored_request).encode())
+
+    async with running(Relay(settings, linked_pool, asyncio.Event()).run):
+        await eventually(broker_link.marker_reached.is_set)
+        await link.cut()
+        await eventually(lambda: broker_link.connections == 2)
+        broker_link.resume()
+        await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
 
 
 async def test_nothing_is_published_from_a_read_only_postgres(relay_once, database, tap, stored_request):
@@ -204,3 +189,50 @@ async def test_nothing_is_published_from_a_read_only_postgres(relay_once, databa
 
     assert await take_ids(tap) == []
     assert await database.fetchval("SELECT request_id FROM outbox") == stored_request.id
+
+
+@pytest.fixture
+async def broker():
+    async with ScriptedBroker() as scripted:
+        yield scripted
+
+
+@pytest.fixture
+def blockable_relay(worker_settings, broker, pool):
+    settings = settings_with(worker_settings, amqp_url=broker.url, broker_timeout_seconds=0.5)
+    return Relay(settings, pool, asyncio.Event())
+
+
+async def is_blocked(relay: Relay) -> bool:
+    return await obstacle(relay.check) == "RabbitMQ blocks publishers"
+
+
+async def test_relay_publishes_nothing_during_an_alarm_and_goes_on_at_its_end(
+    blockable_relay, broker, database
+):
+    async with running(blockable_relay.run):
+        await eventually(lambda: passes(blockable_relay.check))
+        broker.raise_alarm()
+        first = await store(database)
+        await eventually(lambda: is_blocked(blockable_relay))
+        gauge = value("broker_blocked")
+        second = await store(database)
+        connections = broker.connections
+        await eventually(lambda: broker.connections >= connections + 3)
+        was_blocked = await is_blocked(blockable_relay)
+        held = await database.fetchval("SELECT count(*) FROM outbox_held")
+        broker.clear_alarm()
+        await eventually(lambda: passes(blockable_relay.check))
+        await eventually(lambda: len(set(broker.taken)) == 2)
+
+    assert (gauge, was_blocked, held) == (1, True, 0)
+    assert set(broker.taken) == {id_of(first), id_of(second)}
+    assert broker.taken.count(id_of(second)) == 1
+    assert value("broker_blocked") == 0
+
+
+async def test_relay_stops_during_an_alarm(blockable_relay, broker):
+    broker.raise_alarm()
+
+    async with asyncio.timeout(30), running(blockable_relay.run):
+        await eventually(lambda: is_blocked(blockable_relay))

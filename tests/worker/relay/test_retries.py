@@ -1,22 +1,10 @@
 """Refused events are held, and retried until they are delivered, without delaying the others."""
 
 import pytest
-from structlog.testing import capture_logs
 
-from tests.worker.conftest import (
-    TRACEPARENT,
-    announce_next,
-    hold_events,
-    store,
-    store_as,
-    take_ids,
-    with_pace,
-)
+from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, store_as, take_ids
 from tests.worker.relay.conftest import bind_full_queue, id_of, into_one_lane
-from worker.relay import outbox_tables
-
-AT_ONCE = with_pace(_RETRY_SECONDS=0.0001)
-NEVER_AGAIN = with_pace(_RETRY_SECONDS=3600.0)
+from worker.relay import loop, outbox_tables
 
 
 @pytest.fixture
@@ -27,11 +15,6 @@ async def refusing(channel):
 
 async def make_due(database) -> None:
     await database.execute("UPDATE outbox_held SET next_attempt_at = now() WHERE attempts > 0")
-
-
-async def relay_all(relay_once) -> None:
-    while await relay_once():
-        pass
 
 
 @pytest.mark.parametrize(("attempts", "pause"), [(0, 100), (1, 200), (2, 300), (5000, 300)])
@@ -56,14 +39,15 @@ async def test_waiting_event_that_is_deleted_by_hand_leaves_the_refused_one_its_
     assert await database.fetchval("SELECT next_attempt_at > now() FROM outbox_held")
 
 
-@AT_ONCE
-async def test_refused_event_is_logged_with_the_uuid_and_trace_of_its_request(relay_once, database, refusing):
+async def test_refused_event_is_logged_with_the_uuid_and_trace_of_its_request(
+    relay_once, database, refusing, logs, monkeypatch
+):
+    monkeypatch.setattr(loop, "_RETRY_SECONDS", 0.0001)
     request = await store(database, traceparent=TRACEPARENT)
 
-    with capture_logs() as logs:
-        await relay_once()
-        await refusing.delete(if_empty=False)
-        await relay_once()
+    await relay_once()
+    await refusing.delete(if_empty=False)
+    await relay_once()
 
     story = [line for line in logs if "event_id" in line]
     assert [(line["event"], line["event_id"]) for line in story] == [
@@ -74,13 +58,17 @@ async def test_refused_event_is_logged_with_the_uuid_and_trace_of_its_request(re
     assert {line["trace_id"] for line in story} == {TRACEPARENT.split("-")[1]}
 
 
-@with_pace(_RETRY_SECONDS=3600.0, _HELD_BATCH_SIZE=2)
 @pytest.mark.usefixtures("refusing")
-async def test_few_refused_events_are_retried_in_a_pass_and_new_ones_sent_at_once(relay_once, database, tap):
+async def test_few_refused_events_are_retried_in_a_pass_and_new_ones_sent_at_once(
+    relay_once, database, tap, monkeypatch
+):
     """Each attempt puts one more copy into every queue that takes the event."""
+    monkeypatch.setattr(loop, "_RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr(loop, "_HELD_BATCH_SIZE", 2)
     requests = [await store(database) for _ in range(5)]
     await into_one_lane(database)
-    await relay_all(relay_once)
+    while await relay_once():
+        pass
     copies_at_first = await take_ids(tap)
 
     await make_due(database)
@@ -93,9 +81,10 @@ async def test_few_refused_events_are_retried_in_a_pass_and_new_ones_sent_at_onc
     assert len(copies) == 1 + 2
 
 
-@with_pace(_RETRY_SECONDS=0.0001, _HELD_BATCH_SIZE=1)
 @pytest.mark.usefixtures("refusing")
-async def test_refused_events_are_retried_in_turn(relay_once, database, tap):
+async def test_refused_events_are_retried_in_turn(relay_once, database, tap, monkeypatch):
+    monkeypatch.setattr(loop, "_RETRY_SECONDS", 0.0001)
+    monkeypatch.setattr(loop, "_HELD_BATCH_SIZE", 1)
     requests = [await store(database) for _ in range(3)]
     await into_one_lane(database)
 
@@ -107,11 +96,11 @@ async def test_refused_events_are_retried_in_turn(relay_once, database, tap):
     assert copies[3:] == [id_of(request) for request in requests] * 2
 
 
-@NEVER_AGAIN
 async def test_event_that_waited_behind_a_refused_one_is_published_at_once_while_others_are_refused(
-    relay_once, database, channel, refusing
+    relay_once, database, channel, refusing, monkeypatch
 ):
     """It was not refused itself. In one lane, the refused events would otherwise fill every batch."""
+    monkeypatch.setattr(loop, "_RETRY_SECONDS", 3600.0)
     await bind_full_queue(channel, "request.email_sent")
     for request in [await store(database) for _ in range(10)]:
         await announce_next(database, request.id)

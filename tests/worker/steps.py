@@ -1,40 +1,42 @@
-"""The steps of a request after it was stored, its e-mail and its calculation, and what is left of them."""
+"""The steps of a request after it was stored, its e-mail and its calculation, and what is left of them.
+
+A message is handled as its consumer handles a batch.
+"""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 
 from service.calculation_requests import email_changes
 from service.calculation_requests.changing import change_all
 from service.calculation_requests.model import CalculationRequest
-from service.postgres.pool import Connection
+from service.outbox import events
+from service.outbox.events import CalculationCreated, RequestCreated
+from service.postgres import connections
+from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
-from tests.worker import deliveries
 from tests.worker.conftest import store
 from worker import reconciliation
+from worker.batches import Failures
+from worker.consumers import calculations, incoming, notifications
 from worker.mail import ledger
 from worker.mail.ledger import EmailToSend
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 
 
-async def store_many(database: Connection, number: int) -> None:
+async def store_many(database: Connection, number: int) -> list[CalculationRequest]:
     """Store requests whose request.created have been published."""
-    await store(database)
-    await database.execute(
-        """
-        INSERT INTO calculation_request
-        SELECT (jsonb_populate_record(request, jsonb_build_object(
-                    'id', left(id::text, 24) || lpad(to_hex(number), 12, '0')))).*
-          FROM calculation_request AS request, generate_series(2, $1) AS number
-        """,
-        number,
-    )
+    async with database.transaction():
+        requests = [await store(database) for _ in range(number)]
     await database.execute("DELETE FROM outbox")
+    return requests
 
 
 async def bury(channel: AbstractChannel, queue: topology.Queue, body: bytes, **properties: Any) -> None:
@@ -46,10 +48,27 @@ async def intend(database: Connection, request: CalculationRequest, number: int 
     await ledger.add(database, [EmailToSend(key_of(request, number), request.id)])
 
 
-async def cancel_emails(connection: Connection, request: CalculationRequest) -> None:
-    """Cancel the e-mails of a request in the caller's transaction."""
-    async with change_all(connection, [request.id]) as requests:
-        await email_changes.cancel(connection, requests)
+async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
+    """Record that an e-mail is to be sent. Raises as its failure says."""
+    body = events.encode(event, time=datetime.now(UTC), traceparent=None)
+    intent = notifications.decode(incoming.read(body), None)
+    async with connections.acquired(pool, seconds=5.0) as connection:
+        failures = await notifications.record_emails(connection, [intent])
+    _check(failures)
+
+
+async def calculate(connection: Connection, uuid: str, calculation_id: str = "C-1") -> None:
+    """Record a calculation of a request that is not locked. Raises as its failure says."""
+    body = msgspec.json.encode(CalculationCreated(uuid, calculation_id))
+    decoded = calculations.decode(incoming.read(body), None)
+    async with connection.transaction():
+        _check(await calculations.record_results(connection, [decoded]))
+
+
+def _check(failures: Failures) -> None:
+    (error,) = failures
+    if error is not None:
+        raise error
 
 
 async def add_email_again(
@@ -71,7 +90,7 @@ async def finish(database: Connection, postman: Postman, request: CalculationReq
     """Send the e-mail of a request, and record a calculation."""
     await intend(database, request)
     await attempt_emails(database, postman)
-    await deliveries.calculate(database, request.uuid)
+    await calculate(database, request.uuid)
 
 
 def key_of(request: CalculationRequest, number: int = 1) -> str:
