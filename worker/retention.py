@@ -73,7 +73,7 @@ class Retention:
         async with connections.transaction(self._pool, seconds=self._seconds) as connection:
             if not await try_lock(connection, [lane_of(request_id)]):
                 return 0
-            await connection.execute("SET LOCAL lock_timeout = '0.5s'")  # for a row that is locked
+            await connection.execute("SET LOCAL lock_timeout = '0.5s'")  # for a row that others hold
             try:
                 erased = await erasing.erase(connection, [request_id])
             except asyncpg.LockNotAvailableError:

@@ -65,7 +65,7 @@ def _at_most(characters: int, schema: dict[str, Any]) -> msgspec.Meta:
     return msgspec.Meta(max_length=characters, extra_json_schema=schema)
 
 
-# In a create, null, where it is allowed, means the same as leaving the field out.
+# Where null is allowed, it means the same in a create as leaving the field out.
 Name = Annotated[str, _at_most(text_rules.CHARACTERS, _FILLED_LINE), CheckedBy(text_rules.check_filled_line)]
 EmailAddress = Annotated[str, _at_most(email_addresses.LONGEST, _EMAIL), CheckedBy(_check_email)]
 PhoneNumber = Annotated[str, _at_most(32, LINE), CheckedBy(text_rules.check_line)]

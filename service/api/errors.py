@@ -51,7 +51,7 @@ class ApiError(Exception):
         self.status = status
         self.errors = [FieldError(code, message, None, None)]
         self.headers = dict(headers)
-        if challenge is not None:
+        if challenge is not None:  # RFC 6750, section 3
             value = 'Bearer realm="calculation-requests"'
             if challenge:
                 value += f', error="{challenge}", error_description="{message}"'

@@ -36,9 +36,9 @@ class Resources(msgspec.Struct, frozen=True):
 
     @asynccontextmanager
     async def transaction(self, *, until: float | None = None) -> AsyncIterator[Connection]:
-        """Open a transaction for one HTTP request, for `change`. Then wake the relays, in case of events.
+        """Open a transaction for one HTTP request, in which `change` can be used. Then wake the relays.
 
-        A handler that has used a connection before passes the deadline of both, by time.monotonic.
+        *until*, by time.monotonic, is the deadline of a call that has used another connection before.
         """
         seconds = self.settings.database_timeout_seconds if until is None else until - time.monotonic()
         async with connections.transaction(self.pool, seconds=seconds) as connection:

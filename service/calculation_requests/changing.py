@@ -21,7 +21,10 @@ from service.postgres.pool import Connection
 
 
 class LockedRequest(EventSource, kw_only=True):
-    """A request whose row is locked. `change_all` writes what its block changes, and the events."""
+    """A request whose row is locked. `change_all` writes the columns that its block changes, and the events.
+
+    Never log it: unlike EventSource, it has personal data and the salt of the secret.
+    """
 
     updated_at: datetime
     locked_at: datetime  # by Postgres' clock, in whole seconds: the time of the changes and the events

@@ -37,7 +37,7 @@ async def postgres(url: str | None = None, *, applies_schema: bool = False) -> A
     try:
         connection = await connect(
             url or load(DatabaseSettings).database_url,
-            timeout=10.0,  # to connect: longer than the API waits, because no caller does
+            timeout=10.0,  # to connect: longer than in the API, because no HTTP caller waits
             command_timeout=None if applies_schema else 60.0,  # Some statements read whole tables.
             statement_cache_size=0,  # not every pooler supports prepared statements
             server_settings={"application_name": "calculation-requests operator"},
@@ -47,7 +47,7 @@ async def postgres(url: str | None = None, *, applies_schema: bool = False) -> A
                 raise SchemaOutdated
             yield connection
         finally:
-            await connection.close(timeout=2.0)  # to end the session, which takes one message
+            await connection.close(timeout=2.0)  # asyncpg cancels a running statement first
     except (asyncpg.ClientConfigurationError, UnicodeError):
         raise InvalidSetting("DATABASE_URL: not the address of a Postgres server") from None
     except asyncpg.ReadOnlySQLTransactionError:

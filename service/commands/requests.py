@@ -99,7 +99,7 @@ async def _answer(
         connecting.bounded_transaction(connection),
         change(connection, request_id) as request,
     ):
-        is_new = address != request.customer_email
+        is_new = address is None or address != request.customer_email
         if is_new:
             request.customer_email = address or request.customer_email
             request.secret_salt, request.secret_key_id = secrets.token_bytes(16), keys.current_id

@@ -96,7 +96,9 @@ async def check_ready(pool: Pool, *, seconds: float) -> None:
 
 
 async def _apply(connection: Connection, versions: Sequence[str]) -> None:
-    """Do what `apply` says, once its lock is held. Raises SchemaOutdated if there are only other tables.
+    """Apply missing versions and roles.sql, unless the database has a newer version.
+
+    Raises SchemaOutdated if the database has only other tables.
 
     A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction. In
     that case, each statement is a transaction, and must be safe to repeat after an interruption. Because an

@@ -1,21 +1,23 @@
 """`trace`: one request with its events, e-mails and calculation."""
 
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 import click
 import msgspec
 
 from service.calculation_requests import event_history
+from service.calculation_requests.event_history import RecordedEvent
 from service.calculation_requests.model import RequestNotFound
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, answering
+from service.command_line.operator_actions import OperatorAction
 from service.identifiers import uuid_of
 from service.outbox.events import event_id
+from service.postgres.pool import Connection
 from worker.commands import emails as emails_command
 from worker.commands import outbox
-from worker.commands.emails import Choice
+from worker.commands.emails import Choice, LedgerEmail
 from worker.commands.outbox import Event
 
 
@@ -29,6 +31,15 @@ class TracedRequest(msgspec.Struct, frozen=True, kw_only=True):
     erased_at: datetime | None
 
 
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything known about the progress of a request."""
+
+    request: TracedRequest
+    events: list[Event]
+    emails: list[LedgerEmail]
+    actions: list[OperatorAction]
+
+
 @click.command
 @click.argument("request_id", type=parameters.uuid, metavar="UUID")
 @answering
@@ -38,28 +49,29 @@ async def trace(request_id: UUID) -> Answer:
         connecting.postgres() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
-        stored = await connection.fetchrow(_FIND, request_id)
-        if stored is None:
-            raise RequestNotFound
-        newest = await emails_command.read(connection, Choice(request_id=request_id))
-        at = stored["stored_at"]
-        recorded = await event_history.read_recorded(connection, request_id, created_at=at)
-        undelivered = await outbox.read_undelivered(connection, request_id=request_id)
-        actions = await operator_actions.read(connection, request_id)
-    uuid = uuid_of(request_id)
-    published = [
-        Event(event_id(uuid, each.type, each.sequence), each.type, each.sequence, "published", each.at)
-        for each in recorded
-    ]
-    events = {event.event_id: event for event in (*published, *undelivered)}
-    found: dict[str, Any] = {
-        "request": TracedRequest(uuid=uuid, **stored),
-        "events": sorted(events.values(), key=lambda event: event.sequence),
-        "emails": newest[::-1],
-        "actions": actions,
-    }
-    lists = found | {"request": [found["request"]]}
+        found = await _trace(connection, request_id)
+    lists = msgspec.structs.asdict(found) | {"request": [found.request]}
     return Answer(found, "\n\n".join(f"{name}:\n{Answer.listing(each).text}" for name, each in lists.items()))
+
+
+async def _trace(connection: Connection, request_id: UUID) -> Trace:
+    """Return the progress of a request. Raises RequestNotFound."""
+    stored = await connection.fetchrow(_FIND, request_id)
+    if stored is None:
+        raise RequestNotFound
+    newest = await emails_command.read(connection, Choice(request_id=request_id))
+    recorded = await event_history.read_recorded(connection, request_id, created_at=stored["stored_at"])
+    undelivered = await outbox.read_undelivered(connection, request_id=request_id)
+    uuid = uuid_of(request_id)
+    events = {
+        event.event_id: event for event in (*(_published(uuid, each) for each in recorded), *undelivered)
+    }
+    return Trace(
+        request=TracedRequest(uuid=uuid, **stored),
+        events=sorted(events.values(), key=lambda event: event.sequence),
+        emails=newest[::-1],
+        actions=await operator_actions.read(connection, request_id),
+    )
 
 
 _FIND = """
@@ -71,3 +83,8 @@ _FIND = """
       FROM erased_request
      WHERE id = $1
 """
+
+
+def _published(uuid: str, recorded: RecordedEvent) -> Event:
+    key = event_id(uuid, recorded.type, recorded.sequence)
+    return Event(key, recorded.type, recorded.sequence, "published", recorded.at)

@@ -20,7 +20,7 @@ from worker.settings import WorkerSettings
 
 
 def consumer(settings: WorkerSettings, pool: Pool, wake: asyncio.Event) -> Consumer[EmailToSend]:
-    """Return the consumer that records which e-mails to send. It then sets *wake*, for the `Postman`."""
+    """Return the consumer that records which e-mails to send. It then wakes the `Postman` by *wake*."""
 
     async def handle(intents: Sequence[EmailToSend]) -> Failures:
         # No transaction, because only the first statement writes, and a redelivery may repeat it.

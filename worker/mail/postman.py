@@ -155,7 +155,7 @@ class Postman:
             try:
                 session = await self._mailer.open_session(self._sender.address)
             finally:
-                self._opening.discard(this)  # A stop must not interrupt what follows.
+                self._opening.discard(this)  # A stop cancels only what is being opened.
         except MailServerUnavailable as outage:
             await self._pause(outage)
             return

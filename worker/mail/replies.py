@@ -94,7 +94,8 @@ def outcome_of(reply: Reply, email: Email, settings: EmailSettings, *, others_ac
     age = (datetime.now(UTC) - email.created_at).total_seconds()
     if email.attempts and age >= settings.email_give_up_seconds and (fault != "sender" or others_accepted):
         return email.ended(reply.words, "gave_up", reply.code)
-    doubled = settings.email_retry_seconds * 2 ** min(email.attempts, 30)  # 2 ** 1024 is no float.
+    # A larger power, such as 2 ** 1024, may be too large for a float.
+    doubled = settings.email_retry_seconds * 2 ** min(email.attempts, 30)
     pause = min(doubled, settings.longest_email_pause_seconds)
     return Release(email.email_key, "postponed", pause, reply.words, reply.code)
 
