@@ -46,11 +46,13 @@ def test_each_breach_is_found(changes, breach):
 async def test_callers_repeat_what_fails_until_it_is_stored(service_settings, issuer, database, tmp_path):
     api = api_process(service_settings, tmp_path)
     async with started(api):
-        calling = await asyncio.create_subprocess_exec(
-            *(sys.executable, Path(__file__).with_name("callers.py"), api.base_url, "40", "run"),
-            stdout=asyncio.subprocess.PIPE,
-            env={"ACCESS_TOKEN": issuer.token()},
-        )
+        with Path(__file__).with_name("callers.py").open("rb") as script:  # as kubernetes.py runs it
+            calling = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-", api.base_url, "40", "run"),
+                stdin=script,
+                stdout=asyncio.subprocess.PIPE,
+                env={"ACCESS_TOKEN": issuer.token()},
+            )
         assert calling.stdout is not None
         lines = [await calling.stdout.readline() for _ in range(20)]
         await api.kill()

@@ -106,10 +106,16 @@ def test_ingress_exposes_only_the_api_of_callers(tmp_path):
 
 def test_gateway_may_take_the_place_of_the_ingress(tmp_path):
     ours = {"resources": [f"{OURS}/overlays/external"], "components": [f"{OURS}/components/gateway"]}
+    patch = "- {op: replace, path: /spec/hostnames/0, value: api.own.test}\n"
+    patch += "- {op: replace, path: /spec/parentRefs/0, value: {name: own, namespace: gateways}}\n"
+    patches = [{"target": {"kind": "HTTPRoute", "name": "api"}, "patch": patch}]  # the paths on the page
 
-    objects = overlay_outside(tmp_path, ours)
+    objects = overlay_outside(tmp_path, {**ours, "patches": patches})
 
     specifications = {one["kind"]: one["spec"] for one in objects if "spec" in one}
-    (rule,) = specifications["HTTPRoute"]["rules"]
+    route = specifications["HTTPRoute"]
+    assert route["hostnames"] == ["api.own.test"]
+    assert route["parentRefs"] == [{"name": "own", "namespace": "gateways"}]
+    (rule,) = route["rules"]
     assert [match["path"]["value"] for match in rule["matches"]] == ["/v1", "/schema"]
     assert rule["backendRefs"] == [{"name": "api", "port": specifications["Service"]["ports"][0]["port"]}]

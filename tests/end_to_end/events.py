@@ -44,7 +44,8 @@ class Subscriber:
 
 async def publish_calculation(channel: AbstractChannel, uuid: str, calculation_id: str) -> None:
     body = json.dumps({"request_uuid": uuid, "calculation_id": calculation_id}).encode()
-    await write(channel, topology.CALCULATIONS, topology.CALCULATION_RESULTS.routing_key, body)
+    place = (topology.CALCULATIONS, topology.CALCULATION_RESULTS.routing_key)
+    await write(channel, *place, body, mandatory=True)
 
 
 async def complete(uuid: str, channel: AbstractChannel, subscriber: Subscriber) -> None:

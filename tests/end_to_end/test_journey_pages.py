@@ -141,7 +141,10 @@ async def test_page_waits_while_the_worker_is_dead_and_then_goes_on(journey, chr
 async def test_new_secret_invalidates_the_old_link_and_its_email_opens_the_form(
     journey, chromium, environment
 ):
+    lines: list[str] = []
     async with empty_page(chromium, DESK) as page:
+        page.on("console", lambda message: lines.append(message.text))
+        page.on("pageerror", lambda error: lines.append(str(error)))
         await page.goto(journey.pages.base_url)
         await button(page, "Send").click()
         await expect(in_email(page).get_by_role("link")).to_be_visible()
@@ -158,6 +161,7 @@ async def test_new_secret_invalidates_the_old_link_and_its_email_opens_the_form(
         form = await open_link(page)
         await expect(button(form, "Continue")).to_be_visible()
 
+    assert lines == []
     assert replaced.status == 0
     assert refused is not None
     assert refused.status == 401

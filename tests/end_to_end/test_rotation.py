@@ -71,8 +71,9 @@ class Installation:
 
     async def replace_pods(self) -> None:
         """Start new processes with the secret as it is now, then stop the old ones, as a rollout does."""
-        old, self.pods, self.is_over = self.pods, AsyncExitStack(), asyncio.Event()
-        await self.pods.enter_async_context(self._called(self.is_over))
+        old, new, is_over = self.pods, AsyncExitStack(), asyncio.Event()
+        await new.enter_async_context(self._called(is_over))
+        self.pods, self.is_over = new, is_over
         await old.aclose()
 
     @asynccontextmanager

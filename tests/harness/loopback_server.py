@@ -25,6 +25,7 @@ class LoopbackServer:
 
     async def __aexit__(self, *_: object) -> None:
         self.stop()
+        await asyncio.gather(*self._conversations, return_exceptions=True)
 
     @property
     def open_connections(self) -> int:

@@ -1,4 +1,4 @@
-"""A channel to the broker, its topology, and the lengths of its queues."""
+"""A channel to the broker, its topology, its queues, and what its users may do."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -50,16 +50,22 @@ async def read(channel: AbstractChannel, queue: str) -> None:
 
 
 async def write(
-    channel: AbstractChannel, exchange: str, routing_key: str = "nothing", body: bytes = b"{}"
+    channel: AbstractChannel,
+    exchange: str,
+    routing_key: str = "nothing",
+    body: bytes = b"{}",
+    *,
+    mandatory: bool = False,
 ) -> None:
-    """Publish a message that need not reach a queue."""
-    await (await channel.get_exchange(exchange)).publish(Message(body), routing_key, mandatory=False)
+    """Publish a message, which need not reach a queue unless it is *mandatory*."""
+    await (await channel.get_exchange(exchange)).publish(Message(body), routing_key, mandatory=mandatory)
 
 
 async def is_refused(url: str, attempt: Callable[[AbstractChannel], Awaitable[Any]]) -> bool:
     """Whether the broker refuses the user of *url* what *attempt* does."""
-    with suppress(ChannelAccessRefused):
-        async with open_channel(url) as channel, asyncio.timeout(10):
+    async with open_channel(url) as channel, asyncio.timeout(10):
+        try:
             await attempt(channel)
-            return False
-    return True
+        except ChannelAccessRefused:
+            return True
+    return False

@@ -178,3 +178,14 @@ async def test_token_for_something_else_opens_nothing(name, changes, reason, ser
         for response in await ask(client, bearer(token_of(issuer, name, header, claims | changes))):
             assert response.status_code == 401
             assert reason in response.headers["WWW-Authenticate"]
+
+
+async def test_internal_reader_has_the_scope_as_its_issuer_names_it(service_settings, issuer):
+    header, claims = ACCESS[COGNITO]
+    claims = claims | {"client_id": "us", "scope": "IDENTIFIER/request:read-all"}
+    settings = settings_of(COGNITO, service_settings)
+
+    async with api_client(settings, None, auth_internal_clients="us") as client:
+        (_, retrieved, _) = await ask(client, bearer(token_of(issuer, COGNITO, header, claims)))
+
+    assert retrieved.status_code == 404

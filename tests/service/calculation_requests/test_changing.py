@@ -94,6 +94,16 @@ async def test_requests_of_one_change_may_have_different_columns_set(database):
     assert rows == [("C-1", False, 1), (None, True, 1), (None, False, 2)]
 
 
+async def test_column_and_event_of_one_change_have_one_time(database, request_):
+    async with database.transaction(), change(database, request_.id) as changed:
+        changed.calculation_id = "C-1"
+        changed.announce(LATER[0])
+
+    times = "SELECT updated_at, at FROM calculation_request AS request JOIN recorded_event ON request_id = id"
+    updated_at, at = await database.fetchrow(times)
+    assert updated_at == at
+
+
 @pytest.mark.parametrize("column", ["external_id", "a_typo"], ids=["events repeat it", "there is none"])
 async def test_column_that_no_change_can_set_is_refused(database, request_, column):
     async def set_column() -> None:

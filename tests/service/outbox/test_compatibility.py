@@ -70,3 +70,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
 )
 def test_breaking_change_is_found(path, value):
     assert breaks(TODAY, changed(path, value)) == [f"/{path}"]
+
+
+def test_addition_breaks_nothing():
+    assert breaks(TODAY, changed(f"{SENT}/properties/added", {"type": "string"})) == []

@@ -58,6 +58,7 @@ async def test_what_a_gateway_may_read_differently_is_refused_and_without_a_body
 
     assert answer.status == status
     assert await connection.is_closed()
+    assert bool(answer.body) == (code is not None)
     errors = json.loads(answer.body)["errors"] if answer.body else []
     assert [error["code"] for error in errors] == ([code] if code else [])
     assert all(is_documented(status, error["code"], error["message"]) for error in errors)

@@ -46,7 +46,8 @@ async def test_lost_connection_is_replaced_and_the_message_in_hand_delays_no_oth
         assert value("broker_connected", **connection) == 1
         await broker_link.refuse()
         await eventually(lambda: obstacle(consumer.check))
-        await eventually(lambda: value("broker_connected", **connection) == 0, seconds=3.0)
+        # It does not wait for the message in hand, for up to half of SHUTDOWN_SECONDS, which is ten seconds.
+        await eventually(lambda: value("broker_connected", **connection) == 0, seconds=8.0)
         await publish(channel, NOTIFICATIONS, b"2")
         await eventually(lambda: broker_link.refused >= 2)
         broker_link.admit()

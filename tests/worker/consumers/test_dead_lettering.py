@@ -184,9 +184,12 @@ async def test_each_illegal_property_is_refused_or_its_message_is_recorded_or_de
 
     async with running(calculation_consumer.run):
         await publish(channel, CALCULATION_RESULTS, result(good.uuid))
-        is_recorded = "SELECT calculation_id IS NOT NULL FROM calculation_request WHERE id = $1"
-        await eventually(lambda: database.fetchval(is_recorded, good.id))
-        await eventually(lambda: holds(channel, CALCULATION_RESULTS.name, 0))
+
+        async def all_are_found() -> bool:
+            recorded = await database.fetchval("SELECT count(calculation_id) FROM calculation_request")
+            return recorded + await count(channel, CALCULATION_RESULTS.dead_letters) >= len(accepted) + 1
+
+        await eventually(all_are_found)
 
     rows = await database.fetch("SELECT id FROM calculation_request WHERE calculation_id IS NOT NULL")
     dead = await take_all(await channel.get_queue(CALCULATION_RESULTS.dead_letters))
@@ -196,6 +199,8 @@ async def test_each_illegal_property_is_refused_or_its_message_is_recorded_or_de
     refused = {request.id for request in requests.values() if result(request.uuid) in bodies}
     missing = [what for what, request in accepted.items() if request.id not in recorded | refused]
     assert missing == []
+    assert recorded & refused == set()
+    assert len(dead) == len(bodies)
     assert refused >= {requests[what].id for what in UNDECODABLE}
     assert await holds(channel, CALCULATION_RESULTS.name, 0)
     assert len(accepted) > len(ILLEGAL) / 2

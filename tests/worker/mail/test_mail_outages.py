@@ -134,11 +134,9 @@ async def test_process_claims_no_more_than_its_connections_carry_and_opens_one_w
     worker_settings, database, monkeypatch
 ):
     await record_emails(database, 20)
-    async with (
-        ParticularMailServer(connections=1) as server,
-        running_postman(worker_settings, smtp_url=server.url, email_concurrency=8) as postman,
-    ):
-        server.goes_on.clear()
+    server = ParticularMailServer(connections=1)
+    server.goes_on.clear()
+    async with server, running_postman(worker_settings, smtp_url=server.url, email_concurrency=8) as postman:
         await eventually(lambda: server.connections > 1)
         monkeypatch.setattr(postman._pauses, "_seconds", 60.0)  # noqa: SLF001 - as after many refusals
         earlier = server.connections
