@@ -51,7 +51,8 @@ async def test_broken_program_is_found_in_a_cluster():
         ("forgets-claims", ["mail server down"], "BREACH: e-mails sent once"),
         ("leaves-at-once", ["mail server slow during a SIGTERM"], "BREACH: e-mails sent once"),
         ("stores-replies", ["mail server quotes the link"], "BREACH: no secret stored"),
-        ("keeps-sessions", ["sender refused"], "BREACH: mail connections bounded"),
+        # Twice: on a busy machine, a fault alone may leave few of them.
+        ("keeps-sessions", ["sender refused", "--times", "2"], "BREACH: mail connections bounded"),
         ("keeps-bodies", ["deep messages"], "BREACH: memory bounded"),
         ("forgets-keys", ["APIs killed amid repeats"], "BREACH: one key is one request"),
     ],

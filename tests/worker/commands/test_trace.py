@@ -1,7 +1,5 @@
 """`trace`: the progress of one request."""
 
-from types import SimpleNamespace
-
 import msgspec
 import pytest
 
@@ -9,11 +7,12 @@ from service.calculation_requests.model import CalculationRequest
 from tests.harness.stored import KEYS
 from tests.worker.commands.conftest import command, rendered
 from tests.worker.steps import attempt_emails, calculate, finish, key_of
+from worker.commands.trace import Trace
 
 pytestmark = pytest.mark.usefixtures("on_servers")
 
 
-async def trace_of(request: CalculationRequest) -> SimpleNamespace:
+async def trace_of(request: CalculationRequest) -> Trace:
     """Return the answer of `trace`, which must contain no personal data and no secret."""
     answer = await command("trace", request.uuid)
     said = rendered(answer)
@@ -21,10 +20,11 @@ async def trace_of(request: CalculationRequest) -> SimpleNamespace:
     assert request.secret_and_url(KEYS, "")[0] not in said
     assert request.customer_last_name not in said
     assert answer.text.splitlines()[2].startswith(request.uuid)
-    return SimpleNamespace(**answer.data)
+    trace: Trace = answer.data
+    return trace
 
 
-def states(trace: SimpleNamespace) -> list[tuple[str, int, str]]:
+def states(trace: Trace) -> list[tuple[str, int, str]]:
     return [(event.type, event.sequence, event.state) for event in trace.events]
 
 
