@@ -24,7 +24,7 @@ from tests.harness.waiting import until
 _CALM_SECONDS = 4.0  # under load, before the first fault and after the last
 _PAUSE_SECONDS = 0.5  # between two faults
 _STAGGER_SECONDS = 1.0  # between faults that are mixed
-_GIVE_UP_SECONDS = 60.0  # waiting for a recovery
+_GIVE_UP_SECONDS = 60.0  # waiting for a recovery, unless more is allowed
 _AT_ONCE = 3  # faults
 _OVERTIME = 1.5  # of the planned seconds, for the faults and requests that are still missing
 
@@ -119,7 +119,8 @@ async def _inject(group: Sequence[Fault], world: World) -> None:
             delay = world.chance.uniform(0.0, _STAGGER_SECONDS) if len(group) > 1 else 0.0
             together.create_task(happen(fault, delay))
     end = time.monotonic()
-    await until(lambda: recovered_after(world.record, end), seconds=_GIVE_UP_SECONDS)
+    seconds = max(_GIVE_UP_SECONDS, world.record.recovery_bar_seconds)
+    await until(lambda: recovered_after(world.record, end), seconds=seconds)
     recovered = recovered_after(world.record, end) or time.monotonic()
     world.record.recoveries.append(Recovery(tuple(fault.name for fault in group), recovered - end))
 
