@@ -9,8 +9,8 @@ IN_VENV = .venv/bin/python -m
 LOCK = $(IN_VENV) uv pip compile --quiet --universal --python-version 3.11 \
        --generate-hashes --no-header --no-annotate --no-emit-index-url $(ARGS)
 PARALLEL = --maxprocesses 8 --dist
-# The tests that take the whole machine. Beside others, not every fault would be injected in time, and the nodes of a
-# RabbitMQ cluster would take each other for dead.
+# The tests that take the whole machine. Beside others, not every fault would be injected in time, and a RabbitMQ
+# cluster might recover late.
 ALONE = every_fault_comes_once or node_of_a_cluster_fails
 DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_own_overlay.py test_network_policy.py \
                 test_compose.py check_operator_schemas.py check_image.py) tests/service/outbox/test_asyncapi.py

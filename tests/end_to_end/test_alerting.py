@@ -46,9 +46,8 @@ _SYMPTOMS |= {"ApiSlow", "PostgresPoolSaturated"}
 # The first reconciliation is up to five minutes away. RabbitMQ before 4.1 lacks the metric that is watched.
 _SYMPTOMS |= {"ReconciliationNotRun", "EngineNotWatched RabbitMQ"}
 # A worker reads no queue until it is ready. On a busy machine that takes longer than the alert's two seconds.
-_WHILE_STARTING = {
-    "worker": {f"ConsumerNotReading {name}" for name in ("notifications", "calculation-results")}
-}
+_NOT_READING = {f"ConsumerNotReading {queue}" for queue in ("notifications", "calculation-results")}
+_WHILE_STARTING = {"worker": _NOT_READING}
 # No exporter of these runs here. Without a reconciliation there is nothing to show.
 _NOTHING_TO_SHOW = re.compile("cnpg_|kubelet_|reconciliation_")
 _SHOWN = {"{{version}} on {{python}}": 2, "{{connection}} connected": 1, "{{namespace}} nodes": 3}
@@ -104,7 +103,7 @@ class World(NamedTuple):
             ),
             Outage(
                 *("RabbitMQ", broker.kill, broker.start),
-                {"RelayNotConnected", "OutboxNotDraining"} | _WHILE_STARTING["worker"],
+                {"RelayNotConnected", "OutboxNotDraining"} | _NOT_READING,
                 *("ConnectionRefusedError|The RabbitMQ server was killed", "wrong +rabbitmq"),
             ),
         ]

@@ -127,6 +127,18 @@ async def test_scripts_are_not_needed(journey, chromium):
         await click_through(journey, page)
 
 
+async def test_double_click_and_reload_are_one_request_and_one_email(journey, chromium, database):
+    async with watched(chromium, DESK) as (page, _):
+        await page.goto(journey.pages.base_url)
+        await button(page, "Send").dblclick()
+        await expect(in_email(page).get_by_role("link")).to_be_visible()
+        await page.reload()
+        await expect(in_email(page).get_by_role("link")).to_be_visible()
+
+    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
+    assert len([*journey.mails.iterdir()]) == 1
+
+
 async def test_page_waits_while_the_worker_is_dead_and_then_goes_on(journey, chromium):
     async with watched(chromium, DESK) as (page, _):
         await page.goto(journey.pages.base_url)

@@ -22,7 +22,7 @@ from worker.rabbitmq import topology
 
 _LIMITS = {1: {P50: 1.5}, 100: {P50: 1.1, P99: 1.1}, 1000: {P50: 1.1, P99: 1.1}}  # by requests a second
 _ACQUIRE_SECONDS = 15.0
-# Of 500 waits, five are above the p99, which then differed by a third between runs of the same program.
+# Of 500 waits, only five are above the p99: one slow moment of the machine would decide it.
 _WAITS = 2_000
 _LONGEST_SECONDS = 20.0
 _SUBJECT = re.compile(rb'"subject":\s*"([^"]+)"')
