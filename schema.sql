@@ -2,8 +2,9 @@
 
 -- The schema versions that were applied. A process is not ready until the version it needs is applied.
 CREATE TABLE schema_version (
-    version    integer PRIMARY KEY,
-    applied_at timestamptz NOT NULL DEFAULT now()
+    version     integer PRIMARY KEY,
+    applied_at  timestamptz NOT NULL DEFAULT now(),
+    fingerprint text     -- of this file, until the first release. Then numbered versions follow it
 );
 
 -- The tenants: law firms that request calculations. No row is ever deleted, so no reference dangles.
@@ -35,8 +36,9 @@ CREATE TABLE api_key (
 CREATE TABLE calculation_request (
     id                            uuid PRIMARY KEY,
     conveyancer_id                text NOT NULL,
-    created_at                    timestamptz NOT NULL,
-    updated_at                    timestamptz NOT NULL,
+    -- Both are written by Postgres, whose clock all processes share. The API and events show whole seconds.
+    created_at                    timestamptz NOT NULL DEFAULT date_trunc('second', now()),
+    updated_at                    timestamptz NOT NULL DEFAULT date_trunc('second', now()),
     customer_email                text NOT NULL,
     customer_phone                text,
     customer_first_name           text NOT NULL,
@@ -90,102 +92,46 @@ CREATE TABLE erased_request (
 CREATE UNIQUE INDEX erased_request_key_sha256
     ON erased_request (conveyancer_id, key_sha256) WHERE key_sha256 IS NOT NULL;
 
--- Every event that was written about a request, but for request.created, which follows from the request's row.
--- Replays, the API and trace read it. Without personal data, so an erasure leaves it as it is.
-CREATE TABLE recorded_event (
-    request_id uuid NOT NULL,
-    sequence   integer NOT NULL,
-    type       text NOT NULL,
-    at         timestamptz NOT NULL,   -- the event's time, in whole seconds
-    facts      json NOT NULL,          -- the fields that only events of this type have
+-- Every event, as it is sent. Events are written once and never deleted. Only an erasure changes them: it removes
+-- what the firm chose. The relay, replays, the API and trace read the same row.
+CREATE TABLE event (
+    request_id     uuid NOT NULL,
+    sequence       integer NOT NULL,   -- 1, 2, … within the request
+    type           text NOT NULL,
+    conveyancer_id text NOT NULL,
+    time           timestamptz NOT NULL,  -- in whole seconds, by Postgres' clock
+    data           json NOT NULL,      -- the CloudEvent's data. Not jsonb, which would change the bytes that are sent
+    -- The transaction that wrote the event, or that of the request's previous event if it has a higher id. So this
+    -- order and the order of sequence agree, and no event of an ended transaction can still come before another.
+    transaction    xid8 NOT NULL,
     PRIMARY KEY (request_id, sequence)
 );
 
--- Events to publish to RabbitMQ. An event is written in the transaction of the change that it announces, and
--- deleted once RabbitMQ has confirmed it. An event that fails moves to outbox_held, with the later events of
--- its request. Relays read a lane in the order of the primary key, so one index is enough. DELETE handled 130,000
--- published rows per second. An UPDATE that marked the rows as published handled 9,800.
+-- For reading the events of a conveyancer in the order of their transactions.
+CREATE INDEX event_feed ON event (conveyancer_id, transaction, request_id, sequence);
+
+-- The queue of the relays. It points to each event that RabbitMQ has not confirmed. A pointer is written in the
+-- transaction of its event, and deleted once RabbitMQ has confirmed the event. DELETE handled 130,000 published rows
+-- per second. An UPDATE that marked the rows as published handled 9,800.
+-- An event is pending while next_attempt_at is null. After a failure, because RabbitMQ refused, returned or did not
+-- confirm it, the event and the later events of its request are held until next_attempt_at.
 CREATE TABLE outbox (
-    lane        smallint NOT NULL,
-    -- In order within a request: a change locks the request's row before it takes an id, and ids are not cached.
-    id          bigint GENERATED ALWAYS AS IDENTITY (CACHE 1),
-    request_id  uuid NOT NULL,
-    type        text NOT NULL,
-    sequence    integer NOT NULL,
-    traceparent text,
-    payload     bytea NOT NULL,
-    created_at  timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (lane, id)
+    request_id      uuid NOT NULL,
+    sequence        integer NOT NULL,
+    traceparent     text,              -- of the change (W3C Trace Context)
+    created_at      timestamptz NOT NULL DEFAULT now(),
+    attempts        integer NOT NULL DEFAULT 0,  -- failures. 0 if the event waits for an earlier event
+    next_attempt_at timestamptz,
+    last_error      text,
+    PRIMARY KEY (request_id, sequence) -- also for finding the earlier events of a request
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0);
 
--- Held events: the events that have failed, because RabbitMQ refused, returned or did not confirm them, and the
--- later events of the same requests, which wait. They have a table of their own, so that they never block a
--- lane or delay another request. An event is deleted once RabbitMQ has confirmed it.
--- Only the first event of a request may be due. The others have infinity as next_attempt_at, so that relays do
--- not read them in every pass. When one of them becomes the first of its request, a trigger sets -infinity. So
--- it is due before the failed events of other requests, which may be many.
-CREATE TABLE outbox_held (
-    lane            smallint NOT NULL,
-    id              bigint NOT NULL,
-    request_id      uuid NOT NULL,
-    type            text NOT NULL,
-    sequence        integer NOT NULL,
-    traceparent     text,
-    payload         bytea NOT NULL,
-    created_at      timestamptz NOT NULL,
-    attempts        integer NOT NULL,
-    next_attempt_at timestamptz NOT NULL,
-    last_error      text,
-    PRIMARY KEY (lane, id)
-);
+-- For finding the oldest pending events.
+CREATE INDEX outbox_pending ON outbox (created_at) WHERE next_attempt_at IS NULL;
 
--- For finding the earlier events of a request.
-CREATE INDEX outbox_held_request ON outbox_held (request_id, id);
-
--- For finding the events that are due.
-CREATE INDEX outbox_held_due ON outbox_held (lane, next_attempt_at);
-
--- Makes an event wait for the earlier events of its request. The function sets search_path to this schema,
--- because pg_restore runs with an empty search_path. The function turns sequential scans off, because a plan
--- made while the table was empty would later read the whole table for each row.
-CREATE FUNCTION outbox_held_let_wait() RETURNS trigger LANGUAGE plpgsql
-    SET search_path FROM CURRENT SET enable_seqscan = off AS $$
-BEGIN
-    IF EXISTS (SELECT FROM outbox_held WHERE request_id = NEW.request_id AND id < NEW.id) THEN
-        NEW.next_attempt_at := 'infinity';
-    END IF;
-    RETURN NEW;
-END $$;
-CREATE TRIGGER outbox_held_let_wait BEFORE INSERT ON outbox_held
-    FOR EACH ROW EXECUTE FUNCTION outbox_held_let_wait();
-
--- When an event is deleted, makes the next event of its request due. A trigger does this, because a person
--- may delete the event with psql. Without the trigger, the next event would then wait forever.
-CREATE FUNCTION outbox_held_wake_next() RETURNS trigger LANGUAGE plpgsql
-    SET search_path FROM CURRENT SET enable_seqscan = off AS $$
-BEGIN
-    UPDATE outbox_held
-       SET next_attempt_at = '-infinity'
-     WHERE request_id = OLD.request_id
-       AND id = (SELECT min(id) FROM outbox_held WHERE request_id = OLD.request_id)
-       AND next_attempt_at = 'infinity';
-    RETURN NULL;
-END $$;
-CREATE TRIGGER outbox_held_wake_next AFTER DELETE ON outbox_held
-    FOR EACH ROW EXECUTE FUNCTION outbox_held_wake_next();
-
--- Every event that RabbitMQ has not confirmed, and its state: pending (in outbox), retrying (held, and has
--- failed) or waiting (held, but not tried yet, because an earlier event of its request has failed).
-CREATE VIEW undelivered_event AS
-SELECT lane, id, request_id, type, sequence, created_at, 'pending' AS state, 0 AS attempts,
-       NULL::text AS last_error, NULL::timestamptz AS next_attempt_at
-  FROM outbox
-UNION ALL
-SELECT lane, id, request_id, type, sequence, created_at,
-       CASE WHEN attempts > 0 THEN 'retrying' ELSE 'waiting' END AS state,
-       attempts, last_error, next_attempt_at
-  FROM outbox_held;
+-- For finding the held events that are due.
+CREATE INDEX outbox_retried ON outbox (next_attempt_at) WHERE next_attempt_at IS NOT NULL;
 
 -- Fingerprints of the keys in REQUEST_SECRET_KEYS, to detect changed keys, which make earlier links invalid.
 CREATE TABLE secret_key (

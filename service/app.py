@@ -17,7 +17,7 @@ from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.calculation_requests.storing import Storage
-from service.outbox.lanes import RelayWaker
+from service.outbox.waking import RelayWaker
 from service.postgres.pool import open_pool
 from service.server import asgi, probes
 from service.server.background import in_background

@@ -8,16 +8,15 @@ from service.outbox.events import BY_TYPE
 
 _DELIVERY_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 
-# Counting stops here, to bound its cost. Then a gauge is too low. For pending events, each lane has an equal
-# share of this limit.
+# Counting stops here, to bound its cost. Then a gauge is too low.
 COUNT_LIMIT = 10_000
 
 outbox_pending = Gauge(
-    "outbox_pending_events", "Events in outbox. At most 625 are counted in each lane, so 10,000 in all."
+    "outbox_pending_events", "Events that have not failed and wait for no other; at most 10,000 are counted."
 )
 outbox_retrying = Gauge(
     "outbox_retrying_events",
-    "Events that were refused and will be retried. At most 10,000 events of outbox_held are examined.",
+    "Events that were refused and will be retried. At most 10,000 held events are examined.",
 )
 outbox_oldest_age = Gauge(
     "outbox_oldest_event_age_seconds", "Age of the oldest pending event, or 0 if there is none."

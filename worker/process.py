@@ -10,7 +10,7 @@ import asyncpg
 import structlog
 
 from service.calculation_requests.request_secrets import SecretKeyRing, remember_keys
-from service.outbox.lanes import RelayWaker
+from service.outbox.waking import RelayWaker
 from service.postgres import connections, schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
@@ -23,7 +23,7 @@ from worker import metrics, reconciliation
 from worker.consumers import calculations, notifications
 from worker.mail import ledger
 from worker.mail.postman import Postman
-from worker.relay import listener, outbox_tables
+from worker.relay import listener, pointers
 from worker.relay.loop import Relay
 from worker.retention import Retention
 from worker.settings import EmailSettings, WorkerSettings
@@ -57,7 +57,7 @@ class Worker:
             if (days := settings.retention_days) is not None:
                 self.parts["retention"] = Retention(settings, pool, relay_waker, days=days).run
             self.checks["relay"] = relay.check
-            readings.append(outbox_tables.read_gauges)
+            readings.append(pointers.read_gauges)
         if "notifications" in roles:
             wake = asyncio.Event()
             notification_consumer = notifications.consumer(settings, pool, wake)

@@ -100,8 +100,8 @@ _NOT_IN_THE_LEDGER = """
 _REQUESTS_WITHOUT_EMAIL = f"""
     {_NOT_IN_THE_LEDGER}
        AND NOT EXISTS (SELECT
-                         FROM undelivered_event
-                        WHERE undelivered_event.request_id = request.id)
+                         FROM outbox
+                        WHERE outbox.request_id = request.id)
 """  # noqa: S608 - constants only
 
 # The objective of e-mails counts these, so an e-mail that only its recipient's mailbox refuses is left out. A
@@ -122,7 +122,7 @@ _OVERDUE_EMAILS = f"""
 
 _OVERDUE_EVENTS = """
     SELECT DISTINCT request_id
-      FROM undelivered_event
+      FROM outbox
      WHERE request_id >= $1
        AND created_at < now() - interval '5 min'
 """

@@ -10,7 +10,7 @@ import structlog
 
 from service.calculation_requests import erasing
 from service.identifiers import first_id_at
-from service.outbox.lanes import RelayWaker, lane_of, try_lock
+from service.outbox.waking import RelayWaker
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
@@ -69,10 +69,8 @@ class Retention:
         return request_id
 
     async def _erase(self, request_id: UUID) -> int:
-        """Erase a request, unless it, its lane or an e-mail is locked. Returns how many were erased."""
+        """Erase a request, unless it, its events or an e-mail are locked. Returns how many were erased."""
         async with connections.transaction(self._pool, seconds=self._seconds) as connection:
-            if not await try_lock(connection, [lane_of(request_id)]):
-                return 0
             await connection.execute("SET LOCAL lock_timeout = '0.5s'")  # for a row that others hold
             try:
                 erased = await erasing.erase(connection, [request_id])

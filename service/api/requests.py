@@ -198,7 +198,7 @@ class Requests(Controller):
                 history = await event_history.find(
                     connection, request_id, conveyancer_id=reader.conveyancer_id
                 )
-        return succeed(history.view())
+        return succeed(history)
 
 
 def _id_in(uuid: str, reader: Caller | InternalReader | SecretHolder) -> UUID:

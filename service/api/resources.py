@@ -14,7 +14,7 @@ from service.calculation_requests.model import (
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
 from service.calculation_requests.storing import Storage
-from service.outbox.lanes import RelayWaker
+from service.outbox.waking import RelayWaker
 from service.postgres import connections
 from service.postgres.pool import Connection, Pool
 from service.settings import ServiceSettings

@@ -14,7 +14,6 @@ import msgspec
 
 from service.calculation_requests import reading
 from service.calculation_requests.model import EventSource
-from service.outbox import events, lanes
 from service.outbox.events import RequestEvent
 from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
@@ -36,14 +35,12 @@ class LockedRequest(EventSource, kw_only=True):
     def announce(self, event: type[RequestEvent], *, traceparent: str | None = None, **facts: object) -> None:
         """Announce the next event of the request. *facts* are the fields that only this type has."""
         self.sequence += 1
-        announced = self.event(event, sequence=self.sequence, **facts)
-        payload = events.encode(announced, time=self.locked_at, traceparent=traceparent)
-        place = (lanes.lane_of(self.id), self.id, event.type, self.sequence)
-        self.announced.append((*place, traceparent, payload, self.locked_at, events.own_facts(announced)))
+        data = msgspec.json.encode(self.event(event, sequence=self.sequence, **facts)).decode()
+        key, source = (self.id, self.sequence), (event.type, self.conveyancer_id, self.locked_at)
+        self.announced.append((*key, *source, data, traceparent))
 
 
-# The columns that a change can set, with their types. The other columns in events are fixed: a replay would
-# not repeat the event that was sent.
+# The columns that a change can set, with their types.
 CHANGEABLE = {
     "sequence": "integer",
     "calculation_id": "text",
@@ -132,19 +129,33 @@ async def _update(connection: Connection, columns: Sequence[str], requests: Iter
     )
 
 
+# The request's row is locked, so its previous event is visible. The transaction of that event may have a
+# higher id: it may have begun later, and have locked the request earlier. If the first event in the queue is
+# held, this one is held, too. If a relay settles that event meanwhile, this one is retried with it, or is due
+# then.
 _WRITE_EVENTS = """
     WITH announced AS (
         SELECT *
-          FROM unnest($1::smallint[], $2::uuid[], $3::text[], $4::integer[], $5::text[], $6::bytea[],
-                      $7::timestamptz[], $8::json[])
-               AS event (lane, request_id, type, sequence, traceparent, payload, at, facts)
-    ), recorded AS (
-        INSERT INTO recorded_event (request_id, sequence, type, at, facts)
-        SELECT request_id, sequence, type, at, facts
+          FROM unnest($1::uuid[], $2::integer[], $3::text[], $4::text[], $5::timestamptz[], $6::json[],
+                      $7::text[])
+               AS event (request_id, sequence, type, conveyancer_id, time, data, traceparent)
+    ), kept AS (
+        INSERT INTO event (request_id, sequence, type, conveyancer_id, time, data, transaction)
+        SELECT request_id, sequence, type, conveyancer_id, time, data,
+               greatest(pg_current_xact_id(),
+                        (SELECT transaction
+                           FROM event AS previous
+                          WHERE previous.request_id = announced.request_id
+                          ORDER BY sequence DESC
+                          LIMIT 1))
           FROM announced
     )
-    INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
-    SELECT lane, request_id, type, sequence, traceparent, payload
+    INSERT INTO outbox (request_id, sequence, traceparent, next_attempt_at)
+    SELECT request_id, sequence, traceparent,
+           (SELECT next_attempt_at
+              FROM outbox AS first
+             WHERE first.request_id = announced.request_id
+             ORDER BY sequence
+             LIMIT 1)
       FROM announced
-     ORDER BY sequence
 """

@@ -5,36 +5,46 @@ from uuid import UUID
 
 from service.calculation_requests import email_changes
 from service.calculation_requests.changing import change_all
-from service.outbox import lanes
 from service.postgres.pool import Connection
 
 
 async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID]:
     """Erase requests in the caller's transaction. Returns the ids of those that existed.
 
-    The transaction must hold the locks of the requests' lanes. Otherwise a relay could move an event while
-    the event is changed here. Pending e-mails are cancelled, even if no worker has recorded them yet, and
-    request.email_failed announces this. An e-mail that is being sent may still arrive.
+    Pending e-mails are cancelled, even if no worker has recorded them yet, and request.email_failed announces
+    this. An e-mail that is being sent may still arrive. The events are kept without what the firm chose. If a
+    relay is publishing an event, this waits for it.
     """
     async with change_all(connection, request_ids) as requests:
         await email_changes.cancel(connection, requests)
     found = list(requests)
     # The mail server's replies may quote addresses.
     await connection.execute("UPDATE email SET server_reply = NULL WHERE request_id = ANY($1)", found)
-    lanes_of_found = list({lanes.lane_of(each) for each in found})
-    for outbox in ("outbox", "outbox_held"):  # the events that are not published yet
-        await connection.execute(_STRIP_EVENTS.format(outbox), lanes_of_found, found)
+    await connection.execute(_LOCK_POINTERS, found)
+    await connection.execute(_STRIP_EVENTS, found)
     await connection.execute(_REPLACE_ROWS, found)
     return set(found)
 
 
-# Removes the external_id, which the firm chose, from unpublished events.
+# A relay locks the first event of a request, then reads it. So it has published the event as it was, or reads
+# it without what the firm chose. The order is that in which the relay settles events, so the two do not
+# deadlock.
+_LOCK_POINTERS = """
+    SELECT
+      FROM outbox
+     WHERE request_id = ANY($1)
+     ORDER BY request_id, sequence
+       FOR UPDATE
+"""
+
+# Sets what the firm chose to null. The other bytes, and the order of the keys, stay as they were sent.
 _STRIP_EVENTS = """
-    UPDATE {}
-       SET payload = convert_to(jsonb_set(convert_from(payload, 'UTF8')::jsonb,
-                                          '{{data,external_id}}', 'null')::text, 'UTF8')
-     WHERE lane = ANY($1)
-       AND request_id = ANY($2)
+    UPDATE event
+       SET data = (SELECT '{' || string_agg(to_json(key) || ':' ||
+                                            CASE WHEN key IN ('external_id', 'property_value') THEN 'null'
+                                                 ELSE value::text END, ',' ORDER BY place) || '}'
+                     FROM json_each(data) WITH ORDINALITY AS field (key, value, place))::json
+     WHERE request_id = ANY($1)
 """
 _REPLACE_ROWS = """
     WITH request AS (

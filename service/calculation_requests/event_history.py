@@ -1,15 +1,15 @@
-"""Rebuilds the events of a request from its rows: same ids, and same bodies except for the trace context."""
+"""Reads the kept events of a request, for the API. They are shown as they are sent."""
 
-from collections.abc import Sequence
-from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import asyncpg
 import msgspec
 
 from service.calculation_requests import reading
-from service.calculation_requests.model import EventSource, RequestNotFound
-from service.outbox.events import BY_TYPE, CloudEvent, RequestCreated, RequestEvent, in_envelope
+from service.calculation_requests.model import RequestNotFound
+from service.identifiers import uuid_of
+from service.outbox.events import CloudEvent, RequestEvent, in_envelope
 from service.postgres.pool import Connection
 
 
@@ -19,92 +19,51 @@ class CalculationRequestEvents(msgspec.Struct, frozen=True):
     events: list[CloudEvent[RequestEvent]]
 
 
-class RecordedEvent(msgspec.Struct, frozen=True):
-    """An event that was written, and when. *facts* are the fields that only its type has, as JSON."""
-
-    type: str
-    sequence: int
-    at: datetime
-    facts: str = "{}"
-
-
-class EventHistory(msgspec.Struct, frozen=True):
-    """A request, and the events that were written about it, in order."""
-
-    request: EventSource
-    recorded_events: list[RecordedEvent]
-
-    def rebuild(self, recorded: RecordedEvent) -> RequestEvent:
-        """Return the event that was written."""
-        facts = msgspec.json.decode(recorded.facts)
-        return self.request.event(BY_TYPE[recorded.type], sequence=recorded.sequence, **facts)
-
-    def view(self) -> CalculationRequestEvents:
-        """Return what the API shows of this history."""
-        shown = [
-            in_envelope(self.rebuild(each), time=each.at, traceparent=None) for each in self.recorded_events
-        ]
-        return CalculationRequestEvents(shown)
-
-
-async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> EventHistory:
-    """Return the history of a request of this conveyancer. Raises as `reading.find` does."""
-    row = await connection.fetchrow(_FIND, request_id, conveyancer_id)
-    if row is None:
+async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> CalculationRequestEvents:
+    """Return the events of a request of this conveyancer. Raises as `reading.find` does."""
+    rows = await connection.fetch(_FIND, request_id, conveyancer_id)
+    if not rows:
         await reading.find(connection, request_id, conveyancer_id=conveyancer_id)  # Raises the exact error.
         raise RequestNotFound
-    return _history(row)
+    return _shown(rows)
 
 
-async def read_internally(connection: Connection, request_id: UUID) -> EventHistory:
-    """Return the history of a request of any conveyancer. Raises RequestErased and RequestNotFound."""
-    found = await read(connection, [request_id])
-    if not found:
+async def read_internally(connection: Connection, request_id: UUID) -> CalculationRequestEvents:
+    """Return the events of a request of any conveyancer. Raises RequestErased and RequestNotFound."""
+    rows = await connection.fetch(_READ_INTERNALLY, request_id)
+    if not rows:
         await reading.raise_not_found(connection, request_id)
-    return found[0]
+    return _shown(rows)
 
 
-async def read(connection: Connection, request_ids: Sequence[UUID]) -> list[EventHistory]:
-    """Return the histories of these requests, in the order of their ids."""
-    return [_history(row) for row in await connection.fetch(_READ, request_ids)]
+def _shown(rows: list[asyncpg.Record]) -> CalculationRequestEvents:
+    events: list[CloudEvent[Any]] = [
+        in_envelope(
+            uuid_of(row["request_id"]),
+            row["type"],
+            row["sequence"],
+            msgspec.Raw(row["data"]),
+            time=row["time"],
+        )
+        for row in rows
+    ]
+    return CalculationRequestEvents(events)
 
 
-async def read_recorded(
-    connection: Connection, request_id: UUID, *, created_at: datetime
-) -> list[RecordedEvent]:
-    """Return the events that were written about a request, even if it was erased."""
-    rows = await connection.fetch(
-        "SELECT type, sequence, at, facts FROM recorded_event WHERE request_id = $1 ORDER BY sequence",
-        request_id,
-    )
-    return [_created(created_at), *(RecordedEvent(**row) for row in rows)]
-
-
-def _created(at: datetime) -> RecordedEvent:
-    return RecordedEvent(RequestCreated.type, 1, at)
-
-
-def _history(row: asyncpg.Record) -> EventHistory:
-    *columns, later = row
-    request = EventSource(*columns)
-    return EventHistory(request, [_created(request.created_at), *(RecordedEvent(*each) for each in later)])
-
-
-_SELECT = f"""
-    SELECT {", ".join(EventSource.__struct_fields__)},
-           ARRAY (SELECT ({", ".join(RecordedEvent.__struct_fields__)})
-                    FROM recorded_event
-                   WHERE request_id = calculation_request.id
-                   ORDER BY sequence) AS later
-      FROM calculation_request
-""".rstrip()  # noqa: S608 - constants only
-
-_FIND = f"""{_SELECT}
-     WHERE id = $1
+# The events of an erased request are kept, but only operators see them.
+_FIND = """
+    SELECT request_id, type, sequence, time, data
+      FROM event
+     WHERE request_id = $1
        AND conveyancer_id = $2
        AND EXISTS (SELECT FROM active_conveyancer WHERE id = $2)
+       AND EXISTS (SELECT FROM calculation_request WHERE id = $1)
+     ORDER BY sequence
 """
-_READ = f"""{_SELECT}
-     WHERE id = ANY($1)
-     ORDER BY id
+_READ_INTERNALLY = """
+    SELECT request_id, type, sequence, time, data
+      FROM event
+     WHERE request_id = $1
+       AND EXISTS (SELECT FROM calculation_request WHERE id = $1)
+     ORDER BY sequence
 """

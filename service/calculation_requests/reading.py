@@ -123,7 +123,7 @@ async def read_internally(connection: Connection, request_id: UUID) -> Calculati
 
 
 # One of the two statements with which an access token can read requests of any conveyancer. The other is
-# in `event_history.read`.
+# in `event_history.read_internally`.
 _READ_INTERNALLY = f"""
     SELECT {REQUEST_COLUMNS}
       FROM calculation_request AS request
@@ -284,6 +284,6 @@ async def find_erased(connection: Connection, request_ids: Collection[UUID]) -> 
 
 
 async def find_existing(connection: Connection, request_ids: Collection[UUID]) -> set[UUID]:
-    """Return which of these requests exist. Only for the worker."""
+    """Return which of these requests exist. Not for the API."""
     rows = await connection.fetch("SELECT id FROM calculation_request WHERE id = ANY($1)", request_ids)
     return {row["id"] for row in rows}

@@ -12,15 +12,14 @@ import msgspec
 from service.calculation_requests import reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import (
-    COLUMNS,
     CalculationRequest,
     Idempotency,
     IdempotencyKeyInFlight,
 )
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
-from service.outbox import events, lanes
-from service.outbox.lanes import RelayWaker
+from service.outbox import events
+from service.outbox.waking import RelayWaker
 from service.postgres import connections
 from service.postgres.group_commit import GroupCommit
 from service.postgres.pool import Pool
@@ -28,16 +27,16 @@ from service.settings import KEY_WAIT_SHARE
 from service.telemetry import tracing
 
 _FIRST_PAUSE_SECONDS = 0.005  # before checking again whether a key is free: about as long as a commit takes
+_NOT_STORED = datetime(1970, 1, 1, tzinfo=UTC)  # until Postgres gives it a time
 
 
 def new_request(sent: Mapping[str, Any], *, conveyancer_id: str, keys: SecretKeyRing) -> CalculationRequest:
     """Return the row of a new request, made from the columns that the caller sent."""
-    created_at = datetime.now(UTC).replace(microsecond=0)  # The API and events show no fractions of seconds.
     return CalculationRequest(
         id=new_request_id(),
         conveyancer_id=conveyancer_id,
-        created_at=created_at,
-        updated_at=created_at,
+        created_at=_NOT_STORED,
+        updated_at=_NOT_STORED,
         calculation_id=None,
         secret_salt=secrets.token_bytes(16),
         secret_key_id=keys.current_id,
@@ -78,8 +77,9 @@ class Storage:
         arguments = insert_arguments(request, idempotency, traceparent)
         while True:
             with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
-                is_new = await self._group_commit.execute(request.id, arguments, until=until)
-            if is_new:
+                row = await self._group_commit.execute(request.id, arguments, until=until)
+            if row is not None:
+                request.created_at = request.updated_at = row["created_at"]
                 self._relay.wake()
                 return request, False
             if idempotency is None:
@@ -112,29 +112,31 @@ def insert_arguments(
     return (
         request.conveyancer_id,  # $1
         *(idempotency or (None, None)),  # $2, $3
-        lanes.lane_of(request.id),  # $4
-        traceparent,  # $5
-        events.encode(created, time=request.created_at, traceparent=traceparent),  # $6
-        *msgspec.structs.astuple(request),  # $7 and so on: COLUMNS
+        traceparent,  # $4
+        msgspec.json.encode(created).decode(),  # $5
+        *(getattr(request, name) for name in _COLUMNS),  # $6 and so on
     )
 
 
-# Stores a request and its request.created event, and returns the id, if all these conditions hold. Otherwise
-# stores neither. All but the first apply only if there is an idempotency key, called "the key" here.
+# Stores a request and its request.created event, and returns its id and time, if all these conditions hold.
+# Otherwise stores neither. All but the first apply only if there is an idempotency key, "the key" here.
 #
 # - The conveyancer is active. A foreign key would make all inserts of a firm share a lock on the firm's row.
 # - No request is stored with the key. The lock of the fourth condition would not exclude an earlier create of
 #   the same group commit, because a session can acquire its own lock again.
 # - No request with the key was erased.
-# - No other session is storing a request with the key. The key is locked until the transaction ends.
+# - No other session is storing a request with the key. The key is locked until the transaction ends. The
+# highest
+#   bit of the number that is locked is set. All other locks of the service have numbers without it.
 # - No create with the key was committed after this statement began. ON CONFLICT checks this.
 #
 # The statement never waits for another create, because waiting would delay the whole group, and groups with
 # the same keys could deadlock. ON CONFLICT alone would wait for a create that is storing the key.
-_COLUMN_VALUES = ", ".join(f"${7 + index}" for index in range(len(CalculationRequest.__struct_fields__)))
+_COLUMNS = [name for name in CalculationRequest.__struct_fields__ if name not in {"created_at", "updated_at"}]
+_COLUMN_VALUES = ", ".join(f"${6 + index}" for index in range(len(_COLUMNS)))
 INSERT = f"""
     WITH inserted AS (
-        INSERT INTO calculation_request ({COLUMNS}, idempotency_key, idempotency_sha256)
+        INSERT INTO calculation_request ({", ".join(_COLUMNS)}, idempotency_key, idempotency_sha256)
         SELECT {_COLUMN_VALUES}, $2, $3
           FROM active_conveyancer
          WHERE active_conveyancer.id = $1
@@ -147,12 +149,18 @@ INSERT = f"""
                                       FROM erased_request
                                      WHERE conveyancer_id = $1
                                        AND key_sha256 = sha256(convert_to($2, 'UTF8')))
-                    AND pg_try_advisory_xact_lock(hashtextextended($2, hashtextextended($1, 0)))))
+                    AND pg_try_advisory_xact_lock(hashtextextended($2, hashtextextended($1, 0))
+                                                  | (1::bigint << 63))))
         ON CONFLICT (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-        RETURNING id, sequence
+        RETURNING id, sequence, conveyancer_id, created_at
+    ), kept AS (
+        INSERT INTO event (request_id, sequence, type, conveyancer_id, time, data, transaction)
+        SELECT id, sequence, '{events.RequestCreated.type}', conveyancer_id, created_at, $5,
+               pg_current_xact_id()
+          FROM inserted
     )
-    INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
-    SELECT $4, inserted.id, '{events.RequestCreated.type}', inserted.sequence, $5, $6
+    INSERT INTO outbox (request_id, sequence, traceparent)
+    SELECT id, sequence, $4
       FROM inserted
-    RETURNING request_id
+    RETURNING request_id, (SELECT created_at FROM inserted)
 """  # noqa: S608 - constants only

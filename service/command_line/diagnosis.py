@@ -11,6 +11,7 @@ from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import connecting
 from service.command_line.answering import Answer
 from service.command_line.connecting import reason
+from service.postgres import schema
 from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
 from service.settings import Settings
@@ -56,6 +57,7 @@ async def check(name: str, findings: AsyncIterator[Finding], *, do: str) -> list
 async def postgres(settings: Settings, ring: SecretKeyRing) -> AsyncIterator[Finding]:
     """Say whether Postgres takes writes, and whether *ring* has the keys that were in use before."""
     async with connecting.postgres(settings.database_url) as connection:
+        await schema.check_transactions(connection)
         yield await _write(connection)
         for finding in await _secret_keys(connection, ring):
             yield finding
@@ -71,8 +73,8 @@ async def _write(connection: Connection) -> Finding:
     await connection.execute("SET LOCAL lock_timeout = '1s'")
     await connection.execute(
         """
-        INSERT INTO outbox (lane, request_id, type, sequence, payload)
-        SELECT 0, gen_random_uuid(), 'doctor', 1, convert_to(repeat('x', 1500), 'UTF8')
+        INSERT INTO outbox (request_id, sequence, last_error)
+        SELECT gen_random_uuid(), 1, repeat('x', 1500)
           FROM generate_series(1, 50)
         """
     )

@@ -15,7 +15,7 @@ from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record
 from service.identifiers import uuid_of
-from service.outbox import lanes
+from service.outbox import waking
 from service.settings import SecretKeySettings, load
 
 request = click.Group("request", help="Find, correct or erase a request, or make a new link for it.")
@@ -120,12 +120,11 @@ async def erase(uuid: UUID, by: Operator) -> Answer:
     """Permanently delete a request, and the personal data in its e-mails and events."""
     async with connecting.postgres() as connection:
         async with connecting.bounded_transaction(connection):
-            await lanes.lock(connection, lanes.lane_of(uuid))
             is_new = bool(await erasing.erase(connection, [uuid]))
             if is_new:
                 await operator_actions.record(connection, "request erase", [(uuid, None)], by)
             elif not await reading.find_erased(connection, [uuid]):
                 raise RequestNotFound
-        await lanes.notify(connection)
+        await waking.notify(connection)
     said = f"{uuid_of(uuid)} {'erased' if is_new else 'had been erased'}"
     return Answer({"uuid": uuid_of(uuid), "was_erased_before": not is_new}, said)

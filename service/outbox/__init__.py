@@ -1,1 +1,1 @@
-"""The outbox: its events, its lanes, and how relays are woken. The code of a change writes its event."""
+"""The kept events, the queue that points to them, and how relays are woken. A change writes both."""

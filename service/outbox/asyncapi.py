@@ -51,6 +51,13 @@ RECEIVED_EXAMPLES: dict[str, Any] = {
 }
 
 
+def example_of(event: RequestEvent, *, traceparent: str | None = None) -> CloudEvent[RequestEvent]:
+    """Return an example of an event in its envelope."""
+    return in_envelope(
+        event.uuid, event.type, event.sequence, event, time=EXAMPLE_TIME, traceparent=traceparent
+    )
+
+
 @cache
 def document() -> dict[str, Any]:
     """Return the AsyncAPI 3.0 document. In it, "send" means that this service sends."""
@@ -136,7 +143,7 @@ def _messages() -> Iterator[dict[str, Any]]:
     """Describe all messages. Those that the service accepts need no headers."""
     in_headers = ("specversion", "id", "source", "type", "subject")
     for event in SENT_EXAMPLES:
-        payload = msgspec.to_builtins(in_envelope(event, time=EXAMPLE_TIME, traceparent=_TRACEPARENT))
+        payload = msgspec.to_builtins(example_of(event, traceparent=_TRACEPARENT))
         headers = {f"cloudEvents:{name}": payload[name] for name in in_headers}
         headers |= {"traceparent": _TRACEPARENT, "sequence": event.sequence}
         message = _message(event.type, type(event).__doc__, schema_name(type(event)), payload)

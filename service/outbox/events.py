@@ -25,9 +25,8 @@ UUID, CALCULATION_ID = "req_01a9ZkW3mT6qPxB8vNcR4d", "calc_7Hq2"  # examples
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of every event about a calculation request. Consumers that need more call the API."""
 
-    # Each subclass is a type of event. How it is sent, recorded, replayed and documented follows from its
-    # fields, each of which has an example. The fields here are attributes of EventSource in
-    # calculation_requests/model.py.
+    # Each subclass is a type of event. How it is kept, sent and documented follows from its fields, each of
+    # which has an example. The fields here are attributes of EventSource in calculation_requests/model.py.
     type: ClassVar[str]
     # Whether an event counts as published only if a queue accepted it. Otherwise it may have no subscriber.
     must_be_routed: ClassVar[bool] = False
@@ -148,27 +147,18 @@ def event_id(uuid: str, event_type: str, sequence: int) -> str:
     return f"{uuid}.{event_type}.{sequence}"
 
 
-def in_envelope(data: RequestEvent, *, time: datetime, traceparent: str | None) -> CloudEvent[RequestEvent]:
-    """Return an event as it is sent. A replay makes the same bytes, except for the trace."""
+def in_envelope(
+    uuid: str, event_type: str, sequence: int, data: Data, *, time: datetime, traceparent: str | None = None
+) -> CloudEvent[Data]:
+    """Return an event of the request *uuid* as it is sent. Without *traceparent*, as the API shows it."""
     return CloudEvent(
         specversion=SPECVERSION,
-        id=event_id(data.uuid, data.type, data.sequence),
+        id=event_id(uuid, event_type, sequence),
         source=SOURCE,
-        type=data.type,
-        subject=data.uuid,
+        type=event_type,
+        subject=uuid,
         time=time,
         datacontenttype=DATA_CONTENT_TYPE,
         traceparent=traceparent,
         data=data,
     )
-
-
-def encode(data: RequestEvent, *, time: datetime, traceparent: str | None) -> bytes:
-    """Return the message body of an event."""
-    return msgspec.json.encode(in_envelope(data, time=time, traceparent=traceparent))
-
-
-def own_facts(data: RequestEvent) -> str:
-    """Return as JSON the fields that only events of this type have."""
-    names = data.__struct_fields__[len(RequestEvent.__struct_fields__) :]
-    return msgspec.json.encode({name: getattr(data, name) for name in names}).decode()

@@ -15,6 +15,7 @@ from service.telemetry import metrics
 # repeated create or message must wait for the standby, even if the transaction changes nothing.
 REPLICATE = "pg_logical_emit_message(true, 'replicate', '')"
 
+_BEGIN_SECONDS = 5.0  # for BEGIN, so that a half-open connection is noticed long before a long deadline
 SILENCE_SECONDS = 3.0  # the longest that a transaction may be idle before Postgres ends the session
 
 
@@ -53,9 +54,9 @@ def allow_silence(seconds: float) -> str:
 
 @asynccontextmanager
 async def transaction(
-    pool: Pool, *, seconds: float, waits_for_disk: bool = True
+    pool: Pool, *, seconds: float, waits_for_disk: bool = True, settings: str = ""
 ) -> AsyncIterator[Connection]:
-    """Acquire a connection, as `acquired` does, and open a transaction.
+    """Acquire a connection, as `acquired` does, and open a transaction, with *settings* in SQL.
 
     Without *waits_for_disk*, a crash of Postgres shortly after the commit may undo the whole transaction.
 
@@ -65,9 +66,10 @@ async def transaction(
     begin = f"BEGIN; {allow_silence(SILENCE_SECONDS)}"
     if not waits_for_disk:
         begin += "; SET LOCAL synchronous_commit = off"
+    begin += f"; {settings}"
     async with acquired(pool, seconds=seconds) as connection:
         try:
-            await connection.execute(begin)  # in one round trip
+            await connection.execute(begin, timeout=min(seconds, _BEGIN_SECONDS))  # in one round trip
             yield connection
             await connection.execute("COMMIT")
         except Exception:  # After a cancellation no time is left, and the connection is closed.

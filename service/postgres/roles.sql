@@ -13,32 +13,35 @@ BEGIN
           FROM (VALUES
             -- The API stores and reads requests.
             ('api', 'SELECT, INSERT ON calculation_request'),
+            ('api', 'SELECT, INSERT ON event'),
             ('api', 'INSERT, SELECT (request_id) ON outbox'),
-            ('api', 'SELECT ON active_conveyancer, api_key, erased_request, recorded_event, secret_key'),
+            ('api', 'SELECT (id) ON conveyancer'),
+            ('api', 'SELECT ON active_conveyancer, api_key, erased_request, secret_key'),
 
             -- The worker publishes events, sends e-mails, records calculations, and erases old requests.
             ('worker', 'SELECT, DELETE ON calculation_request'),
             ('worker', 'UPDATE (sequence, calculation_id, updated_at) ON calculation_request'),
-            ('worker', 'SELECT, INSERT, UPDATE, DELETE ON outbox, outbox_held'),
+            ('worker', 'SELECT, INSERT, UPDATE (attempts, next_attempt_at, last_error), DELETE ON outbox'),
+            ('worker', 'SELECT, INSERT, UPDATE (data) ON event'),
             ('worker', 'SELECT, INSERT, UPDATE ON email'),
-            ('worker', 'SELECT, INSERT ON erased_request, postgres_up, recorded_event, secret_key'),
-            ('worker', 'SELECT ON conveyancer, undelivered_event'),
-            ('worker', 'SELECT ON SEQUENCE outbox_id_seq'),
+            ('worker', 'SELECT, INSERT ON erased_request, postgres_up, secret_key'),
+            ('worker', 'SELECT ON conveyancer'),
 
             -- Operators' commands.
             ('operator', 'SELECT, DELETE ON calculation_request'),
             ('operator', 'UPDATE (sequence, customer_email, secret_salt, secret_key_id, updated_at)
                              ON calculation_request'),
-            ('operator', 'SELECT, INSERT, UPDATE (payload) ON outbox'),
-            ('operator', 'SELECT, UPDATE (payload) ON outbox_held'),
+            -- Locking a row needs the right to update one of its columns.
+            ('operator', 'SELECT, INSERT, UPDATE (next_attempt_at) ON outbox'),
+            ('operator', 'SELECT, INSERT, UPDATE (data) ON event'),
             ('operator', 'SELECT, INSERT, UPDATE ON email'),
             ('operator', 'SELECT, INSERT, UPDATE (name, charges_calculation_fee, disabled_at) ON conveyancer'),
             ('operator', 'SELECT, INSERT, UPDATE (revoked_at) ON api_key'),
-            ('operator', 'SELECT, INSERT ON erased_request, operator_action, recorded_event'),
-            ('operator', 'SELECT ON active_conveyancer, secret_key, undelivered_event'),
+            ('operator', 'SELECT, INSERT ON erased_request, operator_action'),
+            ('operator', 'SELECT ON active_conveyancer, secret_key'),
 
             -- The autoscaler counts what waits. It reads no customer data.
-            ('scaling', 'SELECT (lane, id, created_at) ON outbox'),
+            ('scaling', 'SELECT (created_at, next_attempt_at) ON outbox'),
             ('scaling', 'SELECT (state, next_attempt_at) ON email')
           ) AS needed (role, privilege)
           JOIN pg_roles ON rolname = 'calculation_requests_' || role

@@ -8,6 +8,7 @@ for a table's lock while callers queue behind it.
 """
 
 import asyncio
+import hashlib
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -39,6 +40,16 @@ def read_versions(folder: Path) -> list[str]:
 _VERSIONS = read_versions(Path(__file__).parent / "versions")
 VERSION = 1 + len(_VERSIONS)  # the version this release needs, which schema.sql has
 
+# Until the first release, schema.sql changes without a new version. So a database made from another
+# schema.sql is recognized by this fingerprint of it, without comments and spaces.
+_FINGERPRINT = hashlib.sha256(re.sub(r"--.*|\s", "", _SCHEMA.read_text()).encode()).hexdigest()
+_OTHER_SHAPE = (
+    "The database was made by an earlier schema.sql, before the first release: start anew (`make clean`)."
+)
+_COPIED = (
+    "The events were copied from another server: run `python -m service schema apply`, before any changes."
+)
+
 
 async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> int:
     """Upgrade a database, which may be in use, to the newest version. Returns its version afterwards.
@@ -67,16 +78,26 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
 
 
 async def read_version(connection: Connection) -> int:
-    """Return the version of the database schema, or 0 without a schema of this service."""
+    """Return the version of the database schema, or 0 without a schema of this service.
+
+    Raises SchemaOutdated if the database was made from another schema.sql before the first release.
+    """
     try:
-        version: int | None = await connection.fetchval("SELECT max(version) FROM schema_version")
+        rows = await connection.fetch("SELECT version, fingerprint FROM schema_version ORDER BY version")
     except asyncpg.UndefinedTableError:
         return 0
-    return version or 0
+    except asyncpg.UndefinedColumnError:
+        raise SchemaOutdated(_OTHER_SHAPE) from None
+    if rows and not _VERSIONS and rows[0]["fingerprint"] != _FINGERPRINT:
+        raise SchemaOutdated(_OTHER_SHAPE)
+    return rows[-1]["version"] if rows else 0
 
 
 async def check(connection: Connection) -> None:
-    """Raise SchemaOutdated if the schema is too old or missing, PostgresUnavailable on a read-only server."""
+    """Raise SchemaOutdated if the schema is too old or missing, or the events must be adapted to this server.
+
+    Raises PostgresUnavailable on a read-only server.
+    """
     try:
         version = await read_version(connection)
     except asyncpg.InsufficientPrivilegeError:
@@ -85,8 +106,38 @@ async def check(connection: Connection) -> None:
         ) from None
     if version < VERSION:
         raise SchemaOutdated
+    await check_transactions(connection)
     if await connection.fetchval("SHOW transaction_read_only") == "on":
         raise PostgresUnavailable.counted()
+
+
+async def check_transactions(connection: Connection) -> None:
+    """Raise SchemaOutdated if events have transactions that this server has not reached: see `_adapt`."""
+    if await connection.fetchval(_HAS_FUTURE_TRANSACTIONS):
+        raise SchemaOutdated(_COPIED)
+
+
+# Looks up the newest event of each firm.
+_HAS_FUTURE_TRANSACTIONS = """
+    SELECT EXISTS (SELECT
+                     FROM conveyancer
+                    CROSS JOIN LATERAL (SELECT transaction
+                                          FROM event
+                                         WHERE event.conveyancer_id = conveyancer.id
+                                         ORDER BY transaction DESC
+                                         LIMIT 1) AS newest
+                    WHERE newest.transaction >= pg_snapshot_xmax(pg_current_snapshot()))
+"""
+
+
+async def _adapt(connection: Connection) -> None:
+    """Give events that a logical copy brought from another server the lowest transaction.
+
+    The ids of their transactions mean nothing here. Later events of this server would come before them, or
+    those of transactions that are open here would be skipped. The sequence still orders a request's events.
+    """
+    if await connection.fetchval(_HAS_FUTURE_TRANSACTIONS):
+        await connection.execute("UPDATE event SET transaction = '0' WHERE transaction <> '0'")
 
 
 async def check_ready(pool: Pool, *, seconds: float) -> None:
@@ -112,7 +163,8 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
             raise SchemaOutdated(
                 "The database has tables that `schema apply` did not make: use an empty one."
             )
-        await connection.execute(_SCHEMA.read_text())
+        recorded = f"UPDATE schema_version SET fingerprint = '{_FINGERPRINT}'"  # noqa: S608 - a constant
+        await connection.execute(f"{_SCHEMA.read_text()}\n{recorded}")
         stored = await read_version(connection)
     if stored > 1 + len(versions):
         return
@@ -129,3 +181,4 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
         lock_wait = "1h" if "CONCURRENTLY" in part else "200ms"
         await connection.execute(f"SET lock_timeout = '{lock_wait}'")
         await connection.execute(part)
+    await _adapt(connection)

@@ -74,10 +74,16 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
 OURS = Outbox(
     side="ours",
     fill="""
-        INSERT INTO outbox (lane, request_id, type, sequence, payload)
-        SELECT ('x' || right(id::text, 1))::bit(4)::int, id, 'request.created', 1, $2
-          FROM (SELECT gen_random_uuid() AS id
-                  FROM generate_series(1, $1::int)) AS request
+        WITH kept AS (
+            INSERT INTO event (request_id, sequence, type, conveyancer_id, time, data, transaction)
+            SELECT gen_random_uuid(), 1, 'request.created', 'acme', now(),
+                   convert_from($2, 'UTF8')::json -> 'data', pg_current_xact_id()
+              FROM generate_series(1, $1::int)
+            RETURNING request_id
+        )
+        INSERT INTO outbox (request_id, sequence)
+        SELECT request_id, 1
+          FROM kept
         """,
 )
 TXOUTBOX = Outbox(

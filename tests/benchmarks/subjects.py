@@ -1,14 +1,14 @@
 """The subject of the measurements: a request of realistic size, the statement that stores it, its event."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
 import msgspec
 
 from service.calculation_requests import storing
-from service.outbox import events
-from service.outbox.events import RequestCreated
+from service.outbox.events import RequestCreated, in_envelope
 from service.postgres.pool import Connection
 from service.telemetry import tracing
 from tests.harness import stored
@@ -49,7 +49,15 @@ def new_event() -> tuple[str, bytes]:
     """Return the uuid and the request.created of a new request."""
     request = stored.new_request(**COLUMNS)
     created = request.event(RequestCreated, sequence=1)
-    return request.uuid, events.encode(created, time=request.created_at, traceparent=tracing.onward(None))
+    envelope = in_envelope(
+        request.uuid,
+        created.type,
+        created.sequence,
+        created,
+        time=datetime.now(UTC),
+        traceparent=tracing.onward(None),
+    )
+    return request.uuid, msgspec.json.encode(envelope)
 
 
 async def create(client: httpx.AsyncClient) -> str:

@@ -123,7 +123,7 @@ class Cluster:
 
     async def undelivered(self) -> int:
         """Return how many events RabbitMQ has not confirmed."""
-        return int(await self.psql("SELECT count(*) FROM undelivered_event"))
+        return int(await self.psql("SELECT count(*) FROM outbox"))
 
     async def queued(self) -> dict[str, int]:
         """Return the number of messages in each queue."""

@@ -12,7 +12,6 @@ from worker.rabbitmq import topology
 
 ALL_ARE_DONE = """
     SELECT NOT EXISTS (SELECT FROM outbox)
-       AND NOT EXISTS (SELECT FROM outbox_held)
        AND NOT EXISTS (SELECT FROM email WHERE state <> 'sent')
        AND NOT EXISTS (SELECT FROM calculation_request WHERE calculation_id IS NULL OR sequence < 3)
 """

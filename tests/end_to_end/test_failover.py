@@ -14,7 +14,7 @@ from service.calculation_requests.model import CalculationRequest, Idempotency
 from service.calculation_requests.storing import Storage
 from service.command_line import connecting
 from service.identifiers import uuid_of
-from service.outbox.lanes import RelayWaker
+from service.outbox.waking import RelayWaker
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool, open_pool

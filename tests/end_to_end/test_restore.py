@@ -89,7 +89,7 @@ async def status(client: httpx.AsyncClient, record: dict[str, Any], secret: str 
 
 MAKE_OLD = "UPDATE calculation_request SET created_at = created_at - interval '10 min'"
 SENT = "count(*) = $1 FROM email WHERE state = 'sent'"
-PUBLISHED = "NOT EXISTS (SELECT FROM undelivered_event)"
+PUBLISHED = "NOT EXISTS (SELECT FROM outbox)"
 CALCULATED = f"count(*) = $1 FROM calculation_request WHERE calculation_id IS NOT NULL AND {PUBLISHED}"
 
 

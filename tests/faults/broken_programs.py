@@ -22,8 +22,8 @@ from worker.consumers import incoming
 from worker.consumers.incoming import Incoming
 from worker.mail import ledger, postman
 from worker.mail.ledger import Email
-from worker.relay import loop, outbox_tables
-from worker.relay.outbox_tables import OutboxRow
+from worker.relay import pointers
+from worker.relay.pointers import OutboxEvent
 from worker.relay.publisher import Publisher, PublishResult
 
 _FORGET_EVERY = 50
@@ -33,33 +33,30 @@ def settle_unconfirmed() -> None:
     """Treat every event that was written to the connection as confirmed."""
     publish = Publisher.publish
 
-    async def publish_and_hope(self: Publisher, window: Sequence[OutboxRow], **options: Any) -> PublishResult:
+    async def publish_and_hope(
+        self: Publisher, window: Sequence[OutboxEvent], **options: Any
+    ) -> PublishResult:
         outcome = await publish(self, window, **options)
-        return PublishResult(frozenset(row.id for row in window), outage=outcome.outage)
+        return PublishResult(frozenset(event.key for event in window), outage=outcome.outage)
 
     Publisher.publish = publish_and_hope  # type: ignore[method-assign]
 
 
 def invert() -> None:
     """Publish the last event of a request first."""
-
-    def last_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-        last = {row.request_id: row for row in rows}
-        return [row for row in rows if last[row.request_id] is row]
-
-    loop._first_of_each_request = last_of_each_request  # noqa: SLF001
+    pointers._LOCK = pointers._LOCK.replace("earlier.sequence <", "earlier.sequence >")  # noqa: SLF001
 
 
 def publish_twice() -> None:
     """Leave every fiftieth confirmed window in the outbox."""
-    delete = outbox_tables.delete
+    delete = pointers._delete  # noqa: SLF001
     calls = count(1)
 
     async def delete_mostly(*arguments: Any) -> None:
         if next(calls) % _FORGET_EVERY:
             await delete(*arguments)
 
-    outbox_tables.delete = delete_mostly  # type: ignore[assignment]
+    pointers._delete = delete_mostly  # type: ignore[assignment]  # noqa: SLF001
 
 
 def forget_claims() -> None:

@@ -51,7 +51,7 @@ ARRIVALS = [arrival(CREATED, 1, 100.0), arrival(CALCULATED, 2, 100.2), arrival(E
 ANSWERS = [Answer("case-1", 200, UUID), Answer("case-1", 200, UUID, is_replay=True)]
 HELD = {"req_2 poison", "req_2 request.calculated"}
 POISON = "notifications poison-0"
-COMMIT = Commit(99.9, lane=0)
+COMMIT = Commit(99.9)
 # One request that has gone through the whole chain, a poison row and a poison message.
 RECORD = Record(
     acknowledged={"case-1": COMMIT},
@@ -210,9 +210,6 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "no dead letters": ({"dead_letters": []}, {"dead letters are poison"}),
     "another dead letter": ({"dead_letters": [POISON, "notifications req_1"]}, {"dead letters are poison"}),
     "slow recovery": (recovered(5.1, "RabbitMQ killed"), {"recovery in time"}),
-    "lanes kept": (recovered(5.1, VANISHED, "email locked"), {"recovery in time"}),
-    "lanes kept, silent broker": (recovered(11.9, VANISHED, "AMQP connections cut"), set()),
-    "lanes kept too long": (recovered(12.1, VANISHED, "AMQP connections cut"), {"recovery in time"}),
     "exception": ({"log_lines": ['relay-1: {"event": "message_failed"}']}, {"no unhandled exceptions"}),
     "death that nobody caused": ({"deaths": ["relay-1 exited with status 1."]}, {"no unhandled exceptions"}),
     "plan cut short": ({"shortfalls": ["relay killed: injected 19 times, not 20"]}, {"plan fulfilled"}),

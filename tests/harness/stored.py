@@ -48,9 +48,40 @@ async def insert(
     idempotency: Idempotency | None = None,
     traceparent: str | None = None,
 ) -> bool:
-    """Store a request and its request.created; return whether it was stored."""
+    """Store a request and its request.created; return whether it was stored. Sets the request's times."""
     arguments = storing.insert_arguments(request, idempotency, traceparent)
-    return await connection.fetchval(storing.INSERT, *arguments) is not None
+    row = await connection.fetchrow(storing.INSERT, *arguments)
+    if row is not None:
+        request.created_at = request.updated_at = row["created_at"]
+    return row is not None
+
+
+# The events of the outbox, in the order in which they were written.
+QUEUED = """
+    SELECT request_id, sequence, type, conveyancer_id, time, data, traceparent
+      FROM outbox
+      JOIN event USING (request_id, sequence)
+     ORDER BY created_at, request_id, sequence
+"""
+
+
+async def fill_outbox(connection: Connection, events: int) -> None:
+    """Put a request.created of each of *events* requests into the outbox, without the requests."""
+    await connection.execute(
+        """
+        WITH kept AS (
+            INSERT INTO event (request_id, sequence, type, conveyancer_id, time, data, transaction)
+            SELECT gen_random_uuid(), 1, 'request.created', $2, now(), '{}', pg_current_xact_id()
+              FROM generate_series(1, $1)
+            RETURNING request_id, sequence
+        )
+        INSERT INTO outbox (request_id, sequence)
+        SELECT request_id, sequence
+          FROM kept
+        """,
+        events,
+        CONVEYANCER,
+    )
 
 
 @asynccontextmanager

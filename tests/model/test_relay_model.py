@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from service.identifiers import uuid_of
-from service.outbox import events, lanes
+from service.outbox import events
 from service.postgres import connections, outages
 from service.postgres.outages import OUTAGE_ERRORS
 from service.postgres.pool import open_pool
@@ -26,8 +26,9 @@ from worker.relay import loop
 from worker.relay.loop import Relay
 from worker.relay.publisher import Publisher
 
-REQUESTS = [UUID(int=number * lanes.LANES) for number in range(1, 5)]  # all in lane 0
+REQUESTS = [UUID(int=number) for number in range(1, 5)]
 WINDOW = 8
+PATCHES: Any = {"_BATCH_SIZE": WINDOW, "_RETRY_SECONDS": 0.0001, "_FAILED_RETRY_SECONDS": 0.0}
 TYPES = ("request.created", "request.email_sent", "request.calculated")
 
 replies = st.sampled_from(
@@ -44,7 +45,7 @@ scripts = st.builds(
 class RelayModel(RuleBasedStateMachine):
     """Requests write events, a relay publishes them, and a broker replies by a script.
 
-    The model knows the events written, in order within each request. All requests share one lane.
+    The model knows the events written, in order within each request.
     """
 
     database_url = ""
@@ -70,8 +71,8 @@ class RelayModel(RuleBasedStateMachine):
         )
         self.pool = await self.resources.enter_async_context(open_pool(self.settings))
         self.observer = await asyncpg.connect(self.database_url)
-        await self.observer.execute("TRUNCATE outbox, outbox_held")
-        self.resources.enter_context(patch.multiple(loop, _BATCH_SIZE=WINDOW, _RETRY_SECONDS=0.0001))
+        await self.observer.execute("TRUNCATE event, outbox")
+        self.resources.enter_context(patch.multiple(loop, **PATCHES))
         self.relay = Relay(self.settings, self.pool, asyncio.Event())
         self.channel = AsyncExitStack()
         self.publisher: Publisher | None = None
@@ -94,19 +95,23 @@ class RelayModel(RuleBasedStateMachine):
         event_type = TYPES[min(sequence, len(TYPES)) - 1]
         await self.observer.execute(
             """
-            INSERT INTO outbox (lane, request_id, type, sequence, payload)
-            VALUES (0, $1, $2, $3, 'x')
+            WITH kept AS (
+                INSERT INTO event (request_id, sequence, type, conveyancer_id, time, data, transaction)
+                VALUES ($1, $2, $3, 'acme', now(), '{}', pg_current_xact_id())
+            )
+            INSERT INTO outbox (request_id, sequence, next_attempt_at)
+            VALUES ($1, $2, (SELECT min(next_attempt_at) FROM outbox WHERE request_id = $1))
             """,
             request_id,
-            event_type,
             sequence,
+            event_type,
         )
         written.append(events.event_id(uuid_of(request_id), event_type, sequence))
 
     @rule(script=scripts)
     def relay_once(self, script: Script) -> None:
         """Make one pass in which all refused events are due, with the broker's replies from *script*."""
-        due = "UPDATE outbox_held SET next_attempt_at = now() WHERE attempts > 0"
+        due = "UPDATE outbox SET next_attempt_at = now() WHERE next_attempt_at IS NOT NULL"
         self.run(self.observer.execute(due))
         self.broker.script = script
         with suppress(BrokerUnavailable):
@@ -123,7 +128,8 @@ class RelayModel(RuleBasedStateMachine):
         rows = await self.observer.fetch(
             """
             SELECT request_id, type, sequence
-              FROM undelivered_event
+              FROM outbox
+              JOIN event USING (request_id, sequence)
             """
         )
         return {events.event_id(uuid_of(row["request_id"]), row["type"], row["sequence"]) for row in rows}
@@ -139,7 +145,7 @@ class RelayModel(RuleBasedStateMachine):
 
     @rule(script=scripts)
     def relay_while_postgres_cuts_the_connection(self, script: Script) -> None:
-        """Make a pass in which the connection that holds the lane is cut: nothing may be settled."""
+        """Make a pass in which the connection that locks the events is cut: nothing may be settled."""
         self.broker.script = script
         with suppress(BrokerUnavailable, outages.PostgresUnavailable, *OUTAGE_ERRORS):
             self.run(self._relay_and_cut())

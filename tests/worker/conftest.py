@@ -18,9 +18,8 @@ from structlog.typing import EventDict
 from service.calculation_requests.changing import change
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import first_id_at, new_request_id
-from service.outbox import events, lanes
-from service.outbox.events import RequestCreated, RequestEmailSent
-from service.outbox.lanes import RelayWaker
+from service.outbox.events import RequestCreated, RequestEmailSent, in_envelope
+from service.outbox.waking import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
 from service.server.probes import NotReady
 from tests.harness import databases, stored
@@ -37,9 +36,9 @@ from worker.mail.ledger import EmailToSend
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
-from worker.relay import outbox_tables
+from worker.relay import pointers
 from worker.relay.loop import Relay
-from worker.relay.outbox_tables import OutboxRow
+from worker.relay.pointers import OutboxEvent, Pointer
 from worker.relay.publisher import Publisher
 from worker.settings import EmailSettings, WorkerSettings
 
@@ -58,14 +57,15 @@ async def store(
 async def store_old(connection: Connection, at: datetime, number: int = 0) -> CalculationRequest:
     """Store a request as one that was made then. Its id is the first one of that time, or a later one."""
     old_id = UUID(int=first_id_at(at).int + number)
-    request = msgspec.structs.replace(stored.new_request(), id=old_id, created_at=at)
+    request = msgspec.structs.replace(stored.new_request(), id=old_id)
     assert await stored.insert(connection, request)
+    await connection.execute("UPDATE calculation_request SET created_at = $1 WHERE id = $2", at, old_id)
     return request
 
 
 async def store_as(connection: Connection, event_type: str) -> None:
     request = await store(connection)
-    await connection.execute("UPDATE outbox SET type = $2 WHERE request_id = $1", request.id, event_type)
+    await connection.execute("UPDATE event SET type = $2 WHERE request_id = $1", request.id, event_type)
 
 
 async def announce_next(connection: Connection, request_id: UUID) -> None:
@@ -79,24 +79,25 @@ def created_event(request: CalculationRequest) -> RequestCreated:
 
 
 def created_body(request: CalculationRequest) -> bytes:
-    return events.encode(created_event(request), time=request.created_at, traceparent=None)
+    created = created_event(request)
+    return msgspec.json.encode(
+        in_envelope(request.uuid, created.type, created.sequence, created, time=request.created_at)
+    )
 
 
-def outbox_row(number: int, **changes: Any) -> OutboxRow:
-    row = OutboxRow(
-        lane=0,
-        id=number,
+def outbox_event(number: int, **changes: Any) -> OutboxEvent:
+    event = OutboxEvent(
+        ctid=(0, number),
         request_id=new_request_id(),
-        type="request.calculated",
         sequence=number,
         traceparent=None,
-        payload=b"{}",
         created_at=datetime.now(UTC),
         attempts=0,
         is_held=False,
-        must_wait=False,
+        type="request.calculated",
+        payload=b"{}",
     )
-    return msgspec.structs.replace(row, **changes)
+    return msgspec.structs.replace(event, **changes)
 
 
 @pytest.fixture
@@ -271,9 +272,11 @@ async def passes(check: Check) -> bool:
     return not await obstacle(check)
 
 
-async def hold_events(database: Connection, request_id: UUID) -> list[OutboxRow]:
-    """Move all events of a request out of their lane, as if the broker had refused the first."""
-    rows = await outbox_tables.read(database, [lanes.lane_of(request_id)], pending=1_000, held=0)
-    events_of_it = [row for row in rows if row.request_id == request_id]
-    await outbox_tables.hold(database, events_of_it)
-    return events_of_it
+async def hold_events(database: Connection, request_id: UUID, **changes: Any) -> Pointer:
+    """Hold the events of a request, as if the broker had refused the first now."""
+    async with database.transaction():
+        locked = await pointers.lock(database, pending=1_000, held=1_000)
+        (first,) = (each for each in locked if each.request_id == request_id)
+        options = {"base_seconds": 100.0} | changes
+        await pointers.settle(database, [], [first], {first.key: "why"}, **options)
+    return first

@@ -15,8 +15,7 @@ from aio_pika.abc import AbstractChannel
 from service.calculation_requests import email_changes
 from service.calculation_requests.changing import change_all
 from service.calculation_requests.model import CalculationRequest
-from service.outbox import events
-from service.outbox.events import CalculationCreated, RequestCreated
+from service.outbox.events import CalculationCreated, RequestCreated, in_envelope
 from service.postgres import connections
 from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
@@ -50,7 +49,7 @@ async def intend(database: Connection, request: CalculationRequest, number: int 
 
 async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
     """Record that an e-mail is to be sent. Raises as its failure says."""
-    body = events.encode(event, time=datetime.now(UTC), traceparent=None)
+    body = msgspec.json.encode(in_envelope(event.uuid, event.type, 1, event, time=datetime.now(UTC)))
     intent = notifications.decode(incoming.read(body), None)
     async with connections.acquired(pool, seconds=5.0) as connection:
         failures = await notifications.record_emails(connection, [intent])

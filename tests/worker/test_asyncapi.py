@@ -1,6 +1,5 @@
 """The AsyncAPI document is true of a real broker: of the messages sent and accepted, and of the queues."""
 
-from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -11,11 +10,11 @@ from service.identifiers import parse_uuid, uuid_of
 from service.outbox import asyncapi, events
 from service.outbox.events import CloudEvent, RequestCreated
 from tests.harness.waiting import eventually
-from tests.worker.conftest import outbox_row, take
+from tests.worker.conftest import outbox_event, take
 from worker.consumers import calculations, incoming, notifications
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import CALCULATION_RESULTS
-from worker.relay.outbox_tables import OutboxRow
+from worker.relay.pointers import OutboxEvent
 
 DOCUMENT: dict[str, Any] = msgspec.to_builtins(asyncapi.document())
 MESSAGES = DOCUMENT["components"]["messages"]
@@ -25,16 +24,15 @@ def example_of(message: str) -> Any:
     return MESSAGES[message]["examples"][0]
 
 
-def row_of(payload: dict[str, Any]) -> OutboxRow:
+def row_of(payload: dict[str, Any]) -> OutboxEvent:
     event = next(example for example in asyncapi.SENT_EXAMPLES if example.type == payload["type"])
-    time, traceparent = datetime.fromisoformat(payload["time"]), payload["traceparent"]
-    return outbox_row(
+    return outbox_event(
         event.sequence,
         request_id=parse_uuid(event.uuid),
         type=event.type,
-        traceparent=traceparent,
-        payload=events.encode(event, time=time, traceparent=traceparent),
-        created_at=time,
+        traceparent=payload["traceparent"],
+        payload=msgspec.json.encode(asyncapi.example_of(event, traceparent=payload["traceparent"])),
+        created_at=asyncapi.EXAMPLE_TIME,
     )
 
 
@@ -46,7 +44,7 @@ async def test_example_of_an_event_is_what_is_published(publisher, tap, event):
     outcome = await publisher.publish([row])
 
     message = await eventually(lambda: take(tap))
-    assert outcome.confirmed == {row.id}
+    assert outcome.confirmed == {row.key}
     assert (message.message_id, message.delivery_mode) == (row.event_id, DeliveryMode.PERSISTENT)
     assert message.timestamp == row.created_at.replace(microsecond=0)
     assert message.routing_key == DOCUMENT["channels"][event.type]["address"]

@@ -6,32 +6,30 @@ from functools import partial
 from tests.harness.in_process import running
 from tests.harness.metrics import is_unknown, rises, value
 from tests.harness.waiting import eventually
-from tests.worker.conftest import created_body, hold_events, publish, store, store_as
+from tests.worker.conftest import announce_next, created_body, hold_events, publish, store, store_as
 from worker import process
 from worker.consumers import notifications
 from worker.mail import ledger
 from worker.metrics import COUNT_LIMIT
 from worker.rabbitmq.topology import NOTIFICATIONS
-from worker.relay import outbox_tables
+from worker.relay import pointers
 
 
 async def test_events_are_counted_by_state(database):
-    for state in ("retrying", "waiting"):
-        request = await store(database)
-        [held] = await hold_events(database, request.id)
-        if state == "retrying":
-            await outbox_tables.postpone(database, [held], {held.id: "why"}, base_seconds=60)
+    request = await store(database)
+    await announce_next(database, request.id)
+    await hold_events(database, request.id)
     for _ in range(2):
         await store(database)
     await database.execute("UPDATE outbox SET created_at = now() - interval '90 seconds'")
 
-    await outbox_tables.read_gauges(database)
+    await pointers.read_gauges(database)
 
     assert (value("outbox_pending_events"), value("outbox_retrying_events")) == (2, 1)
     assert 90 <= value("outbox_oldest_event_age_seconds") < 120
 
     await database.execute("DELETE FROM outbox")
-    await outbox_tables.read_gauges(database)
+    await pointers.read_gauges(database)
 
     assert (value("outbox_pending_events"), value("outbox_oldest_event_age_seconds")) == (0, 0)
 
@@ -39,22 +37,15 @@ async def test_events_are_counted_by_state(database):
 async def test_full_outbox_is_counted_up_to_the_limit(database):
     await database.execute(
         """
-        INSERT INTO outbox (lane, request_id, type, sequence, payload)
-        SELECT number % 16, gen_random_uuid(), 'request.calculated', 1, ''
-          FROM generate_series(1, $1) AS number
+        INSERT INTO outbox (request_id, sequence, attempts, next_attempt_at)
+        SELECT gen_random_uuid(), 1, attempts, CASE WHEN attempts > 0 THEN now() END
+          FROM generate_series(1, $1)
+         CROSS JOIN (VALUES (0), (1)) AS state (attempts)
         """,
         COUNT_LIMIT + 2000,
     )
-    await database.execute(
-        """
-        INSERT INTO outbox_held (lane, id, request_id, type, sequence, payload, created_at,
-                                 attempts, next_attempt_at)
-        SELECT lane, id, request_id, type, sequence, payload, created_at, 1, now()
-          FROM outbox
-        """
-    )
 
-    await outbox_tables.read_gauges(database)
+    await pointers.read_gauges(database)
 
     assert (value("outbox_pending_events"), value("outbox_retrying_events")) == (COUNT_LIMIT, COUNT_LIMIT)
 
@@ -81,7 +72,7 @@ async def test_many_pending_emails_are_counted_up_to_the_limit(database, stored_
 
 async def test_gauges_are_nan_during_an_outage_of_postgres(database, linked_pool, link):
     await store(database)
-    read_gauges = partial(process.read_gauges, linked_pool, [outbox_tables.read_gauges], seconds=1.0)
+    read_gauges = partial(process.read_gauges, linked_pool, [pointers.read_gauges], seconds=1.0)
     await read_gauges()
     assert value("outbox_pending_events") == 1
     with rises("postgres_unavailable_total"):
@@ -93,10 +84,10 @@ async def test_gauges_are_nan_during_an_outage_of_postgres(database, linked_pool
 
 
 async def test_gauges_are_nan_until_there_is_a_schema(database, pool):
-    await outbox_tables.read_gauges(database)
+    await pointers.read_gauges(database)
     await database.execute("ALTER TABLE outbox RENAME TO outbox_elsewhere")
 
-    await process.read_gauges(pool, [outbox_tables.read_gauges], seconds=5.0)
+    await process.read_gauges(pool, [pointers.read_gauges], seconds=5.0)
 
     assert is_unknown("outbox_pending_events")
 

@@ -6,7 +6,6 @@ from uuid import UUID
 
 import pytest
 
-from service.outbox.lanes import LANES, try_lock
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, store_old
@@ -40,26 +39,14 @@ async def test_two_workers_erase_each_older_request_once_and_no_other(database, 
 
     assert await kept(database) == {request.id for request in young}
     assert await database.fetchval("SELECT count(*) FROM erased_request") == 30
-    assert await database.fetchval("SELECT count(*) FROM outbox WHERE type = 'request.email_failed'") == 30
+    assert await database.fetchval("SELECT count(*) FROM event WHERE type = 'request.email_failed'") == 30
     await assert_sound(database, found=["email_overdue"])  # Nothing sends the e-mails of the young.
 
 
-async def test_lane_that_a_relay_holds_waits_and_holds_up_no_other(database, retention, other_connection):
-    for place in range(5):
-        await store_old(database, days_ago(DAYS + 2), 3 + place * LANES)
-    await store_old(database, days_ago(DAYS + 1), 4)
-
-    async with other_connection.transaction():
-        await try_lock(other_connection, [3])
-        await retention.erase_old(asyncio.Event())
-        assert {request_id.int % LANES for request_id in await kept(database)} == {3}
-    await retention.erase_old(asyncio.Event())
-
-    assert await kept(database) == set()
-
-
-@pytest.mark.parametrize(("table", "column"), [("calculation_request", "id"), ("email", "request_id")])
-async def test_locked_row_holds_up_no_other_lane(database, retention, other_connection, table, column):
+@pytest.mark.parametrize(
+    ("table", "column"), [("calculation_request", "id"), ("email", "request_id"), ("outbox", "request_id")]
+)
+async def test_locked_row_holds_up_no_other_request(database, retention, other_connection, table, column):
     locked, _ = [await store_old(database, days_ago(DAYS + 1), number) for number in (3, 4)]
     await intend(database, locked)
 

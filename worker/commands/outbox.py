@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
+import asyncpg
 import click
 import msgspec
 
@@ -18,12 +19,11 @@ EventState = Literal["pending", "retrying", "waiting", "published"]
 
 
 class Backlog(msgspec.Struct, frozen=True):
-    """How many events of one state and type there are, in how many lanes, and the age of the oldest."""
+    """How many events of one state and type there are, and the age of the oldest."""
 
     state: EventState
     type: str
     events: int
-    lanes: int
     oldest_seconds: float
 
 
@@ -49,7 +49,7 @@ async def list_events(limit: int) -> Answer:
     """Count the unpublished events and show the oldest. Retrying and waiting events come first."""
     async with connecting.postgres() as connection:
         counts = await _count(connection)
-        events = await read_undelivered(connection, limit=limit)
+        events = await read_oldest(connection, limit=limit)
     text = f"{Answer.listing(counts).text}\n\n{Answer.listing(events).text}"
     return Answer({"counts": counts, "events": events}, text)
 
@@ -63,33 +63,60 @@ outbox = click.Group(
 
 async def _count(connection: Connection) -> list[Backlog]:
     rows = await connection.fetch(
-        """
-        SELECT state, type, count(*) AS events, count(DISTINCT lane) AS lanes,
+        f"""
+        SELECT {_STATE} AS state, type, count(*) AS events,
                extract(epoch FROM now() - min(created_at))::float8 AS oldest_seconds
-          FROM undelivered_event
-         GROUP BY state, type
-         ORDER BY state, type
-        """
+          FROM outbox
+          JOIN event USING (request_id, sequence)
+         GROUP BY 1, 2
+         ORDER BY 1, 2
+        """  # noqa: S608 - constants only
     )
     return [Backlog(**row) for row in rows]
 
 
-async def read_undelivered(
-    connection: Connection, *, request_id: UUID | None = None, limit: int | None = None
-) -> list[Event]:
-    """Return the oldest unpublished events, of one request or of all. Pending events come last."""
+# Waiting: an earlier event of the request has failed.
+_STATE = """CASE WHEN outbox.request_id IS NULL THEN 'published'
+                     WHEN next_attempt_at IS NULL THEN 'pending'
+                     WHEN attempts > 0 THEN 'retrying'
+                     ELSE 'waiting' END"""
+_EVENT = f"""
+    SELECT request_id, type, sequence, {_STATE} AS state, time AS written_at, coalesce(attempts, 0) AS
+    attempts,
+           last_error, CASE WHEN attempts > 0 THEN next_attempt_at END AS next_attempt_at
+"""
+
+
+async def read_oldest(connection: Connection, *, limit: int) -> list[Event]:
+    """Return the oldest unpublished events. Pending events come last."""
     rows = await connection.fetch(
-        """
-        SELECT request_id, type, sequence, state, created_at AS written_at, attempts, last_error,
-               CASE WHEN state = 'retrying' THEN next_attempt_at END AS next_attempt_at
-          FROM undelivered_event
-         WHERE $1::uuid IS NULL OR request_id = $1
-         ORDER BY state = 'pending', id
-         LIMIT $2
+        f"""
+        {_EVENT}
+          FROM outbox
+          JOIN event USING (request_id, sequence)
+         ORDER BY next_attempt_at IS NULL, created_at, request_id, sequence
+         LIMIT $1
         """,
-        request_id,
         limit,
     )
-    return [
-        Event(event_id(uuid_of(row["request_id"]), row["type"], row["sequence"]), *row[1:]) for row in rows
-    ]
+    return [_event(row) for row in rows]
+
+
+async def read_all(connection: Connection, request_id: UUID) -> list[Event]:
+    """Return all events of a request, published or not, oldest first. It may have been erased."""
+    rows = await connection.fetch(
+        f"""
+        {_EVENT}
+          FROM event
+          LEFT JOIN outbox USING (request_id, sequence)
+         WHERE request_id = $1
+         ORDER BY sequence
+        """,
+        request_id,
+    )
+    return [_event(row) for row in rows]
+
+
+def _event(row: asyncpg.Record) -> Event:
+    request_id, *columns = row
+    return Event(event_id(uuid_of(request_id), row["type"], row["sequence"]), *columns)

@@ -1,4 +1,4 @@
-"""`outbox replay`: writes events to the outbox again, rebuilt from the rows of their requests."""
+"""`outbox replay`: queues kept events again."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,11 @@ from uuid import UUID
 import click
 import msgspec
 
-from service.calculation_requests import event_history
+from service.calculation_requests import reading
 from service.calculation_requests.changing import change_all
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, cell, on_record
-from service.outbox import events, lanes
+from service.outbox import waking
 from service.postgres.pool import Connection
 
 _BATCH_REQUESTS = 100  # locked by one transaction
@@ -27,6 +27,7 @@ class Tally(msgspec.Struct):
     requests: int = 0
     events: int = 0
     requests_undelivered: int = 0  # requests that were skipped, because they have unpublished events
+    requests_erased: int = 0  # requests that were skipped, because they were erased
 
 
 @click.command("replay")
@@ -41,27 +42,20 @@ async def replay_events(*, since: datetime | None, request_id: UUID | None, by: 
     if since is None and request_id is None:
         raise click.UsageError("say which events to replay: --from, or --uuid")
     async with connecting.postgres() as connection:
-        if request_id is not None:
-            await event_history.read_internally(connection, request_id)  # Raises RequestNotFound.
+        if request_id is not None and not await reading.find_existing(connection, [request_id]):
+            await reading.raise_not_found(connection, request_id)
         chosen = dict(await connection.fetch(_CHOOSE, since, request_id))
         subject = f"{sum(map(len, chosen.values()))} events from {cell(since)} on"
         await operator_actions.record(connection, "outbox replay", [(request_id, subject)], by)
         done = await replay(connection, chosen)
-    left_out = f"{done.requests_undelivered} left out, because they have unpublished events"
-    return Answer(done, f"{done.events} events of {done.requests} requests replayed, {left_out}")
+    left_out = f"{done.requests_undelivered} with unpublished events, and {done.requests_erased} erased"
+    return Answer(done, f"{done.events} events of {done.requests} requests replayed; left out: {left_out}")
 
 
-# Events of erased requests are left out, because they cannot be rebuilt.
 _CHOOSE = """
-    SELECT request_id, array_agg(sequence ORDER BY sequence)
-      FROM (SELECT id AS request_id, 1 AS sequence, created_at AS at
-              FROM calculation_request
-             UNION ALL
-            SELECT request_id, recorded.sequence, at
-              FROM recorded_event AS recorded
-              JOIN calculation_request AS request
-                ON request.id = request_id) AS event
-     WHERE ($1::timestamptz IS NULL OR at >= $1)
+    SELECT request_id, array_agg(sequence)
+      FROM event
+     WHERE ($1::timestamptz IS NULL OR time >= $1)
        AND ($2::uuid IS NULL OR request_id = $2)
      GROUP BY request_id
      ORDER BY request_id
@@ -69,44 +63,38 @@ _CHOOSE = """
 
 
 async def replay(connection: Connection, chosen: Chosen) -> Tally:
-    """Write the chosen events again. The rate is limited, because new events queue behind replayed events.
+    """Queue the chosen events again. The rate is limited, because new events queue behind replayed events.
 
-    A request with an unpublished event is skipped: a replay would put earlier events behind that event.
+    A request with an unpublished event is skipped: a replay would put earlier events behind that event. So is
+    an erased one: its events have changed since they were published.
     """
     tally = Tally()
     request_ids = list(chosen)
     for start in range(0, len(request_ids), _BATCH_REQUESTS):
         batch = {each: chosen[each] for each in request_ids[start : start + _BATCH_REQUESTS]}
-        written = await replay_batch(connection, batch, tally)
-        await lanes.notify(connection)
-        await asyncio.sleep(written / EVENTS_PER_SECOND)
+        queued = await replay_batch(connection, batch, tally)
+        await waking.notify(connection)
+        await asyncio.sleep(queued / EVENTS_PER_SECOND)
     return tally
 
 
 async def replay_batch(connection: Connection, chosen: Chosen, tally: Tally) -> int:
-    """Write the chosen events of some requests again. Count them in *tally*, and return their number.
+    """Queue the chosen events of some requests again. Count them in *tally*, and return their number.
 
-    The requests are locked, so that no new event comes between the replayed events of a request. Requests
-    that have been erased in the meantime are skipped.
+    The requests are locked, so that no new event comes between the replayed events of a request.
     """
-    rows: list[tuple[int, UUID, str, int, bytes]] = []
-    async with connecting.bounded_transaction(connection), change_all(connection, list(chosen)):
+    async with connecting.bounded_transaction(connection), change_all(connection, list(chosen)) as found:
         unpublished = await connection.fetch(
-            "SELECT request_id FROM undelivered_event WHERE request_id = ANY($1)", list(chosen)
+            "SELECT DISTINCT request_id FROM outbox WHERE request_id = ANY($1)", list(found)
         )
         undelivered = {row["request_id"] for row in unpublished}
-        replayed = [each for each in chosen if each not in undelivered]
-        for history in await event_history.read(connection, replayed):
-            tally.requests += 1
-            request_id = history.request.id
-            for recorded in history.recorded_events:
-                if recorded.sequence in chosen[request_id]:
-                    payload = events.encode(history.rebuild(recorded), time=recorded.at, traceparent=None)
-                    lane = lanes.lane_of(request_id)
-                    rows.append((lane, request_id, recorded.type, recorded.sequence, payload))
+        replayed = found.keys() - undelivered
+        keys = [(each, sequence) for each in replayed for sequence in chosen[each]]
         await connection.executemany(
-            "INSERT INTO outbox (lane, request_id, type, sequence, payload) VALUES ($1, $2, $3, $4, $5)", rows
+            "INSERT INTO outbox (request_id, sequence) VALUES ($1, $2) ON CONFLICT DO NOTHING", keys
         )
-    tally.events += len(rows)
+    tally.requests += len(replayed)
+    tally.events += len(keys)
     tally.requests_undelivered += len(undelivered)
-    return len(rows)
+    tally.requests_erased += len(chosen) - len(found)
+    return len(keys)

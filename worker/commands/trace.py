@@ -6,14 +6,11 @@ from uuid import UUID
 import click
 import msgspec
 
-from service.calculation_requests import event_history
-from service.calculation_requests.event_history import RecordedEvent
 from service.calculation_requests.model import RequestNotFound
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, answering
 from service.command_line.operator_actions import OperatorAction
 from service.identifiers import uuid_of
-from service.outbox.events import event_id
 from service.postgres.pool import Connection
 from worker.commands import emails as emails_command
 from worker.commands import outbox
@@ -60,15 +57,9 @@ async def _trace(connection: Connection, request_id: UUID) -> Trace:
     if stored is None:
         raise RequestNotFound
     newest = await emails_command.read(connection, Choice(request_id=request_id))
-    recorded = await event_history.read_recorded(connection, request_id, created_at=stored["stored_at"])
-    undelivered = await outbox.read_undelivered(connection, request_id=request_id)
-    uuid = uuid_of(request_id)
-    events = {
-        event.event_id: event for event in (*(_published(uuid, each) for each in recorded), *undelivered)
-    }
     return Trace(
-        request=TracedRequest(uuid=uuid, **stored),
-        events=sorted(events.values(), key=lambda event: event.sequence),
+        request=TracedRequest(uuid=uuid_of(request_id), **stored),
+        events=await outbox.read_all(connection, request_id),
         emails=newest[::-1],
         actions=await operator_actions.read(connection, request_id),
     )
@@ -83,8 +74,3 @@ _FIND = """
       FROM erased_request
      WHERE id = $1
 """
-
-
-def _published(uuid: str, recorded: RecordedEvent) -> Event:
-    key = event_id(uuid, recorded.type, recorded.sequence)
-    return Event(key, recorded.type, recorded.sequence, "published", recorded.at)

@@ -10,7 +10,7 @@ from service.calculation_requests.changing import LockedRequest, change_all
 from service.calculation_requests.model import RequestErased, RequestNotFound
 from service.identifiers import parse_uuid
 from service.outbox.events import CalculationCreated, CloudEvent, RequestCalculated
-from service.outbox.lanes import RelayWaker
+from service.outbox.waking import RelayWaker
 from service.postgres import connections
 from service.postgres.pool import Connection, Pool
 from worker.batches import Failure, Failures, RowLocked

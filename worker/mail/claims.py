@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import structlog
 
 from service.calculation_requests.email_changes import EmailEnd
-from service.outbox.lanes import RelayWaker
+from service.outbox.waking import RelayWaker
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool

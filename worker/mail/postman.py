@@ -12,7 +12,7 @@ from email_validator import EmailNotValidError
 from structlog.contextvars import bound_contextvars
 
 from service.calculation_requests.request_secrets import SecretKeyRing
-from service.outbox.lanes import RelayWaker
+from service.outbox.waking import RelayWaker
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
 from service.server.background import in_background, keep_running

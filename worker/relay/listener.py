@@ -2,7 +2,7 @@
 
 import asyncio
 
-from service.outbox import lanes
+from service.outbox import waking
 from service.postgres.outages import OUTAGE_ERRORS, PostgresUnavailable
 from service.postgres.pool import connect
 from worker.settings import WorkerSettings
@@ -34,7 +34,7 @@ async def _listen(
     try:
         lost = asyncio.Event()
         connection.add_termination_listener(lambda _: lost.set())
-        await connection.add_listener(lanes.CHANNEL, lambda *_: woken.set())
+        await connection.add_listener(waking.CHANNEL, lambda *_: woken.set())
         while not stop.is_set():
             await connection.execute("SELECT 1")
             pauses.reset()

@@ -1,20 +1,16 @@
-"""Publishes the outbox to RabbitMQ. `run` is the loop. `relay_due` is one pass over some lanes."""
+"""Publishes the outbox to RabbitMQ. `run` is the loop. `relay_due` is one pass."""
 
 import asyncio
-import math
-import random
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 import msgspec
 import structlog
 from aio_pika.abc import AbstractChannel
 
 from service.identifiers import uuid_of
-from service.outbox import lanes
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
@@ -23,26 +19,24 @@ from service.telemetry import logs
 from worker import metrics
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BLOCKED, CLOSE_SECONDS, BrokerUnavailable, open_channel, open_role
-from worker.relay import outbox_tables
-from worker.relay.outbox_tables import OutboxRow
+from worker.relay import pointers
+from worker.relay.pointers import OutboxEvent
 from worker.relay.publisher import Publisher, PublishResult
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
-# The most lanes per pass, so that a second relay finds free lanes. With one lane per pass, an event could
-# wait for sixteen passes.
-_LANES_AT_ONCE = lanes.LANES // 2
-# The longest deadline of find_lanes. While a backup holds an old snapshot, vacuum cannot remove published
-# events, and find_lanes steps over all of them. After an hour at 100 events per second, it took 0.5 s instead
-# of 0.2 ms, and a relay could still publish 1,000 events per second. With 128 MB of shared_buffers instead of
-# 1 GB, it took 3 to 10 s, and a relay could publish 100 to 400 events per second.
-_LONGEST_FIND_SECONDS = 30.0
+# While a backup holds an old snapshot, vacuum cannot remove the pointers of published events, and a pass
+# steps over all of them: 300,000 took 0.5 s.
+_LONGEST_READ_SECONDS = 30.0
 # A transaction is idle while its events are published, for at most twice BROKER_TIMEOUT_SECONDS. If it is
 # idle for this much longer, the relay has stopped working. Then Postgres ends the session, and another relay
 # publishes the same events again.
 _SPARE_SECONDS = 2 * CLOSE_SECONDS  # one to close the connection of the bypass, one to spare
 _BATCH_SIZE = 1_000  # events that are read and published together
-_HELD_BATCH_SIZE = 20  # held events, in addition. Each retry adds a copy to every queue that takes the event.
+_HELD_BATCH_SIZE = 20  # held events, in addition
+# The pause after each retry that fails, because each adds a copy to every other queue that takes the event.
+# So there are at most 100 such copies a second and relay.
+_FAILED_RETRY_SECONDS = 0.01
 _RETRY_SECONDS = 1.0  # an event's pause after its first failure. It doubles with each failure.
 
 _EXCHANGES = (topology.REQUESTS, topology.NOTIFICATIONS_ALONE)
@@ -58,8 +52,8 @@ class Relay:
     After a crash between confirm and commit, the same events are published again. So delivery is at least
     once.
 
-    Any number of relays share the lanes. A relay locks some lanes at a time, until its transaction ends. So
-    there is no leader, and nothing to clean up after a crash.
+    Any number of relays share the outbox. A relay locks the events that it publishes, until its transaction
+    ends. So there is no leader, and nothing to clean up after a crash.
     """
 
     def __init__(self, settings: WorkerSettings, pool: Pool, woken: asyncio.Event) -> None:
@@ -67,7 +61,7 @@ class Relay:
         self._pool = pool
         self._woken = woken
         self._obstacle = _NOT_CONNECTED
-        self._find_seconds = settings.work_timeout_seconds  # the deadline of find_lanes, adapted to its time
+        self._retries_from = 0.0  # by time.monotonic
         metrics.broker_blocked.set_function(lambda: self._obstacle == BLOCKED)
 
     async def check(self) -> None:
@@ -101,73 +95,58 @@ class Relay:
             try:
                 moved = await self.relay_due(publisher)
             except PostgresUnavailable as error:
-                # Either Postgres is unavailable, or find_lanes has very many deleted events to step over.
-                self._find_seconds = min(self._find_seconds + 1.0, _LONGEST_FIND_SECONDS)
                 await pauses.log_and_wait(error, stop)
                 continue
             pauses.reset()
             if not moved:
-                await wait_at_most(self._settings.relay_poll_seconds, self._woken, stop)
+                left = self._retries_from - time.monotonic()
+                await wait_at_most(left if left > 0 else self._settings.relay_poll_seconds, self._woken, stop)
         if channel.is_closed:
             raise BrokerUnavailable("the channel was closed")
 
     async def relay_due(self, publisher: Publisher) -> int:
-        """Make one pass: publish the oldest events of some lanes, and held events that are due. Settle them.
+        """Make one pass: publish the oldest pending events, and held events that are due. Settle them.
 
-        Returns how many events were confirmed or held. Raises BrokerUnavailable in an outage of RabbitMQ, but
-        first deletes the confirmed events.
+        Returns how many events were confirmed or have failed for the first time. Raises BrokerUnavailable in
+        an outage of RabbitMQ, but first deletes the confirmed events.
         """
-        with_work = await self._find_lanes()
-        # Random lanes, so that relays that start together do not compete for the same ones.
-        some_lanes = random.sample(with_work, min(len(with_work), _LANES_AT_ONCE))
-        if not some_lanes:
-            return 0
         async with connections.transaction(
             self._pool,
-            # For publishing twice, as `_publish` may; for reading and settling as long as finding may take.
-            seconds=2 * self._settings.broker_timeout_seconds + 2 * self._find_seconds,
+            # for publishing twice, as `_publish` may; for reading; for settling
+            seconds=2 * (self._settings.broker_timeout_seconds + _LONGEST_READ_SECONDS),
             # If Postgres crashes and loses this commit, the same events are published again, in order.
             waits_for_disk=False,
+            settings=pointers.PLANS,
         ) as connection:
-            locked = await lanes.try_lock(connection, some_lanes)
-            per_lane = math.ceil(_BATCH_SIZE / len(some_lanes))
-            rows = await outbox_tables.read(connection, locked, pending=per_lane, held=_HELD_BATCH_SIZE)
-            if not rows:
+            window = await self._lock_window(connection)
+            if not window:
                 return 0
-            window = _first_of_each_request(rows)
             result = await self._publish_while_locked(connection, publisher, window)
-            to_hold = [row for row in rows if not row.is_held and (row.must_wait or row.id in result.failed)]
-            delivered = [row for row in window if row.id in result.confirmed]
-            failed = [row for row in window if row.id in result.failed]
-            # The later events of a failed event's request are held in the next pass, as they must wait then.
-            # `hold` comes before `delete`: deleting a held event makes the next held event of its request
-            # due, which may be one that is held only now.
-            await outbox_tables.hold(connection, to_hold)
-            await outbox_tables.delete(connection, delivered)
-            await outbox_tables.postpone(connection, failed, result.failed, base_seconds=_RETRY_SECONDS)
+            delivered = [event for event in window if event.key in result.confirmed]
+            failed = [event for event in window if event.key in result.failed]
+            await pointers.settle(connection, delivered, failed, result.failed, base_seconds=_RETRY_SECONDS)
+        retried_in_vain = sum(event.is_held for event in failed)
+        self._retries_from = time.monotonic() + retried_in_vain * _FAILED_RETRY_SECONDS
         _report(delivered, failed, result)
         if isinstance(result.outage, BrokerUnavailable):
             raise result.outage
         if result.outage is not None:
             raise BrokerUnavailable from result.outage
-        return len(delivered) + len(to_hold)
+        return len(delivered) + len(failed) - retried_in_vain
 
-    async def _find_lanes(self) -> list[int]:
-        """Return the lanes with work. The deadline of the next pass follows from the time that this took."""
-        began = time.monotonic()
-        async with connections.acquired(self._pool, seconds=self._find_seconds) as connection:
-            with_work = await outbox_tables.find_lanes(connection)
-        took = time.monotonic() - began
-        self._find_seconds = max(self._settings.work_timeout_seconds, min(2 * took, _LONGEST_FIND_SECONDS))
-        return with_work
+    async def _lock_window(self, connection: Connection) -> list[OutboxEvent]:
+        """Lock and read the events of a window, with held ones if failed retries were not too many."""
+        held = _HELD_BATCH_SIZE if time.monotonic() >= self._retries_from else 0
+        locked = await pointers.lock(connection, pending=_BATCH_SIZE, held=held)
+        return await pointers.read(connection, locked) if locked else []
 
     async def _publish_while_locked(
-        self, connection: Connection, publisher: Publisher, window: Sequence[OutboxRow]
+        self, connection: Connection, publisher: Publisher, window: Sequence[OutboxEvent]
     ) -> PublishResult:
-        """Publish a window while the transaction on *connection* keeps the lanes locked.
+        """Publish a window while the transaction on *connection* keeps the events locked.
 
         If a publish takes long, Postgres is told to wait. If it has failed, another relay may have locked the
-        lanes. So the publish is cancelled: its events would be repeats, or of requests erased meanwhile.
+        events. So the publish is cancelled: its events would be repeats, or of requests erased meanwhile.
         """
         longest = 2 * self._settings.broker_timeout_seconds
         publishing = asyncio.create_task(self._publish(publisher, window))
@@ -179,7 +158,7 @@ class Relay:
         finally:
             publishing.cancel()
 
-    async def _publish(self, publisher: Publisher, window: Sequence[OutboxRow]) -> PublishResult:
+    async def _publish(self, publisher: Publisher, window: Sequence[OutboxEvent]) -> PublishResult:
         """Publish a window. If RabbitMQ works, but does not confirm an event in time, the event has failed.
 
         Over a second connection, as this one may be blocked, a probe shows whether RabbitMQ works.
@@ -190,8 +169,9 @@ class Relay:
         result = await publisher.publish(window)
         if not isinstance(result.outage, TimeoutError):
             return result
-        late = [row for row in window if row.id not in result.confirmed and row.id not in result.failed]
-        created = [row for row in late if row.type == topology.NOTIFICATIONS.routing_key]
+        settled = result.confirmed | result.failed.keys()
+        late = [event for event in window if event.key not in settled]
+        created = [event for event in late if event.type == topology.NOTIFICATIONS.routing_key]
         seconds = self._settings.broker_timeout_seconds
         try:
             async with (
@@ -207,34 +187,22 @@ class Relay:
             return result
         if outage is not None:
             return result
-        failed = {**result.failed, **dict.fromkeys((row.id for row in late), _NOT_CONFIRMED)}
+        failed = {**result.failed, **dict.fromkeys((event.key for event in late), _NOT_CONFIRMED)}
         return msgspec.structs.replace(result, failed=failed, outage=None)
 
 
-def _first_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-    """Return the first event of each request, without events that wait for a held one.
-
-    If a window had two events of a request, and the first failed, the second would overtake it.
-    """
-    first: dict[UUID, OutboxRow] = {}
-    for row in rows:
-        if not row.must_wait:
-            first.setdefault(row.request_id, row)
-    return list(first.values())
-
-
-def _report(delivered: Sequence[OutboxRow], failed: Sequence[OutboxRow], result: PublishResult) -> None:
+def _report(delivered: Sequence[OutboxEvent], failed: Sequence[OutboxEvent], result: PublishResult) -> None:
     now = datetime.now(UTC)
-    for row in delivered:
-        metrics.events_published.labels(row.type).inc()
-        metrics.delivery_seconds.observe(max(0.0, (now - row.created_at).total_seconds()))
-        if row.is_held:
-            _log.info("held_event_published", attempts=row.attempts + 1, **_story(row))
-    for row in failed:
-        _log.warning("event_not_published", reason=result.failed[row.id], **_story(row))
+    for event in delivered:
+        metrics.events_published.labels(event.type).inc()
+        metrics.delivery_seconds.observe(max(0.0, (now - event.created_at).total_seconds()))
+        if event.is_held:
+            _log.info("held_event_published", attempts=event.attempts + 1, **_story(event))
+    for event in failed:
+        _log.warning("event_not_published", reason=result.failed[event.key], **_story(event))
     if delivered:
         _log.info("outbox_relayed", events=len(delivered), failed=len(failed))
 
 
-def _story(row: OutboxRow) -> dict[str, Any]:
-    return {"event_id": row.event_id} | logs.about(uuid_of(row.request_id), row.traceparent)
+def _story(event: OutboxEvent) -> dict[str, Any]:
+    return {"event_id": event.event_id} | logs.about(uuid_of(event.request_id), event.traceparent)

@@ -17,7 +17,7 @@ from service.telemetry import tracing
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BLOCKED, BROKER_ERRORS, BrokerUnavailable, is_blocked
 from worker.rabbitmq.window import Message, wait, write
-from worker.relay.outbox_tables import OutboxRow
+from worker.relay.pointers import Key, OutboxEvent
 
 _UNBOUND_KEY = "relay.probe"
 _NACKED = "refused by the broker"
@@ -28,13 +28,13 @@ _REFUSING_SECONDS = 5.0
 
 
 class PublishResult(msgspec.Struct, frozen=True):
-    """The outcome of a window, by row id.
+    """The outcome of a window.
 
-    An event neither confirmed nor failed stays in its table, and is published again. It may have been sent.
+    An event neither confirmed nor failed stays in the outbox, and is published again. It may have been sent.
     """
 
-    confirmed: frozenset[int] = frozenset()
-    failed: Mapping[int, str] = {}  # the reason by row id
+    confirmed: frozenset[Key] = frozenset()
+    failed: Mapping[Key, str] = {}  # with the reason
     outage: Exception | None = None  # If it is set, the channel must not be used again.
 
 
@@ -77,7 +77,7 @@ class Publisher:
         except BROKER_ERRORS as error:
             raise BrokerUnavailable(BLOCKED if await self._is_blocked(error) else "") from error
 
-    async def publish(self, window: Sequence[OutboxRow]) -> PublishResult:
+    async def publish(self, window: Sequence[OutboxEvent]) -> PublishResult:
         """Publish all events of *window* together, and wait for their confirms, within one timeout.
 
         After an outage, or if this is cancelled, messages may have a delivery tag but be unsent. So the
@@ -110,7 +110,7 @@ class Publisher:
         """Whether *error* is a timeout, and its cause is an alarm."""
         return isinstance(error, TimeoutError) and await is_blocked(self._channel)
 
-    def _message(self, row: OutboxRow) -> Message:
+    def _message(self, row: OutboxEvent) -> Message:
         event_id = row.event_id
         headers: dict[str, FieldValue] = {
             "cloudEvents:id": event_id,
@@ -135,7 +135,7 @@ class Publisher:
         return Message(publish, properties, row.payload)
 
 
-def _traced(row: OutboxRow, exchange: str) -> OutboxRow:
+def _traced(row: OutboxEvent, exchange: str) -> OutboxEvent:
     """Return the event with the traceparent of a new publish span, the parent of its consumers' spans.
 
     The span ends at once, because all events of a window are published together.
@@ -158,10 +158,10 @@ def _traced(row: OutboxRow, exchange: str) -> OutboxRow:
 
 
 def _result(
-    window: Sequence[OutboxRow], confirms: Sequence[asyncio.Future[Any]], reason: Exception | None
+    window: Sequence[OutboxEvent], confirms: Sequence[asyncio.Future[Any]], reason: Exception | None
 ) -> PublishResult:
     confirmed = set()
-    failed: dict[int, str] = {}
+    failed: dict[Key, str] = {}
     outage: Exception | None = None
     for row, confirm in zip(window, confirms, strict=True):
         if confirm.cancelled():
@@ -169,13 +169,13 @@ def _result(
             continue
         match confirm.exception():
             case None:
-                confirmed.add(row.id)
+                confirmed.add(row.key)
             case PublishError():
-                failed[row.id] = "returned: no queue is bound for it"
+                failed[row.key] = "returned: no queue is bound for it"
             case DeliveryError():
-                failed[row.id] = _NACKED
+                failed[row.key] = _NACKED
             case AMQPError() as error:
                 outage = error
             case error:  # AMQP cannot carry the event. The service writes no such event.
-                failed[row.id] = f"refused by AMQP: {error}"
+                failed[row.key] = f"refused by AMQP: {error}"
     return PublishResult(frozenset(confirmed), failed, outage)

@@ -12,7 +12,7 @@ from service.api.listing import CalculationRequestPage
 from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.model import FOR_CUSTOMER, CalculationRequestView
 from service.outbox import asyncapi
-from service.outbox.events import RequestEmailFailed, in_envelope
+from service.outbox.events import RequestEmailFailed
 
 UUID = "req_01a9ZkW3mT6qPxB8vNcR4d"
 _SECRET = "3q2-7wAAbmV2ZXIgYSByZWFsIHNlY3JldCBoZXJlISE"  # noqa: S105 - an example
@@ -54,9 +54,6 @@ RETRIEVED = {
 _HISTORY = [event for event in asyncapi.SENT_EXAMPLES if not isinstance(event, RequestEmailFailed)]
 EVENTS = {
     "ok": CalculationRequestEvents(
-        [
-            in_envelope(replace(event, sequence=sequence), time=asyncapi.EXAMPLE_TIME, traceparent=None)
-            for sequence, event in enumerate(_HISTORY, 1)
-        ]
+        [asyncapi.example_of(replace(event, sequence=sequence)) for sequence, event in enumerate(_HISTORY, 1)]
     )
 }

@@ -19,6 +19,7 @@ from tests.harness import databases, queues
 from tests.harness.mail_server import ScriptedMailServer
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import Queue
+from worker.relay import pointers
 
 _CALCULATIONS_A_SECOND = 8_000  # put into the queue for each second of a measurement
 _EMAILS_A_SECOND = 1_500  # likewise
@@ -33,7 +34,7 @@ async def measure(stand: Stand) -> list[Comparison]:
 
     async def ours(handle: Handle, messages: int) -> Figures:
         async with databases.connected(url) as connection:
-            await connection.execute("TRUNCATE calculation_request, outbox, outbox_held, email")
+            await connection.execute("TRUNCATE calculation_request, event, outbox, email")
             async with connection.transaction():
                 for _ in range(messages):
                     await subjects.store(connection)
@@ -69,14 +70,15 @@ async def _record_calculations(stand: Stand, url: str, connection: Connection, m
 
 async def _send_emails(stand: Stand, url: str, connection: Connection, messages: int) -> Figures:
     """Return the rate at which a worker e-mails the customers of as many stored requests."""
-    rows = await connection.fetch("SELECT payload FROM outbox LIMIT $1", messages)
+    locked = await pointers.lock(connection, pending=messages, held=0)
+    bodies = [event.payload for event in await pointers.read(connection, locked)]
     await connection.execute("TRUNCATE outbox")
     async with ScriptedMailServer() as mail_server:
 
         async def accepted() -> int:
             return len(mail_server.contents)
 
-        await _fill(stand, topology.NOTIFICATIONS, [row["payload"] for row in rows])
+        await _fill(stand, topology.NOTIFICATIONS, bodies)
         settings = {"smtp_url": mail_server.url, "EMAIL_CONCURRENCY": str(_SESSIONS)}
         async with stand.worker(url, "notifications", ready=False, **settings):
             return await rate_of(accepted, messages, seconds=stand.seconds * _PATIENCE)

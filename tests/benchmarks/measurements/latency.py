@@ -9,7 +9,7 @@ from functools import partial
 
 from aio_pika.abc import AbstractIncomingMessage
 
-from service.outbox.lanes import RelayWaker
+from service.outbox.waking import RelayWaker
 from service.postgres import connections
 from service.postgres.pool import open_pool
 from service.settings import Settings

@@ -9,7 +9,6 @@ from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel
 
 from service.identifiers import new_request_id, uuid_of
-from service.outbox import lanes
 from service.outbox.events import CalculationCreated
 from service.postgres.pool import Connection
 from tests.faults.catalogue.fault import fault
@@ -38,10 +37,14 @@ async def poison_outbox(world: World) -> None:
 async def _insert(events: Sequence[tuple[UUID, str, int]], connection: Connection) -> None:
     await connection.executemany(
         """
-        INSERT INTO outbox (lane, request_id, type, sequence, payload)
-        VALUES ($1, $2, $3, $4, $5)
+        WITH kept AS (
+            INSERT INTO event (request_id, sequence, type, conveyancer_id, time, data, transaction)
+            VALUES ($1, $3, $2, 'poison', now(), '{"poison": true}', pg_current_xact_id())
+        )
+        INSERT INTO outbox (request_id, sequence)
+        VALUES ($1, $3)
         """,
-        [(lanes.lane_of(event[0]), *event, b'{"poison": true}') for event in events],
+        events,
     )
 
 

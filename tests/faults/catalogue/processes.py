@@ -41,7 +41,7 @@ for _name, _role in (("relay", "relay"), ("notifications",) * 2, ("calculations"
 
 @fault("relay frozen", "relay", "postgres", "backends", "postgres links", repeats=True)
 async def freeze_relay(world: World) -> None:
-    """SIGSTOP to a relay for longer than Postgres lets it keep its lanes."""
+    """SIGSTOP to a relay for longer than Postgres lets it keep its locks."""
     seconds = connections.SILENCE_SECONDS + world.chance.uniform(1.0, 3.0)
     await world.chance.choice(world.of_role("relay")).freeze_for(seconds)
 

@@ -24,8 +24,6 @@ _BEFORE_SECONDS = 3.0  # an event may be confirmed this long before the fault th
 _AFTER_SECONDS = 15.0  # and come again this long after the fault: after timeouts, pauses and a backlog
 _PASS_SECONDS = 2.0  # after which a batch that had begun is done
 _RECORDING_SECONDS = 5.0  # a mail server's reply may wait this long for Postgres
-_SILENCES_BROKER = ("AMQP connections", "RabbitMQ", "memory alarm")  # how the names of these faults begin
-_LANES_FREE_SECONDS = 10.0 + 2.0  # BROKER_TIMEOUT_SECONDS, and what the relay adds to it
 _MOST_MAIL_CONNECTIONS = 32  # two senders with eight, each of which may be closing as many
 _ON_THE_WAY_SECONDS = 1.0  # content that had left its sender before the freeze
 _MOST_MEGABYTES = {"api": 200.0, "calculations": 150.0}  # of memory, by role
@@ -280,17 +278,9 @@ def dead_letters_are_poison(record: Record) -> Iterable[str]:
 
 
 def recovery_in_time(record: Record) -> Iterable[str]:
-    """Soon after a fault, new requests are published within the bar.
-
-    If RabbitMQ does not answer and the machine of a relay vanishes, its lanes are free later, as
-    deploy/reference.md says of BROKER_TIMEOUT_SECONDS.
-    """
+    """Soon after a fault, new requests are published within the bar."""
     for recovery in record.recoveries:
-        bar = record.recovery_bar_seconds
-        is_broker_silent = any(fault.startswith(_SILENCES_BROKER) for fault in recovery.faults)
-        if is_broker_silent and "Postgres clients vanished" in recovery.faults:
-            bar = max(bar, _LANES_FREE_SECONDS)
-        if recovery.seconds > bar:
+        if recovery.seconds > record.recovery_bar_seconds:
             yield f"{recovery.seconds:.1f} s after {' + '.join(recovery.faults)}"
 
 

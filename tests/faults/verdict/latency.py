@@ -5,34 +5,34 @@ from collections import defaultdict
 from collections.abc import Mapping
 from itertools import takewhile
 
-from service.outbox.lanes import LANES
 from tests.faults.verdict.records import CREATED, Record
 
 BAR_SECONDS = 1.0
+_IN_A_ROW = 16
 _EARLY_SECONDS = 30.0  # an event may come that long before its create is acknowledged: repeats take 20
 
 
 def recovered_after(record: Record, end: float) -> float | None:
     """Return when, after *end*, latencies fell below the bar for good; None while they have not.
 
-    Every lane must show it: a single one may be stuck.
+    So many in a row must show it that each relay has probably published some.
     """
     now = time.monotonic()
     recent = takewhile(lambda arrival: arrival.at > end - _EARLY_SECONDS, reversed(record.arrivals))
     arrived = {arrival.key: arrival.at for arrival in recent if arrival.type == CREATED}
     commits = list(takewhile(lambda item: item[1].at >= end, reversed(record.acknowledged.items())))
     began: float | None = None
-    lanes: set[int] = set()
+    in_time = 0
     for key, commit in reversed(commits):
         if arrived.get(key, now) - commit.at >= BAR_SECONDS:
             began = None
-            lanes.clear()
+            in_time = 0
         elif key not in arrived:
             return None  # It is too early to know.
         else:
             began = commit.at if began is None else began
-            lanes.add(commit.lane)
-        if len(lanes) == LANES:
+            in_time += 1
+        if in_time == _IN_A_ROW:
             return began
     return None
 

@@ -38,10 +38,9 @@ class Acceptance(msgspec.Struct, gc=False):
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
-    """When a request was acknowledged, and the lane of its events."""
+    """When a request was acknowledged."""
 
     at: float
-    lane: int
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):

@@ -50,8 +50,7 @@ async def _unfinished(record: Record, connection: Connection) -> dict[str, int]:
     """Return how much of each is left, besides the poison rows and what they hold back."""
     row = await connection.fetchrow(
         """
-        SELECT (SELECT count(*) FROM outbox) AS outbox,
-               (SELECT count(*) FROM outbox_held) - $1 AS held,
+        SELECT (SELECT count(*) FROM outbox) - $1 AS outbox,
                (SELECT count(*) FROM email WHERE state = 'pending') AS emails,
                (SELECT count(*) FROM calculation_request WHERE sequence < 3) AS requests
         """,
@@ -93,8 +92,16 @@ async def _read_tables(world: World, connection: Connection) -> None:
         )
         for row in rows
     ]
-    record.outbox_left = await connection.fetchval("SELECT count(*) FROM outbox")
-    held = await connection.fetch("SELECT request_id, type FROM outbox_held")
+    pending = "SELECT count(*) FROM outbox WHERE next_attempt_at IS NULL"
+    record.outbox_left = await connection.fetchval(pending)
+    held = await connection.fetch(
+        """
+        SELECT request_id, type
+          FROM outbox
+          JOIN event USING (request_id, sequence)
+         WHERE next_attempt_at IS NOT NULL
+        """
+    )
     record.held = {f"{uuid_of(row['request_id'])} {row['type']}" for row in held}
     replies = await connection.fetch(
         "SELECT email_key, server_reply FROM email WHERE server_reply LIKE '%http%'"

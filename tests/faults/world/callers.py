@@ -13,8 +13,7 @@ import asyncpg
 import httpx
 
 from service.api import idempotency_key_header
-from service.identifiers import parse_uuid, uuid_of
-from service.outbox import lanes
+from service.identifiers import uuid_of
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
@@ -130,11 +129,10 @@ class Callers:
 
     def _conclude(self, key: str, uuid: str | None) -> None:
         """Record a create as acknowledged, or without a uuid as one of unknown outcome."""
-        request_id = None if uuid is None else parse_uuid(uuid)
-        if request_id is None:
+        if uuid is None:
             self.record.unknown.add(key)
         else:
-            self.record.acknowledged[key] = Commit(time.monotonic(), lanes.lane_of(request_id))
+            self.record.acknowledged[key] = Commit(time.monotonic())
 
 
 def _uuid_in(response: httpx.Response) -> str | None:

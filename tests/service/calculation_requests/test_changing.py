@@ -5,6 +5,7 @@ import re
 import time
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import msgspec
@@ -13,13 +14,15 @@ import pytest
 from deploy.local.machine.folders import CHECKOUT
 from service.api.resources import Resources
 from service.calculation_requests import event_history
-from service.calculation_requests.changing import CHANGEABLE, change, change_all
-from service.outbox import asyncapi, events, lanes
+from service.calculation_requests.changing import change, change_all
+from service.outbox import asyncapi, events, waking
 from service.outbox.events import RequestCreated, RequestEvent
-from service.outbox.lanes import RelayWaker
+from service.outbox.waking import RelayWaker
+from service.postgres.pool import Connection
 from service.server.background import in_background
 from tests.deploy.pages import WORKER, section
 from tests.harness import databases, stored
+from worker.relay import pointers
 
 LATER = [event for event in events.SENT if event is not RequestCreated]
 
@@ -40,16 +43,11 @@ def own_examples(event: type[RequestEvent]) -> dict[str, Any]:
 
 def test_requests_are_changed_in_one_way():
     """Otherwise `updated_since` could miss the change, or its event could have another's sequence."""
-    changes = re.compile(r"UPDATE\s+calculation_request\b|INTO\s+recorded_event\b")
+    changes = re.compile(r"UPDATE\s+calculation_request\b|INTO\s+event\b")
 
     files = [file for package in ("service", "worker") for file in (CHECKOUT / package).rglob("*.py")]
     (changing_file,) = [file for file in files if changes.search(file.read_text())]
     assert changing_file == CHECKOUT / "service/calculation_requests/changing.py"
-
-
-def test_no_column_that_events_carry_can_be_changed():
-    both = CHANGEABLE.keys() & set(RequestEvent.__struct_fields__)
-    assert both == {"sequence"}, "see A field of the request"
 
 
 async def test_changed_column_moves_updated_at_and_an_event_alone_does_not(database, request_):
@@ -99,12 +97,12 @@ async def test_column_and_event_of_one_change_have_one_time(database, request_):
         changed.calculation_id = "C-1"
         changed.announce(LATER[0])
 
-    times = "SELECT updated_at, at FROM calculation_request AS request JOIN recorded_event ON request_id = id"
-    updated_at, at = await database.fetchrow(times)
-    assert updated_at == at
+    times = "SELECT updated_at, time FROM calculation_request JOIN event ON request_id = id"
+    updated_at, time_of_event = await database.fetchrow(f"{times} WHERE event.sequence = 2")
+    assert updated_at == time_of_event
 
 
-@pytest.mark.parametrize("column", ["external_id", "a_typo"], ids=["events repeat it", "there is none"])
+@pytest.mark.parametrize("column", ["external_id", "a_typo"], ids=["no change sets it", "there is none"])
 async def test_column_that_no_change_can_set_is_refused(database, request_, column):
     async def set_column() -> None:
         async with database.transaction(), change(database, request_.id) as changed:
@@ -129,15 +127,47 @@ async def test_two_changes_in_one_transaction_cannot_announce_the_same_sequence(
 
 
 @pytest.mark.parametrize("event", LATER, ids=lambda event: event.type)
-async def test_every_event_is_rebuilt_as_it_was_sent(database, request_, event):
+async def test_every_event_is_kept_and_shown_as_it_is_sent(database, request_, event):
     async with database.transaction(), change(database, request_.id) as changed:
         changed.announce(event, **own_examples(event))
-    sent = await database.fetch("SELECT type, sequence, payload FROM outbox ORDER BY id")
 
-    (history,) = await event_history.read(database, [request_.id])
+    async with database.transaction():
+        sent = []
+        while locked := await pointers.lock(database, pending=9, held=9):
+            sent += [each.payload for each in await pointers.read(database, locked)]
+            await pointers.settle(database, locked, [], {}, base_seconds=1.0)
+    shown = await event_history.read_internally(database, request_.id)
 
-    assert [(row["type"], row["sequence"]) for row in sent] == [(RequestCreated.type, 1), (event.type, 2)]
-    assert [msgspec.json.encode(each) for each in history.view().events] == [row["payload"] for row in sent]
+    assert [each.type for each in shown.events] == [RequestCreated.type, event.type]
+    assert [msgspec.json.encode(each) for each in shown.events] == sent
+
+
+async def test_batches_that_lock_two_requests_crosswise_keep_the_order_of_each_requests_events(
+    database, other_connection
+):
+    """The transaction that began first writes the later event of a request."""
+    requests = [stored.new_request() for _ in range(2)]
+    for request in requests:
+        await stored.insert(database, request)
+    first, second = (request.id for request in requests)
+
+    async def announce(connection: Connection, request_id: UUID) -> None:
+        async with change(connection, request_id) as changed:
+            changed.announce(LATER[0])
+
+    async with database.transaction():
+        await announce(database, first)
+        async with other_connection.transaction():
+            await announce(other_connection, second)
+        await announce(database, second)
+    async with database.transaction():
+        await announce(database, first)
+
+    ordered = await database.fetch(
+        "SELECT request_id, sequence FROM event ORDER BY transaction, request_id, sequence"
+    )
+    for request_id in (first, second):
+        assert [row["sequence"] for row in ordered if row["request_id"] == request_id] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("event", events.SENT, ids=lambda event: event.type)
@@ -169,10 +199,11 @@ def test_page_shows_an_event_as_it_is_sent():
 async def test_endpoint_could_change_a_request_and_wake_relays(database, pool, service_settings, request_):
     """With the rights that an endpoint's recipe gives the API's role."""
     api = databases.user_of("api")
-    await database.execute(f"GRANT UPDATE (sequence) ON calculation_request TO {api}")
-    await database.execute(f"GRANT INSERT ON recorded_event TO {api}")
+    await database.execute(
+        f"GRANT UPDATE (sequence) ON calculation_request TO {api}; GRANT SELECT ON outbox TO {api}"
+    )
     woken = asyncio.Event()
-    await database.add_listener(lanes.CHANNEL, lambda *_: woken.set())
+    await database.add_listener(waking.CHANNEL, lambda *_: woken.set())
     relay = RelayWaker(pool, seconds=5.0)
     unused: Any = None
     resources = Resources(service_settings, unused, pool, relay, unused, unused)

@@ -13,7 +13,7 @@ from service.calculation_requests.model import (
     IdempotencyKeyReused,
 )
 from service.calculation_requests.storing import Storage
-from service.outbox.lanes import RelayWaker
+from service.outbox.waking import RelayWaker
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, open_pool
 from tests.harness import stored

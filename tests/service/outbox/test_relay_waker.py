@@ -3,8 +3,8 @@
 import asyncio
 import time
 
-from service.outbox import lanes
-from service.outbox.lanes import RelayWaker
+from service.outbox import waking
+from service.outbox.waking import RelayWaker
 from service.server.background import in_background
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client
@@ -12,10 +12,10 @@ from tests.harness.metrics import rises
 
 
 async def test_commits_during_the_pause_after_a_notify_share_the_next(pool, database, monkeypatch):
-    monkeypatch.setattr(lanes, "_PAUSE_SECONDS", 0.5)
+    monkeypatch.setattr(waking, "_PAUSE_SECONDS", 0.5)
     waker = RelayWaker(pool, seconds=5.0)
     arrived: asyncio.Queue[float] = asyncio.Queue()
-    await database.add_listener(lanes.CHANNEL, lambda *_: arrived.put_nowait(time.monotonic()))
+    await database.add_listener(waking.CHANNEL, lambda *_: arrived.put_nowait(time.monotonic()))
 
     async with asyncio.timeout(60), in_background("relay_waker", waker.run):
         waker.wake()

@@ -4,7 +4,6 @@ import asyncio
 import re
 import shutil
 import sys
-import uuid
 from pathlib import Path
 
 import asyncpg
@@ -203,22 +202,3 @@ async def test_read_only_server_counts_as_unavailable(database):
 
     with rises("postgres_unavailable_total", by=1), pytest.raises(PostgresUnavailable):
         await schema.check(database)
-
-
-async def test_trigger_of_held_events_finds_its_table_whatever_the_search_path(database):
-    await database.execute("SET search_path = ''")  # as pg_restore has it
-    await database.execute(
-        """
-        INSERT INTO public.outbox_held (lane, id, request_id, type, sequence, payload, created_at,
-                                        attempts, next_attempt_at)
-        SELECT 0, id, $1, 'request.calculated', 1, '', now(), 1, now() FROM generate_series(1, 2) AS id
-        """,
-        uuid.uuid4(),
-    )
-    due = "SELECT id FROM public.outbox_held WHERE next_attempt_at <= clock_timestamp()"
-    before = await database.fetch(due)
-
-    await database.execute("DELETE FROM public.outbox_held WHERE id = 1")
-
-    assert before == [(1,)]
-    assert await database.fetch(due) == [(2,)]

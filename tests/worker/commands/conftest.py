@@ -76,7 +76,7 @@ async def retrying(database: Connection, stored_request: CalculationRequest) -> 
     await hold_events(database, stored_request.id)
     await database.execute(
         """
-        UPDATE outbox_held
+        UPDATE outbox
            SET attempts = 3, last_error = 'returned: no queue is bound for it',
                next_attempt_at = now() + interval '1 h'
          WHERE sequence = 1

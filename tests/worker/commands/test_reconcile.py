@@ -22,7 +22,7 @@ async def found(*words: str) -> dict[str, int]:
 
 
 async def make_old(database: Connection, by: str = "61 min") -> None:
-    for table in ("calculation_request", "outbox", "outbox_held", "email"):
+    for table in ("calculation_request", "outbox", "email"):
         await database.execute(f"UPDATE {table} SET created_at = created_at - interval '{by}'")  # noqa: S608
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from service.calculation_requests.model import CalculationRequest, RequestErased
 from service.command_line import connecting
-from service.outbox import lanes
 from service.postgres.pool import Connection
+from tests.harness import databases
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST
-from tests.harness.stored import ANY_TEXTS, KEYS
+from tests.harness.stored import ANY_TEXTS, KEYS, QUEUED
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command, rendered
 from tests.worker.conftest import created_event, hold_events, postman_held_before, store
@@ -28,6 +28,7 @@ from tests.worker.steps import (
     key_of,
     states,
 )
+from worker.relay import pointers
 
 pytestmark = pytest.mark.usefixtures("on_servers")
 
@@ -167,10 +168,7 @@ async def erase(request: CalculationRequest) -> dict[str, Any]:
 
 
 async def unpublished(database: Connection) -> list[dict[str, Any]]:
-    rows = await database.fetch(
-        "SELECT id, payload FROM outbox UNION ALL SELECT id, payload FROM outbox_held ORDER BY id"
-    )
-    return [json.loads(row["payload"]) for row in rows]
+    return [dict(row) | {"data": json.loads(row["data"])} for row in await database.fetch(QUEUED)]
 
 
 async def dump(database: Connection) -> str:
@@ -181,7 +179,7 @@ async def dump(database: Connection) -> str:
         for table in tables
         for row in await database.fetch(f"SELECT t::text FROM {table['tablename']} AS t")  # noqa: S608
     ]
-    return "\n".join([*rows, json.dumps(await unpublished(database))])
+    return "\n".join([*rows, json.dumps(await unpublished(database), default=str)])
 
 
 async def test_nothing_personal_is_left_in_any_table(database, postman, mail_server):
@@ -226,21 +224,48 @@ async def test_late_messages_about_an_erased_request_change_nothing(database, po
     assert await dump(database) == before
 
 
-async def test_locked_row_is_named_soon_and_does_not_hold_its_lane(database, stored_request, monkeypatch):
+@pytest.mark.parametrize("table", ["calculation_request", "outbox"])
+async def test_locked_row_is_named_soon(database, stored_request, monkeypatch, table):
     monkeypatch.setattr(connecting, "LOCK_SECONDS", 0.2)
     async with database.transaction():
-        await database.execute("SELECT FROM calculation_request FOR UPDATE")
+        await database.execute(f"SELECT FROM {table} FOR UPDATE")
         async with asyncio.timeout(10.0):
             with pytest.raises(click.ClickException, match="has locked the same rows"):
                 await erase(stored_request)
-        assert await lanes.try_lock(database, [lanes.lane_of(stored_request.id)])
 
 
-async def test_lane_held_by_a_relay_is_waited_for(database, stored_request):
+async def test_erasure_between_the_lock_and_the_read_of_a_relay_waits_for_it(
+    database, other_connection, stored_request
+):
     async with database.transaction():
-        assert await lanes.try_lock(database, [lanes.lane_of(stored_request.id)])
+        locked = await pointers.lock(database, pending=9, held=9)
         erasing = asyncio.create_task(erase(stored_request))
-        await eventually(lambda: has_waiting_statement(database))
+        await eventually(lambda: has_waiting_statement(other_connection))
+        [event] = await pointers.read(database, locked)
         assert not erasing.done()
 
     assert not (await erasing)["was_erased_before"]
+    assert event.event_id == key_of(stored_request)
+
+
+async def test_erasure_that_is_committed_while_a_relay_looks_for_events_is_not_undone(database, database_url):
+    request = await store(database, external_id=MARK)
+    worker, operator = databases.user_of("worker"), databases.user_of("operator")
+    await database.execute(
+        f"""
+        ALTER TABLE outbox ENABLE ROW LEVEL SECURITY;
+        CREATE POLICY slow ON outbox TO {worker} USING (pg_sleep(1) IS NOT NULL);
+        CREATE POLICY fast ON outbox TO {operator} USING (true);
+        """
+    )
+    is_looking = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep')"
+    async with databases.connected(databases.as_role(database_url, "worker")) as relay, relay.transaction():
+        locking = asyncio.create_task(pointers.lock(relay, pending=9, held=9))
+        await eventually(lambda: database.fetchval(is_looking))
+        await erase(request)
+        assert not locking.done()
+        locked = await locking
+        events = await pointers.read(relay, locked)
+
+    assert [event.request_id for event in events] == [request.id]
+    assert MARK.encode() not in events[0].payload

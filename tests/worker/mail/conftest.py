@@ -7,6 +7,7 @@ import pytest
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.mail_server import ScriptedMailServer
+from tests.harness.stored import QUEUED
 from tests.worker.conftest import store
 from tests.worker.steps import intend
 
@@ -38,10 +39,10 @@ async def attempts(database: Connection) -> int:
     return total
 
 
-async def announced(database: Connection) -> list[tuple[str, int, bytes]]:
-    """Return the events in the outbox: type, sequence and payload."""
-    rows = await database.fetch("SELECT type, sequence, payload FROM outbox ORDER BY id")
-    return [(row["type"], row["sequence"], row["payload"]) for row in rows]
+async def announced(database: Connection) -> list[tuple[str, int, str]]:
+    """Return the events in the outbox: type, sequence and data."""
+    rows = await database.fetch(QUEUED)
+    return [(row["type"], row["sequence"], row["data"]) for row in rows]
 
 
 async def is_claimed(database: Connection) -> bool:

@@ -52,9 +52,9 @@ async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_
     email = await database.fetchrow("SELECT server_reply, attempts, claimed_by FROM email")
     assert email == (reply.removeprefix("250 "), 1, None)
     ended = intended.event(event, sequence=2, **failure)
-    ((event_type, sequence, payload),) = await announced(database)
+    ((event_type, sequence, data),) = await announced(database)
     assert (event_type, sequence) == (ended.type, 2)
-    assert msgspec.json.decode(payload)["data"] == msgspec.to_builtins(ended)
+    assert msgspec.json.decode(data) == msgspec.to_builtins(ended)
     assert await database.fetchval("SELECT sequence FROM calculation_request") == 2
     handled = {"event": "email_handled", "log_level": "info", "attempts": 1, "outcome": state}
     [line] = [log for log in logs if log["event"] == "email_handled"]

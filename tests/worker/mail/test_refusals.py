@@ -76,8 +76,8 @@ async def test_email_that_cannot_be_composed_from_its_addresses_has_failed_and_i
 
     assert await states(database) == {"failed": 1, "sent": 1}
     assert len(mail_server.accepted) == 1
-    [payload] = [payload for kind, _, payload in await announced(database) if kind == RequestEmailFailed.type]
-    data = msgspec.json.decode(payload)["data"]
+    [sent] = [data for kind, _, data in await announced(database) if kind == RequestEmailFailed.type]
+    data = msgspec.json.decode(sent)
     assert (data["reason"], data["smtp_code"]) == ("not_composable", 0)
 
 

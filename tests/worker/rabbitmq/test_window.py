@@ -7,7 +7,7 @@ import aiormq
 import pytest
 from aiormq.abc import ChannelFrame
 
-from tests.worker.conftest import outbox_row, take_all
+from tests.worker.conftest import outbox_event, take_all
 from worker.rabbitmq.connection import open_channel
 
 _FRAME_BYTES = 131_072  # RabbitMQ's limit of a frame; also our limit of a message
@@ -27,7 +27,7 @@ async def test_aiormq_has_the_undocumented_attributes_that_the_relay_uses(worker
 
 
 async def test_event_without_a_trace_is_published_without_its_header(publisher, tap):
-    await publisher.publish([outbox_row(1, traceparent=None)])
+    await publisher.publish([outbox_event(1, traceparent=None)])
 
     (message,) = await take_all(tap)
     assert "traceparent" not in message.headers
@@ -35,8 +35,8 @@ async def test_event_without_a_trace_is_published_without_its_header(publisher, 
 
 @pytest.mark.parametrize("size", [0, 1, _FRAME_BYTES - 8, _FRAME_BYTES - 7, _FRAME_BYTES])
 async def test_body_of_any_size_arrives_whole(publisher, tap, size):
-    event = outbox_row(1, payload=b"x" * size)
+    event = outbox_event(1, payload=b"x" * size)
 
-    await publisher.publish([event, outbox_row(2)])
+    await publisher.publish([event, outbox_event(2)])
 
     assert [len(message.body) for message in await take_all(tap)] == [size, 2]

@@ -7,7 +7,6 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractQueue
 
 from service.calculation_requests.model import CalculationRequest
-from service.postgres.pool import Connection
 from tests.harness.tcp_proxy import TcpProxy
 from tests.worker.conftest import bind_tap, open_publisher, settings_with
 from worker.relay.publisher import Publisher
@@ -28,11 +27,6 @@ async def bind_full_queue(channel: AbstractChannel, routing_key: str) -> Abstrac
     full = await bind_tap(channel, routing_key, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     await channel.default_exchange.publish(Message(b""), full.name)
     return full
-
-
-async def into_one_lane(database: Connection) -> None:
-    """Move all events of the outbox to one lane, so that they can share a window."""
-    await database.execute("UPDATE outbox SET lane = 0")
 
 
 def id_of(request: CalculationRequest) -> str:

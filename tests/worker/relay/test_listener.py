@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from service.outbox import lanes
+from service.outbox import waking
 from tests.harness.databases import is_gone
 from tests.harness.in_process import running
 from tests.harness.waiting import eventually
@@ -26,7 +26,7 @@ async def listeners(database) -> set[int]:
 
 
 async def is_woken(database, woken: asyncio.Event) -> bool:
-    await lanes.notify(database)
+    await waking.notify(database)
     await asyncio.sleep(0.01)
     return woken.is_set()
 

@@ -4,18 +4,25 @@ import asyncio
 
 import pytest
 
-from service.outbox.lanes import LANES, lane_of, try_lock
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from tests.harness.in_process import running
 from tests.harness.metrics import value
 from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
-from tests.worker.conftest import obstacle, open_publisher, passes, settings_with, store, take_ids
-from tests.worker.relay.conftest import id_of, into_one_lane
+from tests.worker.conftest import (
+    announce_next,
+    obstacle,
+    open_publisher,
+    passes,
+    settings_with,
+    store,
+    take_ids,
+)
+from tests.worker.relay.conftest import id_of
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
-from worker.relay import loop
+from worker.relay import loop, pointers
 from worker.relay.loop import Relay
 
 # The end of a publish to the exchange for all teams: exchange, routing key, mandatory.
@@ -25,7 +32,6 @@ _TO_ALL_TEAMS = b"calculation-requests\x0frequest.created\x01\xce"
 async def test_window_is_no_larger_than_the_batch_size(relay_once, database, tap, monkeypatch):
     monkeypatch.setattr(loop, "_BATCH_SIZE", 2)
     requests = [await store(database) for _ in range(5)]
-    await into_one_lane(database)
 
     passes_made = [await relay_once() for _ in range(4)]
 
@@ -37,27 +43,31 @@ async def test_event_committed_late_is_not_passed_over(relay_once, database, oth
     async with other_connection.transaction():
         late = await store(other_connection)
         early = await store(database)
-        await database.execute("UPDATE outbox SET lane = $1", lane_of(late.id))
         await relay_once()
     await relay_once()
 
     assert await take_ids(tap) == [id_of(early), id_of(late)]
 
 
-async def test_only_lanes_that_no_other_relay_has_locked_are_relayed(relay_once, database, stored_request):
-    lane = lane_of(stored_request.id)
-    while lane_of((other := await store(database)).id) == lane:
-        await database.execute("DELETE FROM outbox WHERE request_id = $1", other.id)
+async def test_event_that_another_relay_has_locked_is_left_to_it_with_the_later_events_of_its_request(
+    relay_once, database, stored_request, tap
+):
+    await announce_next(database, stored_request.id)
 
     async with database.transaction():
-        assert await try_lock(database, [lane]) == [lane]
+        assert [row.key for row in await pointers.lock(database, pending=9, held=9)] == [
+            (stored_request.id, 1)
+        ]
+        other = await store(database)
         moved_meanwhile = await relay_once()
-    moved_afterwards = await relay_once()
+    moved_afterwards = [await relay_once() for _ in range(3)]
 
-    assert (moved_meanwhile, moved_afterwards) == (1, 1)
+    assert (moved_meanwhile, moved_afterwards) == (0, [2, 1, 0])
+    ids = await take_ids(tap)
+    assert ids[:2] == [id_of(stored_request), id_of(other)]
 
 
-async def test_lane_is_kept_while_a_publish_takes_longer_than_other_transactions_may_be_silent(
+async def test_events_stay_locked_while_a_publish_takes_longer_than_other_transactions_may_be_silent(
     relay, linked_publisher, broker_link, stored_request
 ):
     broker_link.hold_before(id_of(stored_request).encode())
@@ -72,7 +82,6 @@ async def test_lane_is_kept_while_a_publish_takes_longer_than_other_transactions
 
 async def test_outage_settles_the_confirmed_events_alone(worker_settings, pool, broker_link, database):
     confirmed, unconfirmed = await store(database), await store(database)
-    await into_one_lane(database)
     settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=1.0)
 
     relay = Relay(settings, pool, asyncio.Event())
@@ -84,8 +93,8 @@ async def test_outage_settles_the_confirmed_events_alone(worker_settings, pool, 
             await relay.relay_due(publisher)
         broker_link.resume()
 
-    left = await database.fetch("SELECT request_id, state FROM undelivered_event")
-    assert left == [(unconfirmed.id, "pending")] != [(confirmed.id, "pending")]
+    left = await database.fetch("SELECT request_id, next_attempt_at FROM outbox")
+    assert left == [(unconfirmed.id, None)] != [(confirmed.id, None)]
 
 
 async def test_queue_that_blocks_the_channel_holds_back_its_events_and_no_email(
@@ -99,11 +108,11 @@ async def test_queue_that_blocks_the_channel_holds_back_its_events_and_no_email(
 
     broker_link.hold_before(_TO_ALL_TEAMS)
     async with running(relay.run):
-        await eventually(lambda: database.fetchval("SELECT bool_and(attempts > 0) FROM outbox_held"))
+        await eventually(lambda: database.fetchval("SELECT bool_and(attempts > 0) FROM outbox"))
         is_ready = await passes(relay.check)
-        held = await database.fetch("SELECT last_error FROM outbox_held")
+        held = await database.fetch("SELECT last_error FROM outbox")
         broker_link.resume()
-        await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM undelivered_event)"))
+        await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
 
     assert is_ready
     assert [row["last_error"].partition(":")[0] for row in held] == ["not confirmed"] * len(held)
@@ -112,12 +121,12 @@ async def test_queue_that_blocks_the_channel_holds_back_its_events_and_no_email(
 
 
 async def test_window_that_a_queue_blocks_is_the_last_on_its_channel(
-    worker_settings, broker_link, pool, database
+    worker_settings, broker_link, pool, database, monkeypatch
 ):
     """Otherwise the numbers of later messages could be wrong, and events could be deleted unpublished."""
-    for _ in range(2 * LANES):
+    monkeypatch.setattr(loop, "_BATCH_SIZE", 2)
+    for _ in range(3):
         await store(database)
-    await database.execute("UPDATE outbox SET lane = id % $1", LANES)
     settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=1.0)
     relay = Relay(settings, pool, asyncio.Event())
 
@@ -127,8 +136,8 @@ async def test_window_that_a_queue_blocks_is_the_last_on_its_channel(
         broker_link.resume()
 
     assert not publisher.is_usable
-    assert held == LANES
-    assert await database.fetchval("SELECT count(*) FROM undelivered_event WHERE state = 'pending'") == LANES
+    assert held == 2
+    assert await database.fetchval("SELECT count(*) FROM outbox WHERE next_attempt_at IS NULL") == 1
 
 
 async def test_outage_of_postgres_keeps_the_connection_to_rabbitmq(
@@ -152,16 +161,16 @@ async def test_outage_of_postgres_keeps_the_connection_to_rabbitmq(
 
 
 async def test_relay_that_needs_long_to_find_events_gets_the_time(worker_settings, pool, database, logs):
-    """As with millions of deleted events under an old snapshot."""
+    """As with millions of published events under an old snapshot."""
     await store(database)
     await database.execute("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
     await database.execute("CREATE POLICY slow ON outbox USING (pg_sleep(1.5) IS NOT NULL)")
-    settings = settings_with(worker_settings, database_timeout_seconds=0.2)  # The first look may take 1 s.
+    settings = settings_with(worker_settings, database_timeout_seconds=0.2)
 
     async with running(Relay(settings, pool, asyncio.Event()).run):
         await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
 
-    assert "relay_paused" in str(logs)
+    assert "relay_paused" not in str(logs)
 
 
 async def test_channel_is_not_used_again_after_postgres_has_interrupted_a_publish(
@@ -220,7 +229,7 @@ async def test_relay_publishes_nothing_during_an_alarm_and_goes_on_at_its_end(
         connections = broker.connections
         await eventually(lambda: broker.connections >= connections + 3)
         was_blocked = await is_blocked(blockable_relay)
-        held = await database.fetchval("SELECT count(*) FROM outbox_held")
+        held = await database.fetchval("SELECT count(*) FROM outbox WHERE next_attempt_at IS NOT NULL")
         broker.clear_alarm()
         await eventually(lambda: passes(blockable_relay.check))
         await eventually(lambda: len(set(broker.taken)) == 2)

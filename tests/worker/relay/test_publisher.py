@@ -1,6 +1,7 @@
 """The outcome of publishing a window: events confirmed, events that failed, or an outage."""
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 import aiormq
@@ -8,26 +9,42 @@ import pytest
 
 from tests.harness.queues import declare_topology
 from tests.harness.waiting import eventually
-from tests.worker.conftest import outbox_row, settings_with, take_ids
+from tests.worker.conftest import outbox_event, settings_with, take_ids
 from tests.worker.relay.conftest import bind_full_queue
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
+from worker.relay.pointers import Key
 from worker.relay.publisher import Publisher
+
+
+def by_number(failed: Mapping[Key, str]) -> dict[int, str]:
+    return {number: reason for (_, number), reason in failed.items()}
+
+
+def numbers(keys: Iterable[Key]) -> set[int]:
+    return {number for _, number in keys}
 
 
 async def test_refused_and_returned_events_fail_alone_and_the_publisher_can_still_be_used(publisher, channel):
     await bind_full_queue(channel, "request.calculated")
     await channel.queue_delete(topology.NOTIFICATIONS.name)
 
-    window = [outbox_row(2), outbox_row(3, type="request.created"), outbox_row(4, type="request.email_sent")]
+    window = [
+        outbox_event(2),
+        outbox_event(3, type="request.created"),
+        outbox_event(4, type="request.email_sent"),
+    ]
     with_failures = await publisher.publish(window)
     await declare_topology(channel)
-    afterwards = await publisher.publish([outbox_row(5), outbox_row(6, type="request.created")])
+    afterwards = await publisher.publish([outbox_event(5), outbox_event(6, type="request.created")])
 
-    assert with_failures.confirmed == {4}
-    assert with_failures.failed == {2: "refused by the broker", 3: "returned: no queue is bound for it"}
-    assert afterwards.confirmed == {6}
-    assert afterwards.failed == {5: "refused by the broker"}
+    assert numbers(with_failures.confirmed) == {4}
+    assert by_number(with_failures.failed) == {
+        2: "refused by the broker",
+        3: "returned: no queue is bound for it",
+    }
+    assert numbers(afterwards.confirmed) == {6}
+    assert by_number(afterwards.failed) == {5: "refused by the broker"}
     assert with_failures.outage is afterwards.outage is None
 
 
@@ -36,38 +53,38 @@ async def test_channel_on_which_events_are_refused_is_replaced_after_some_second
 ):
     await bind_full_queue(channel, "request.calculated")
 
-    await publisher.publish([outbox_row(1)])
+    await publisher.publish([outbox_event(1)])
     usable_at_first = publisher.is_usable
     monkeypatch.setattr("worker.relay.publisher._REFUSING_SECONDS", 0.0)
-    await publisher.publish([outbox_row(2, type="request.email_sent")])
+    await publisher.publish([outbox_event(2, type="request.email_sent")])
     usable_without_refusal = publisher.is_usable
-    await publisher.publish([outbox_row(3)])
+    await publisher.publish([outbox_event(3)])
 
     assert (usable_at_first, usable_without_refusal, publisher.is_usable) == (True, True, False)
 
 
 async def test_event_that_cannot_be_encoded_takes_no_delivery_tag(publisher, tap):
-    good = [outbox_row(number) for number in (1, 3, 5)]
-    bad = [outbox_row(2, type="x" * 300), outbox_row(4, type="\ud800")]
+    good = [outbox_event(number) for number in (1, 3, 5)]
+    bad = [outbox_event(2, type="x" * 300), outbox_event(4, type="\ud800")]
 
-    outcome = await publisher.publish(sorted(good + bad, key=lambda row: row.id))
+    outcome = await publisher.publish(sorted(good + bad, key=lambda event: event.sequence))
 
-    assert outcome.confirmed == {1, 3, 5}
+    assert numbers(outcome.confirmed) == {1, 3, 5}
     assert {reason.partition(":")[0] for reason in outcome.failed.values()} == {"refused by AMQP"}
-    assert set(outcome.failed) == {2, 4}
+    assert numbers(outcome.failed) == {2, 4}
     assert outcome.outage is None
     assert await take_ids(tap) == [event.event_id for event in good]
 
 
 @pytest.mark.usefixtures("channel")  # It declares the topology.
 async def test_settled_events_leave_nothing_in_the_memory_of_the_channel(worker_settings):
-    window = [outbox_row(1), outbox_row(2, type="request.email_sent"), outbox_row(3, type="x" * 300)]
+    window = [outbox_event(1), outbox_event(2, type="request.email_sent"), outbox_event(3, type="x" * 300)]
     async with open_channel(worker_settings, name="test") as opened:
         underlay = cast("aiormq.Channel", await opened.get_underlay_channel())
 
         outcome = await Publisher(underlay, timeout_seconds=10.0).publish(window)
 
-        assert outcome.confirmed == {1, 2}
+        assert numbers(outcome.confirmed) == {1, 2}
         assert (dict(underlay.confirmations), underlay.message_id_delivery_tag) == ({}, {})
 
 
@@ -79,7 +96,7 @@ async def test_writing_and_confirming_share_one_timeout(worker_settings, broker_
         broker_link.hold()
 
         async with underlay.lock:
-            publishing = asyncio.create_task(publisher.publish([outbox_row(1)]))
+            publishing = asyncio.create_task(publisher.publish([outbox_event(1)]))
             await asyncio.sleep(0.6)
         async with asyncio.timeout(0.8):
             outcome = await publishing
@@ -90,9 +107,9 @@ async def test_writing_and_confirming_share_one_timeout(worker_settings, broker_
 
 async def test_publisher_on_a_closed_channel_reports_an_outage(publisher, channel):
     await channel.exchange_delete(topology.REQUESTS)
-    await publisher.publish([outbox_row(1)])
+    await publisher.publish([outbox_event(1)])
 
-    outcome = await publisher.publish([outbox_row(2)])
+    outcome = await publisher.publish([outbox_event(2)])
 
     assert (outcome.confirmed, outcome.failed) == (frozenset(), {})
     assert outcome.outage is not None
@@ -101,7 +118,7 @@ async def test_publisher_on_a_closed_channel_reports_an_outage(publisher, channe
 async def test_cancelled_publish_leaves_nothing_running(linked_publisher, broker_link):
     broker_link.hold()
     tasks_before = asyncio.all_tasks()
-    publishing = asyncio.create_task(linked_publisher.publish([outbox_row(1), outbox_row(2)]))
+    publishing = asyncio.create_task(linked_publisher.publish([outbox_event(1), outbox_event(2)]))
     await eventually(lambda: len(asyncio.all_tasks() - tasks_before) >= 2)
 
     publishing.cancel()
@@ -113,7 +130,7 @@ async def test_cancelled_publish_leaves_nothing_running(linked_publisher, broker
 
 async def test_connection_lost_while_a_window_is_written_is_noticed_at_once(linked_publisher, broker_link):
     broker_link.hold()
-    window = [outbox_row(number, payload=b"x" * 100_000) for number in range(500)]
+    window = [outbox_event(number, payload=b"x" * 100_000) for number in range(500)]
     publishing = asyncio.create_task(linked_publisher.publish(window))
     await asyncio.sleep(0)  # Start it, and fill the buffers.
 

@@ -4,29 +4,16 @@ import asyncio
 
 import pytest
 
-from service.outbox.lanes import LANES
 from service.postgres.pool import Connection, open_pool
 from tests.harness.in_process import running
+from tests.harness.stored import fill_outbox
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
-from worker.relay import outbox_tables
+from worker.relay import pointers
 from worker.relay.loop import Relay
 
-_LANE = 3
 _PASSES_OF_A_WAKEUP = 2  # one that finds the event, one that finds nothing
-_MOST_STATEMENTS = 6  # find, begin with its settings, lock, read, delete, commit
-
-
-async def fill_lane(database: Connection, events: int) -> None:
-    await database.execute(
-        """
-        INSERT INTO outbox (lane, request_id, type, sequence, payload)
-        SELECT $1, gen_random_uuid(), 'request.created', 1, '{}'
-          FROM generate_series(1, $2)
-        """,
-        _LANE,
-        events,
-    )
+_MOST_STATEMENTS = 5  # begin with its settings, lock, read, delete, commit
 
 
 @pytest.mark.parametrize("events", [1, 200])
@@ -34,9 +21,9 @@ async def test_pass_takes_the_same_few_statements_for_any_number_of_events(
     database, worker_settings, linked_pool, statements, publisher, events
 ):
     relay = Relay(worker_settings, linked_pool, asyncio.Event())
-    await fill_lane(database, 1)
+    await fill_outbox(database, 1)
     await relay.relay_due(publisher)  # prepares its statements
-    await fill_lane(database, events)
+    await fill_outbox(database, events)
     statements.clear()
 
     assert await relay.relay_due(publisher) == events
@@ -52,12 +39,12 @@ async def test_relay_makes_one_more_pass_after_it_has_moved_something_and_then_w
     relay = Relay(settings_with(worker_settings, relay_poll_seconds=3600.0), linked_pool, woken)
 
     def passes() -> int:
-        return sum("WHERE (SELECT id" in each for each in statements.executed)
+        return sum("FOR UPDATE OF outbox" in each for each in statements.executed)
 
     async with running(relay.run):
         await eventually(lambda: passes() == 1)
         tasks = len(asyncio.all_tasks())
-        await fill_lane(database, 1)
+        await fill_outbox(database, 1)
         woken.set()
         await eventually(lambda: passes() == 1 + _PASSES_OF_A_WAKEUP)
         woken.set()
@@ -67,62 +54,59 @@ async def test_relay_makes_one_more_pass_after_it_has_moved_something_and_then_w
 
 async def test_delivered_event_leaves_one_dead_tuple(database, worker_settings, publisher):
     events = 200
-    await fill_lane(database, events)
+    await fill_outbox(database, events)
 
     async with open_pool(worker_settings) as pool:  # Postgres counts when the connection ends.
         await Relay(worker_settings, pool, asyncio.Event()).relay_due(publisher)
 
     written = "SELECT n_tup_upd, n_tup_del FROM pg_stat_user_tables WHERE relname = 'outbox'"
     assert await eventually(lambda: database.fetchrow(f"{written} AND n_tup_del > 0")) == (0, events)
-    held = "SELECT n_tup_ins FROM pg_stat_user_tables WHERE relname = 'outbox_held'"
-    assert await database.fetchval(held) == 0
 
 
 async def test_events_that_wait_behind_a_held_one_do_not_slow_a_pass(database):
-    """Measured in the rows and index entries that Postgres reads."""
+    """Measured in the rows and index entries that Postgres reads, with a plan made while it was empty."""
+    async with database.transaction():
+        await database.execute(pointers.PLANS)
+        for _ in range(6):  # From the sixth on, Postgres keeps the plan.
+            await pointers.lock(database, pending=2, held=2)
     await _hold_many(database, 20_000)
 
     async with database.transaction():
+        await database.execute(pointers.PLANS)
         before = await _read_so_far(database)
-        with_work = await outbox_tables.find_lanes(database)
-        due = await outbox_tables.read(database, range(LANES), pending=2, held=2)
+        locked = await pointers.lock(database, pending=2, held=2)
         read = await _read_so_far(database) - before
 
-    assert (with_work, [row.id for row in due]) == ([_LANE], [0])
+    assert [(pointer.sequence, pointer.attempts) for pointer in locked] == [(1, 1)]
     assert read < 100
 
 
 async def _read_so_far(database: Connection) -> int:
-    """Return how many rows and index entries of outbox_held this session has read and not yet reported."""
+    """Return how many rows and index entries of outbox this session has read and not yet reported."""
     return int(
         await database.fetchval(
             """
             SELECT sum(pg_stat_get_xact_tuples_returned(relation) + pg_stat_get_xact_tuples_fetched(relation))
-              FROM (SELECT 'outbox_held'::regclass::oid
+              FROM (SELECT 'outbox'::regclass::oid
                     UNION ALL
                     SELECT indexrelid
                       FROM pg_index
-                     WHERE indrelid = 'outbox_held'::regclass) AS of_them (relation)
+                     WHERE indrelid = 'outbox'::regclass) AS of_them (relation)
             """
         )
     )
 
 
 async def _hold_many(database: Connection, events: int) -> None:
-    """Hold one due event, and in every lane a request with a refused event and many waiting behind it."""
+    """Hold one due event, and requests with a refused event and many waiting behind it."""
     await database.execute(
         """
-        INSERT INTO outbox_held (lane, id, request_id, type, sequence, payload, created_at,
-                                 attempts, next_attempt_at, last_error)
-        SELECT $2, 0, gen_random_uuid(), 'request.calculated', 1, '{}'::bytea, now(), 1, now(), 'refused'
+        INSERT INTO outbox (request_id, sequence, attempts, next_attempt_at)
+        SELECT gen_random_uuid(), 1, 1, now()
          UNION ALL
-        SELECT id % $3, id, md5((id % $3)::text)::uuid, 'request.calculated', id, '{}', now(), 0,
-               now() + interval '1 h', NULL
-          FROM generate_series(1, $1::integer) AS id
+        SELECT md5((number % 16)::text)::uuid, number, (number <= 16)::integer, now() + interval '1 h'
+          FROM generate_series(1, $1::integer) AS number
         """,
         events,
-        _LANE,
-        LANES,
     )
-    await database.execute("ANALYZE outbox_held")
     await database.execute("SELECT pg_stat_force_next_flush()")  # Otherwise these rows would be counted too.

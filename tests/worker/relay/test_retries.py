@@ -2,9 +2,12 @@
 
 import pytest
 
+from service.calculation_requests.changing import change
+from service.outbox.events import RequestEmailSent
+from tests.harness.waiting import eventually
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, store_as, take_ids
-from tests.worker.relay.conftest import bind_full_queue, id_of, into_one_lane
-from worker.relay import loop, outbox_tables
+from tests.worker.relay.conftest import bind_full_queue, id_of
+from worker.relay import loop
 
 
 @pytest.fixture
@@ -14,29 +17,71 @@ async def refusing(channel):
 
 
 async def make_due(database) -> None:
-    await database.execute("UPDATE outbox_held SET next_attempt_at = now() WHERE attempts > 0")
+    await database.execute("UPDATE outbox SET next_attempt_at = now() WHERE next_attempt_at IS NOT NULL")
 
 
 @pytest.mark.parametrize(("attempts", "pause"), [(0, 100), (1, 200), (2, 300), (5000, 300)])
 async def test_wait_of_a_refused_event_doubles_up_to_the_longest(database, attempts, pause):
-    [held] = await hold_events(database, (await store(database)).id)
-    await database.execute("UPDATE outbox_held SET attempts = $1", attempts)  # 2 ^ 5000 is no double.
-
-    await outbox_tables.postpone(database, [held], {held.id: "why"}, base_seconds=100)
-
-    row = await database.fetchrow("SELECT attempts, next_attempt_at - now() AS pause FROM outbox_held")
-    assert (row["attempts"], round(row["pause"].total_seconds())) == (attempts + 1, pause)
-
-
-async def test_waiting_event_that_is_deleted_by_hand_leaves_the_refused_one_its_pause(database):
     request = await store(database)
     await announce_next(database, request.id)
-    refused, waiting = await hold_events(database, request.id)
-    await outbox_tables.postpone(database, [refused], {refused.id: "why"}, base_seconds=100)
+    await database.execute(
+        "UPDATE outbox SET attempts = $1 WHERE sequence = 1", attempts
+    )  # 2 ^ 5000 is no double.
 
-    await database.execute("DELETE FROM outbox_held WHERE id = $1", waiting.id)
+    await hold_events(database, request.id)
 
-    assert await database.fetchval("SELECT next_attempt_at > now() FROM outbox_held")
+    first, behind = await database.fetch(
+        "SELECT attempts, next_attempt_at - now() FROM outbox ORDER BY 1 DESC"
+    )
+    assert (first[0], round(first[1].total_seconds())) == (attempts + 1, pause)
+    assert behind[0] == 0
+    assert round(behind[1].total_seconds()) == pause
+
+
+async def test_event_behind_a_held_one_that_is_deleted_by_hand_is_published_when_that_one_was_due(
+    relay_once, database, stored_request, tap
+):
+    await announce_next(database, stored_request.id)
+    await hold_events(database, stored_request.id)
+
+    await database.execute("DELETE FROM outbox WHERE sequence = 1")
+    at_first = await relay_once()
+    await make_due(database)
+
+    assert (at_first, await relay_once()) == (0, 1)
+    assert await take_ids(tap) == [f"{stored_request.uuid}.request.email_sent.2"]
+
+
+@pytest.mark.parametrize("is_confirmed", [True, False])
+async def test_event_that_is_written_while_the_held_one_before_it_is_settled_follows_it(
+    relay_once, database, other_connection, stored_request, tap, channel, is_confirmed, monkeypatch
+):
+    """Neither transaction sees the other's event."""
+    monkeypatch.setattr(loop, "_RETRY_SECONDS", 0.0001)
+    await hold_events(database, stored_request.id)
+    await make_due(database)
+    refusing = None if is_confirmed else await bind_full_queue(channel, "request.created")
+
+    async with other_connection.transaction():
+        async with change(other_connection, stored_request.id) as request:
+            request.announce(RequestEmailSent)
+        await relay_once()
+    if refusing:
+        await refusing.delete(if_empty=False)
+    for _ in range(2):
+        await relay_once()
+
+    first = dict.fromkeys(await take_ids(tap))
+    assert list(first) == [id_of(stored_request), f"{stored_request.uuid}.request.email_sent.2"]
+
+
+async def test_new_event_waits_behind_a_held_one_without_being_looked_at(database, stored_request):
+    await hold_events(database, stored_request.id)
+
+    await announce_next(database, stored_request.id)
+
+    held = await database.fetch("SELECT DISTINCT next_attempt_at > now() FROM outbox")
+    assert held == [(True,)]
 
 
 async def test_refused_event_is_logged_with_the_uuid_and_trace_of_its_request(
@@ -66,7 +111,6 @@ async def test_few_refused_events_are_retried_in_a_pass_and_new_ones_sent_at_onc
     monkeypatch.setattr(loop, "_RETRY_SECONDS", 3600.0)
     monkeypatch.setattr(loop, "_HELD_BATCH_SIZE", 2)
     requests = [await store(database) for _ in range(5)]
-    await into_one_lane(database)
     while await relay_once():
         pass
     copies_at_first = await take_ids(tap)
@@ -86,7 +130,6 @@ async def test_refused_events_are_retried_in_turn(relay_once, database, tap, mon
     monkeypatch.setattr(loop, "_RETRY_SECONDS", 0.0001)
     monkeypatch.setattr(loop, "_HELD_BATCH_SIZE", 1)
     requests = [await store(database) for _ in range(3)]
-    await into_one_lane(database)
 
     for _ in range(1 + 3 * 2):
         await relay_once()
@@ -96,18 +139,33 @@ async def test_refused_events_are_retried_in_turn(relay_once, database, tap, mon
     assert copies[3:] == [id_of(request) for request in requests] * 2
 
 
-async def test_event_that_waited_behind_a_refused_one_is_published_at_once_while_others_are_refused(
+async def test_failed_retries_are_at_most_a_hundred_a_second(
+    relay_once, database, tap, refusing, monkeypatch
+):
+    monkeypatch.setattr(loop, "_RETRY_SECONDS", 0.0001)
+    for _ in range(20):
+        await store(database)
+    await relay_once()
+    await take_ids(tap)
+
+    assert [await relay_once() for _ in range(5)] == [0] * 5
+    copies = len(await take_ids(tap))
+    await refusing.delete(if_empty=False)
+    await eventually(relay_once)
+
+    assert copies == 20
+
+
+async def test_event_behind_a_refused_one_is_published_at_once_after_it_while_others_are_refused(
     relay_once, database, channel, refusing, monkeypatch
 ):
-    """It was not refused itself. In one lane, the refused events would otherwise fill every batch."""
     monkeypatch.setattr(loop, "_RETRY_SECONDS", 3600.0)
     await bind_full_queue(channel, "request.email_sent")
     for request in [await store(database) for _ in range(10)]:
         await announce_next(database, request.id)
-    await database.execute("UPDATE outbox SET type = 'request.calculated' WHERE sequence = 2")
+    await database.execute("UPDATE event SET type = 'request.calculated' WHERE sequence = 2")
     for _ in range(25):
         await store_as(database, "request.email_sent")
-    await into_one_lane(database)
     await relay_once()
     await refusing.delete(if_empty=False)
     await make_due(database)
@@ -115,5 +173,5 @@ async def test_event_that_waited_behind_a_refused_one_is_published_at_once_while
     for _ in range(4):
         await relay_once()
 
-    held = await database.fetch("SELECT DISTINCT type FROM outbox_held")
+    held = await database.fetch("SELECT DISTINCT type FROM outbox JOIN event USING (request_id, sequence)")
     assert [row["type"] for row in held] == ["request.email_sent"]

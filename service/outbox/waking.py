@@ -1,9 +1,7 @@
-"""The lane that an event is written to, its lock, and the NOTIFY that wakes the relays."""
+"""The NOTIFY that wakes the relays."""
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
-from uuid import UUID
 
 import asyncpg
 
@@ -11,47 +9,9 @@ from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
 
-LANES = 16
-LOCKS = 0x0B0C  # the first key of the advisory locks; the second is the lane
 CHANNEL = "outbox"  # for LISTEN and NOTIFY
 
 _PAUSE_SECONDS = 0.005  # between two NOTIFYs
-
-
-def lane_of(request_id: UUID) -> int:
-    """Return the lane of a request. All its events share it, so any number of relays keep them in order."""
-    return request_id.int % LANES
-
-
-async def lock(connection: Connection, lane: int) -> None:
-    """Wait for a lane's lock, and hold it until the transaction ends. Use this in a `bounded_transaction`.
-
-    A relay holds the lock during a pass, because the rows that it has read must not change. Raises
-    asyncpg.LockNotAvailableError if a relay waits long for RabbitMQ meanwhile.
-    """
-    await connection.execute("SELECT pg_advisory_xact_lock($1, $2)", LOCKS, lane)
-
-
-async def try_lock(connection: Connection, lanes: Sequence[int]) -> list[int]:
-    """Lock the free lanes among *lanes* until the transaction ends, and return them.
-
-    Read the lanes in a later statement, which sees all that previous holders of the locks committed.
-
-    Raises PostgresUnavailable on a read-only server, which would grant the locks but reject later writes.
-    """
-    (row,) = await connection.fetch(
-        """
-        SELECT ARRAY (SELECT lane
-                        FROM unnest($2::smallint[]) AS lane
-                       WHERE pg_try_advisory_xact_lock($1, lane)) AS lanes,
-               current_setting('transaction_read_only')::boolean AS is_read_only
-        """,
-        LOCKS,
-        lanes,
-    )
-    if row["is_read_only"]:
-        raise PostgresUnavailable.counted()
-    return list(row["lanes"])
 
 
 async def notify(connection: Connection) -> None:

@@ -1,0 +1,221 @@
+"""The statements of one pass of the relay: lock pointers in outbox, read their events, settle them.
+
+A pointer is locked only if no earlier one of its request is in outbox. So a request has at most one event in
+a window, and its next event follows once this one is deleted. An event fails if RabbitMQ refuses, returns or
+does not confirm it. Then it is held, with the later events of its request, until the time of its next
+attempt. Once RabbitMQ has confirmed a held event, the later events of its request are pending again.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TypeAlias
+from uuid import UUID
+
+import msgspec
+
+from service.identifiers import uuid_of
+from service.outbox.events import event_id, in_envelope
+from service.postgres.pool import Connection
+from worker import metrics
+
+Key: TypeAlias = tuple[UUID, int]  # the request and the sequence of an event
+
+# Postgres keeps the plan that it made while the tables were empty, and such a plan may read or sort the whole
+# table. With these settings, every plan walks an index: for 1,000 of 100,000 events, 3 ms instead of 100.
+PLANS = "; ".join(f"SET LOCAL enable_{step} = off" for step in ("seqscan", "sort", "hashjoin", "mergejoin"))
+
+
+class Pointer(msgspec.Struct, frozen=True, kw_only=True):
+    """A locked row of outbox."""
+
+    ctid: tuple[int, int]  # where Postgres stores the row, as long as it is locked
+    request_id: UUID
+    sequence: int
+    traceparent: str | None
+    created_at: datetime
+    attempts: int
+    is_held: bool
+
+    @property
+    def key(self) -> Key:
+        """The key of the event, in both tables."""
+        return self.request_id, self.sequence
+
+
+class OutboxEvent(Pointer, frozen=True, kw_only=True):
+    """A locked pointer, and the event that it points to."""
+
+    type: str
+    payload: bytes  # the message body
+
+    @property
+    def event_id(self) -> str:
+        """The id of the event, also used as the AMQP message id."""
+        return event_id(uuid_of(self.request_id), self.type, self.sequence)
+
+
+async def lock(connection: Connection, *, pending: int, held: int) -> list[Pointer]:
+    """Lock the oldest pending pointers, and the held ones that have been due for longest.
+
+    Each is the first of its request. Those that another transaction has locked are left out.
+    """
+    return [Pointer(**row) for row in await connection.fetch(_LOCK, pending, held)]
+
+
+# Postgres allows no FOR UPDATE with UNION, so each part locks its own rows. `IS NULL` is not written as NOT
+# EXISTS, which Postgres could turn into a join that reads the whole table.
+_FIRST = """
+    (SELECT sequence
+       FROM outbox AS earlier
+      WHERE earlier.request_id = outbox.request_id
+        AND earlier.sequence < outbox.sequence
+      LIMIT 1) IS NULL"""
+_LOCK = f"""
+    WITH pending AS MATERIALIZED (
+        SELECT ctid, request_id, sequence, traceparent, created_at, attempts, false AS is_held
+          FROM outbox
+         WHERE next_attempt_at IS NULL
+           AND {_FIRST}
+         ORDER BY created_at
+         LIMIT $1
+           FOR UPDATE OF outbox SKIP LOCKED
+    ), held AS MATERIALIZED (
+        SELECT ctid, request_id, sequence, traceparent, created_at, attempts, true AS is_held
+          FROM outbox
+         WHERE next_attempt_at <= statement_timestamp()
+           AND {_FIRST}
+         ORDER BY next_attempt_at
+         LIMIT $2
+           FOR UPDATE OF outbox SKIP LOCKED
+    )
+    SELECT * FROM pending
+     UNION ALL
+    SELECT * FROM held
+"""  # noqa: S608 - constants only
+
+
+async def read(connection: Connection, pointers: Sequence[Pointer]) -> list[OutboxEvent]:
+    """Return the events of locked pointers.
+
+    This is a statement of its own, because its snapshot must be younger than the locks. Otherwise an event
+    would be published as it was before an erasure that was committed between the two.
+    """
+    keys = [pointer.request_id for pointer in pointers], [pointer.sequence for pointer in pointers]
+    events = []
+    for place, event_type, time, data in await connection.fetch(_READ, *keys):
+        pointer = pointers[place - 1]
+        envelope = in_envelope(
+            uuid_of(pointer.request_id),
+            event_type,
+            pointer.sequence,
+            msgspec.Raw(data),
+            time=time,
+            traceparent=pointer.traceparent,
+        )
+        payload = msgspec.json.encode(envelope)
+        events.append(OutboxEvent(**msgspec.structs.asdict(pointer), type=event_type, payload=payload))
+    return events
+
+
+# With LIMIT, Postgres looks each event up in the primary key: 1.2 µs an event.
+_READ = """
+    SELECT place, type, time, data
+      FROM unnest($1::uuid[], $2::integer[]) WITH ORDINALITY AS pointer (request_id, sequence, place)
+     CROSS JOIN LATERAL (SELECT type, time, data
+                           FROM event
+                          WHERE event.request_id = pointer.request_id
+                            AND event.sequence = pointer.sequence
+                          LIMIT 1) AS event
+     ORDER BY place
+"""
+
+
+class PointersMissing(Exception):
+    """Locked pointers are not in outbox."""
+
+
+async def settle(
+    connection: Connection,
+    delivered: Sequence[Pointer],
+    failed: Sequence[Pointer],
+    errors: Mapping[Key, str],
+    *,
+    base_seconds: float,
+) -> None:
+    """Delete the pointers of confirmed events. Hold the failed events with their *errors*."""
+    if delivered:
+        await _delete(connection, delivered)
+    if published_late := [pointer.request_id for pointer in delivered if pointer.is_held]:
+        await _release(connection, published_late)
+    if failed:
+        await _hold(connection, failed, errors, base_seconds)
+
+
+async def _delete(connection: Connection, pointers: Sequence[Pointer]) -> None:
+    deleted = await connection.execute(
+        "DELETE FROM outbox WHERE ctid = ANY($1::tid[])", [pointer.ctid for pointer in pointers]
+    )
+    if deleted != f"DELETE {len(pointers)}":
+        raise PointersMissing
+
+
+async def _release(connection: Connection, request_ids: Sequence[UUID]) -> None:
+    """Make the held events of these requests pending."""
+    await connection.execute(
+        """
+        UPDATE outbox
+           SET next_attempt_at = NULL
+         WHERE request_id = ANY($1)
+           AND next_attempt_at IS NOT NULL
+        """,
+        request_ids,
+    )
+
+
+async def _hold(
+    connection: Connection, pointers: Sequence[Pointer], errors: Mapping[Key, str], base_seconds: float
+) -> None:
+    """Count an attempt for failed events, and hold them with the later events of their requests.
+
+    The events are due again after a delay that doubles with each attempt, up to five minutes. All rows get
+    the time of this statement, so that an event and those behind it are due at once.
+    """
+    await connection.execute(
+        """
+        UPDATE outbox
+           SET attempts = outbox.attempts + (outbox.sequence = failure.sequence)::integer,
+               last_error = CASE WHEN outbox.sequence = failure.sequence THEN error ELSE last_error END,
+               next_attempt_at = statement_timestamp()  -- not now(), which is before the publish
+                                 + make_interval(secs => least(300, $5 * 2 ^ least(failure.attempts, 30)))
+          FROM unnest($1::uuid[], $2::integer[], $3::integer[], $4::text[])
+               AS failure (request_id, sequence, attempts, error)
+         WHERE outbox.request_id = failure.request_id
+        """,
+        [pointer.request_id for pointer in pointers],
+        [pointer.sequence for pointer in pointers],
+        [pointer.attempts for pointer in pointers],
+        [errors[pointer.key] for pointer in pointers],
+        base_seconds,
+    )
+
+
+async def read_gauges(connection: Connection) -> None:
+    """Set the gauges of the outbox. At most COUNT_LIMIT pending, and as many held events are counted."""
+    (row,) = await connection.fetch(
+        """
+        SELECT (SELECT count(*)
+                  FROM (SELECT FROM outbox WHERE next_attempt_at IS NULL LIMIT $1) AS head) AS pending,
+               (SELECT count(*) FILTER (WHERE attempts > 0)
+                  FROM (SELECT attempts FROM outbox WHERE next_attempt_at IS NOT NULL LIMIT $1) AS head)
+               AS retrying,
+               (SELECT greatest(0, extract(epoch FROM now() - created_at))::float8
+                  FROM outbox
+                 WHERE next_attempt_at IS NULL
+                 ORDER BY created_at
+                 LIMIT 1) AS oldest_seconds
+        """,
+        metrics.COUNT_LIMIT,
+    )
+    metrics.outbox_pending.set(row["pending"])
+    metrics.outbox_retrying.set(row["retrying"])
+    metrics.outbox_oldest_age.set(row["oldest_seconds"] or 0)
