@@ -1,15 +1,12 @@
 """Reads the kept events of a request, for the API. They are shown as they are sent."""
 
-from typing import Any
 from uuid import UUID
 
-import asyncpg
 import msgspec
 
 from service.calculation_requests import reading
 from service.calculation_requests.model import RequestNotFound
-from service.identifiers import uuid_of
-from service.outbox.events import CloudEvent, RequestEvent, in_envelope
+from service.outbox.events import CloudEvent, RequestEvent, kept_event
 from service.postgres.pool import Connection
 
 
@@ -25,7 +22,7 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
     if not rows:
         await reading.find(connection, request_id, conveyancer_id=conveyancer_id)  # Raises the exact error.
         raise RequestNotFound
-    return _shown(rows)
+    return CalculationRequestEvents([kept_event(row) for row in rows])
 
 
 async def read_internally(connection: Connection, request_id: UUID) -> CalculationRequestEvents:
@@ -33,37 +30,21 @@ async def read_internally(connection: Connection, request_id: UUID) -> Calculati
     rows = await connection.fetch(_READ_INTERNALLY, request_id)
     if not rows:
         await reading.raise_not_found(connection, request_id)
-    return _shown(rows)
-
-
-def _shown(rows: list[asyncpg.Record]) -> CalculationRequestEvents:
-    events: list[CloudEvent[Any]] = [
-        in_envelope(
-            uuid_of(row["request_id"]),
-            row["type"],
-            row["sequence"],
-            msgspec.Raw(row["data"]),
-            time=row["time"],
-        )
-        for row in rows
-    ]
-    return CalculationRequestEvents(events)
+    return CalculationRequestEvents([kept_event(row) for row in rows])
 
 
 # The events of an erased request are kept, but only operators see them.
-_FIND = """
+_SELECT = """
     SELECT request_id, type, sequence, time, data
       FROM event
      WHERE request_id = $1
+       AND EXISTS (SELECT FROM calculation_request WHERE id = $1)
+""".rstrip()
+_FIND = f"""{_SELECT}
        AND conveyancer_id = $2
        AND EXISTS (SELECT FROM active_conveyancer WHERE id = $2)
-       AND EXISTS (SELECT FROM calculation_request WHERE id = $1)
      ORDER BY sequence
 """
-_READ_INTERNALLY = """
-    SELECT request_id, type, sequence, time, data
-      FROM event
-     WHERE request_id = $1
-       AND EXISTS (SELECT FROM calculation_request WHERE id = $1)
+_READ_INTERNALLY = f"""{_SELECT}
      ORDER BY sequence
 """

@@ -1,12 +1,14 @@
 """The events sent and received: their names, types and encoding. CloudEvents 1.0, without personal data."""
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from service import text_rules
+from service.identifiers import uuid_of
 
 SOURCE = "/calculation-requests"
 SPECVERSION = "1.0"
@@ -162,3 +164,9 @@ def in_envelope(
         traceparent=traceparent,
         data=data,
     )
+
+
+def kept_event(row: Mapping[str, Any], traceparent: str | None = None) -> CloudEvent[Any]:
+    """Return the event that a row of the table `event` keeps. Its data are the bytes of the row."""
+    uuid, data = uuid_of(row["request_id"]), msgspec.Raw(row["data"])
+    return in_envelope(uuid, row["type"], row["sequence"], data, time=row["time"], traceparent=traceparent)

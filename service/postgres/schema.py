@@ -43,12 +43,6 @@ VERSION = 1 + len(_VERSIONS)  # the version this release needs, which schema.sql
 # Until the first release, schema.sql changes without a new version. So a database made from another
 # schema.sql is recognized by this fingerprint of it, without comments and spaces.
 _FINGERPRINT = hashlib.sha256(re.sub(r"--.*|\s", "", _SCHEMA.read_text()).encode()).hexdigest()
-_OTHER_SHAPE = (
-    "The database was made by an earlier schema.sql, before the first release: start anew (`make clean`)."
-)
-_COPIED = (
-    "The events were copied from another server: run `python -m service schema apply`, before any changes."
-)
 
 
 async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> int:
@@ -78,19 +72,14 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
 
 
 async def read_version(connection: Connection) -> int:
-    """Return the version of the database schema, or 0 without a schema of this service.
-
-    Raises SchemaOutdated if the database was made from another schema.sql before the first release.
-    """
+    """Return the version of the database schema, or 0 without a schema that this release can use."""
     try:
-        rows = await connection.fetch("SELECT version, fingerprint FROM schema_version ORDER BY version")
-    except asyncpg.UndefinedTableError:
+        version: int | None = await connection.fetchval(
+            "SELECT max(version) FROM schema_version HAVING bool_or(fingerprint = $1)", _FINGERPRINT
+        )
+    except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
         return 0
-    except asyncpg.UndefinedColumnError:
-        raise SchemaOutdated(_OTHER_SHAPE) from None
-    if rows and not _VERSIONS and rows[0]["fingerprint"] != _FINGERPRINT:
-        raise SchemaOutdated(_OTHER_SHAPE)
-    return rows[-1]["version"] if rows else 0
+    return version or 0
 
 
 async def check(connection: Connection) -> None:
@@ -114,7 +103,7 @@ async def check(connection: Connection) -> None:
 async def check_transactions(connection: Connection) -> None:
     """Raise SchemaOutdated if events have transactions that this server has not reached: see `_adapt`."""
     if await connection.fetchval(_HAS_FUTURE_TRANSACTIONS):
-        raise SchemaOutdated(_COPIED)
+        raise SchemaOutdated("Events were copied from another server: run `python -m service schema apply`.")
 
 
 # Looks up the newest event of each firm.
@@ -161,7 +150,8 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
             "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = current_schema)"
         ):
             raise SchemaOutdated(
-                "The database has tables that `schema apply` did not make: use an empty one."
+                "The database has tables that this `schema apply` did not make: use an empty one. "
+                "If an earlier `make run` made them, run `make clean`."
             )
         recorded = f"UPDATE schema_version SET fingerprint = '{_FINGERPRINT}'"  # noqa: S608 - a constant
         await connection.execute(f"{_SCHEMA.read_text()}\n{recorded}")

@@ -49,14 +49,14 @@ def invert() -> None:
 
 def publish_twice() -> None:
     """Leave every fiftieth confirmed window in the outbox."""
-    delete = pointers._delete  # noqa: SLF001
+    delete = pointers.delete
     calls = count(1)
 
     async def delete_mostly(*arguments: Any) -> None:
         if next(calls) % _FORGET_EVERY:
             await delete(*arguments)
 
-    pointers._delete = delete_mostly  # type: ignore[assignment]  # noqa: SLF001
+    pointers.delete = delete_mostly  # type: ignore[assignment]
 
 
 def forget_claims() -> None:

@@ -38,7 +38,7 @@ from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
 from worker.relay import pointers
 from worker.relay.loop import Relay
-from worker.relay.pointers import OutboxEvent, Pointer
+from worker.relay.pointers import OutboxEvent
 from worker.relay.publisher import Publisher
 from worker.settings import EmailSettings, WorkerSettings
 
@@ -60,6 +60,7 @@ async def store_old(connection: Connection, at: datetime, number: int = 0) -> Ca
     request = msgspec.structs.replace(stored.new_request(), id=old_id)
     assert await stored.insert(connection, request)
     await connection.execute("UPDATE calculation_request SET created_at = $1 WHERE id = $2", at, old_id)
+    await connection.execute("UPDATE event SET time = $1 WHERE request_id = $2", at, old_id)
     return request
 
 
@@ -272,11 +273,9 @@ async def passes(check: Check) -> bool:
     return not await obstacle(check)
 
 
-async def hold_events(database: Connection, request_id: UUID, **changes: Any) -> Pointer:
+async def hold_events(database: Connection, request_id: UUID) -> None:
     """Hold the events of a request, as if the broker had refused the first now."""
     async with database.transaction():
         locked = await pointers.lock(database, pending=1_000, held=1_000)
-        (first,) = (each for each in locked if each.request_id == request_id)
-        options = {"base_seconds": 100.0} | changes
-        await pointers.settle(database, [], [first], {first.key: "why"}, **options)
-    return first
+        (first,) = (event for event in locked if event.request_id == request_id)
+        await pointers.hold(database, [first], {first.key: "why"}, base_seconds=100.0)

@@ -4,7 +4,6 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-import asyncpg
 import click
 import msgspec
 
@@ -49,7 +48,7 @@ async def list_events(limit: int) -> Answer:
     """Count the unpublished events and show the oldest. Retrying and waiting events come first."""
     async with connecting.postgres() as connection:
         counts = await _count(connection)
-        events = await read_oldest(connection, limit=limit)
+        events = await read(connection, limit=limit)
     text = f"{Answer.listing(counts).text}\n\n{Answer.listing(events).text}"
     return Answer({"counts": counts, "events": events}, text)
 
@@ -80,43 +79,26 @@ _STATE = """CASE WHEN outbox.request_id IS NULL THEN 'published'
                      WHEN next_attempt_at IS NULL THEN 'pending'
                      WHEN attempts > 0 THEN 'retrying'
                      ELSE 'waiting' END"""
-_EVENT = f"""
-    SELECT request_id, type, sequence, {_STATE} AS state, time AS written_at, coalesce(attempts, 0) AS
-    attempts,
-           last_error, CASE WHEN attempts > 0 THEN next_attempt_at END AS next_attempt_at
-"""
 
 
-async def read_oldest(connection: Connection, *, limit: int) -> list[Event]:
-    """Return the oldest unpublished events. Pending events come last."""
+async def read(
+    connection: Connection, *, request_id: UUID | None = None, limit: int | None = None
+) -> list[Event]:
+    """Return all events of a request, which may have been erased; without one, the oldest unpublished events.
+
+    Pending events come last.
+    """
     rows = await connection.fetch(
         f"""
-        {_EVENT}
-          FROM outbox
-          JOIN event USING (request_id, sequence)
-         ORDER BY next_attempt_at IS NULL, created_at, request_id, sequence
-         LIMIT $1
-        """,
+        SELECT request_id, type, sequence, {_STATE} AS state, time, coalesce(attempts, 0), last_error,
+               CASE WHEN attempts > 0 THEN next_attempt_at END
+          FROM event
+          {"JOIN" if request_id is None else "LEFT JOIN"} outbox USING (request_id, sequence)
+         WHERE $1::uuid IS NULL OR request_id = $1
+         ORDER BY {"next_attempt_at IS NULL, created_at," if request_id is None else ""} request_id, sequence
+         LIMIT $2
+        """,  # noqa: S608 - constants only
+        request_id,
         limit,
     )
-    return [_event(row) for row in rows]
-
-
-async def read_all(connection: Connection, request_id: UUID) -> list[Event]:
-    """Return all events of a request, published or not, oldest first. It may have been erased."""
-    rows = await connection.fetch(
-        f"""
-        {_EVENT}
-          FROM event
-          LEFT JOIN outbox USING (request_id, sequence)
-         WHERE request_id = $1
-         ORDER BY sequence
-        """,
-        request_id,
-    )
-    return [_event(row) for row in rows]
-
-
-def _event(row: asyncpg.Record) -> Event:
-    request_id, *columns = row
-    return Event(event_id(uuid_of(request_id), row["type"], row["sequence"]), *columns)
+    return [Event(event_id(uuid_of(row[0]), row["type"], row["sequence"]), *row[1:]) for row in rows]

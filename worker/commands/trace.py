@@ -59,7 +59,7 @@ async def _trace(connection: Connection, request_id: UUID) -> Trace:
     newest = await emails_command.read(connection, Choice(request_id=request_id))
     return Trace(
         request=TracedRequest(uuid=uuid_of(request_id), **stored),
-        events=await outbox.read_all(connection, request_id),
+        events=await outbox.read(connection, request_id=request_id),
         emails=newest[::-1],
         actions=await operator_actions.read(connection, request_id),
     )

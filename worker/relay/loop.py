@@ -118,13 +118,17 @@ class Relay:
             waits_for_disk=False,
             settings=pointers.PLANS,
         ) as connection:
-            window = await self._lock_window(connection)
+            held = _HELD_BATCH_SIZE if time.monotonic() >= self._retries_from else 0
+            window = await pointers.lock(connection, pending=_BATCH_SIZE, held=held)
             if not window:
                 return 0
             result = await self._publish_while_locked(connection, publisher, window)
             delivered = [event for event in window if event.key in result.confirmed]
             failed = [event for event in window if event.key in result.failed]
-            await pointers.settle(connection, delivered, failed, result.failed, base_seconds=_RETRY_SECONDS)
+            if delivered:
+                await pointers.delete(connection, delivered)
+            if failed:
+                await pointers.hold(connection, failed, result.failed, base_seconds=_RETRY_SECONDS)
         retried_in_vain = sum(event.is_held for event in failed)
         self._retries_from = time.monotonic() + retried_in_vain * _FAILED_RETRY_SECONDS
         _report(delivered, failed, result)
@@ -133,12 +137,6 @@ class Relay:
         if result.outage is not None:
             raise BrokerUnavailable from result.outage
         return len(delivered) + len(failed) - retried_in_vain
-
-    async def _lock_window(self, connection: Connection) -> list[OutboxEvent]:
-        """Lock and read the events of a window, with held ones if failed retries were not too many."""
-        held = _HELD_BATCH_SIZE if time.monotonic() >= self._retries_from else 0
-        locked = await pointers.lock(connection, pending=_BATCH_SIZE, held=held)
-        return await pointers.read(connection, locked) if locked else []
 
     async def _publish_while_locked(
         self, connection: Connection, publisher: Publisher, window: Sequence[OutboxEvent]

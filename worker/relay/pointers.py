@@ -8,13 +8,13 @@ attempt. Once RabbitMQ has confirmed a held event, the later events of its reque
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import msgspec
 
 from service.identifiers import uuid_of
-from service.outbox.events import event_id, in_envelope
+from service.outbox.events import event_id, kept_event
 from service.postgres.pool import Connection
 from worker import metrics
 
@@ -25,28 +25,23 @@ Key: TypeAlias = tuple[UUID, int]  # the request and the sequence of an event
 PLANS = "; ".join(f"SET LOCAL enable_{step} = off" for step in ("seqscan", "sort", "hashjoin", "mergejoin"))
 
 
-class Pointer(msgspec.Struct, frozen=True, kw_only=True):
-    """A locked row of outbox."""
+class OutboxEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event whose pointer, a row of outbox, is locked."""
 
-    ctid: tuple[int, int]  # where Postgres stores the row, as long as it is locked
+    ctid: tuple[int, int]  # the place of the pointer, which does not change while it is locked
     request_id: UUID
     sequence: int
+    type: str
     traceparent: str | None
     created_at: datetime
     attempts: int
     is_held: bool
+    payload: bytes  # the message body
 
     @property
     def key(self) -> Key:
         """The key of the event, in both tables."""
         return self.request_id, self.sequence
-
-
-class OutboxEvent(Pointer, frozen=True, kw_only=True):
-    """A locked pointer, and the event that it points to."""
-
-    type: str
-    payload: bytes  # the message body
 
     @property
     def event_id(self) -> str:
@@ -54,12 +49,22 @@ class OutboxEvent(Pointer, frozen=True, kw_only=True):
         return event_id(uuid_of(self.request_id), self.type, self.sequence)
 
 
-async def lock(connection: Connection, *, pending: int, held: int) -> list[Pointer]:
-    """Lock the oldest pending pointers, and the held ones that have been due for longest.
+async def lock(connection: Connection, *, pending: int, held: int) -> list[OutboxEvent]:
+    """Lock the oldest pending events, and those held events that have been due for longest.
 
-    Each is the first of its request. Those that another transaction has locked are left out.
+    Each is the first of its request. Those that another transaction has locked are left out. The events are
+    read in a second statement, because its snapshot must be younger than the locks. Otherwise an event would
+    be published as it was before an erasure that was committed meanwhile.
     """
-    return [Pointer(**row) for row in await connection.fetch(_LOCK, pending, held)]
+    pointers = await connection.fetch(_LOCK, pending, held)
+    keys = [row["request_id"] for row in pointers], [row["sequence"] for row in pointers]
+    rows = await connection.fetch(_READ, *keys) if pointers else []
+    return [_event(pointers[row["place"] - 1], row) for row in rows]
+
+
+def _event(pointer: Mapping[str, Any], kept: Mapping[str, Any]) -> OutboxEvent:
+    payload = msgspec.json.encode(kept_event(kept, pointer["traceparent"]))
+    return OutboxEvent(**pointer, type=kept["type"], payload=payload)
 
 
 # Postgres allows no FOR UPDATE with UNION, so each part locks its own rows. `IS NULL` is not written as NOT
@@ -94,32 +99,9 @@ _LOCK = f"""
 """  # noqa: S608 - constants only
 
 
-async def read(connection: Connection, pointers: Sequence[Pointer]) -> list[OutboxEvent]:
-    """Return the events of locked pointers.
-
-    This is a statement of its own, because its snapshot must be younger than the locks. Otherwise an event
-    would be published as it was before an erasure that was committed between the two.
-    """
-    keys = [pointer.request_id for pointer in pointers], [pointer.sequence for pointer in pointers]
-    events = []
-    for place, event_type, time, data in await connection.fetch(_READ, *keys):
-        pointer = pointers[place - 1]
-        envelope = in_envelope(
-            uuid_of(pointer.request_id),
-            event_type,
-            pointer.sequence,
-            msgspec.Raw(data),
-            time=time,
-            traceparent=pointer.traceparent,
-        )
-        payload = msgspec.json.encode(envelope)
-        events.append(OutboxEvent(**msgspec.structs.asdict(pointer), type=event_type, payload=payload))
-    return events
-
-
 # With LIMIT, Postgres looks each event up in the primary key: 1.2 µs an event.
 _READ = """
-    SELECT place, type, time, data
+    SELECT place, request_id, sequence, type, time, data
       FROM unnest($1::uuid[], $2::integer[]) WITH ORDINALITY AS pointer (request_id, sequence, place)
      CROSS JOIN LATERAL (SELECT type, time, data
                            FROM event
@@ -134,46 +116,19 @@ class PointersMissing(Exception):
     """Locked pointers are not in outbox."""
 
 
-async def settle(
-    connection: Connection,
-    delivered: Sequence[Pointer],
-    failed: Sequence[Pointer],
-    errors: Mapping[Key, str],
-    *,
-    base_seconds: float,
-) -> None:
-    """Delete the pointers of confirmed events. Hold the failed events with their *errors*."""
-    if delivered:
-        await _delete(connection, delivered)
-    if published_late := [pointer.request_id for pointer in delivered if pointer.is_held]:
-        await _release(connection, published_late)
-    if failed:
-        await _hold(connection, failed, errors, base_seconds)
-
-
-async def _delete(connection: Connection, pointers: Sequence[Pointer]) -> None:
+async def delete(connection: Connection, events: Sequence[OutboxEvent]) -> None:
+    """Delete the pointers of confirmed events. The events that were held behind them are pending again."""
     deleted = await connection.execute(
-        "DELETE FROM outbox WHERE ctid = ANY($1::tid[])", [pointer.ctid for pointer in pointers]
+        "DELETE FROM outbox WHERE ctid = ANY($1::tid[])", [event.ctid for event in events]
     )
-    if deleted != f"DELETE {len(pointers)}":
+    if deleted != f"DELETE {len(events)}":
         raise PointersMissing
+    if held := [event.request_id for event in events if event.is_held]:
+        await connection.execute("UPDATE outbox SET next_attempt_at = NULL WHERE request_id = ANY($1)", held)
 
 
-async def _release(connection: Connection, request_ids: Sequence[UUID]) -> None:
-    """Make the held events of these requests pending."""
-    await connection.execute(
-        """
-        UPDATE outbox
-           SET next_attempt_at = NULL
-         WHERE request_id = ANY($1)
-           AND next_attempt_at IS NOT NULL
-        """,
-        request_ids,
-    )
-
-
-async def _hold(
-    connection: Connection, pointers: Sequence[Pointer], errors: Mapping[Key, str], base_seconds: float
+async def hold(
+    connection: Connection, events: Sequence[OutboxEvent], errors: Mapping[Key, str], *, base_seconds: float
 ) -> None:
     """Count an attempt for failed events, and hold them with the later events of their requests.
 
@@ -191,10 +146,7 @@ async def _hold(
                AS failure (request_id, sequence, attempts, error)
          WHERE outbox.request_id = failure.request_id
         """,
-        [pointer.request_id for pointer in pointers],
-        [pointer.sequence for pointer in pointers],
-        [pointer.attempts for pointer in pointers],
-        [errors[pointer.key] for pointer in pointers],
+        *zip(*[(*event.key, event.attempts, errors[event.key]) for event in events], strict=True),
         base_seconds,
     )
 

@@ -71,7 +71,7 @@ async def _record_calculations(stand: Stand, url: str, connection: Connection, m
 async def _send_emails(stand: Stand, url: str, connection: Connection, messages: int) -> Figures:
     """Return the rate at which a worker e-mails the customers of as many stored requests."""
     locked = await pointers.lock(connection, pending=messages, held=0)
-    bodies = [event.payload for event in await pointers.read(connection, locked)]
+    bodies = [event.payload for event in locked]
     await connection.execute("TRUNCATE outbox")
     async with ScriptedMailServer() as mail_server:
 

@@ -23,7 +23,7 @@ from tests.harness.processes import Ended, bare_environment
 from tests.harness.stored import count_rows
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
-from tests.worker.conftest import store
+from tests.worker.conftest import announce_next, store
 
 # Versions after the first release: a column more of two tables, and an index that is built concurrently.
 SAMPLE = read_versions(Path(__file__).parent / "sample_versions")
@@ -182,7 +182,12 @@ async def test_tables_of_current_and_newer_schemas_are_not_locked(version, datab
 
 
 @pytest.mark.parametrize(
-    "theirs", ["CREATE TABLE customer (id integer)", "CREATE TABLE schema_version (version integer)"]
+    "theirs",
+    [
+        "CREATE TABLE customer (id integer)",
+        "CREATE TABLE schema_version (version integer)",
+        "CREATE TABLE schema_version AS SELECT 1 AS version, 'of another schema.sql' AS fingerprint",
+    ],
 )
 async def test_schema_of_others_is_refused_in_one_line(theirs, database, database_url):
     await empty(database)
@@ -193,7 +198,7 @@ async def test_schema_of_others_is_refused_in_one_line(theirs, database, databas
     ended = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=database_url))
 
     assert (ended.status, ended.output) == (1, "")
-    assert ended.errors == "The database has tables that `schema apply` did not make: use an empty one.\n"
+    assert re.fullmatch("The database has tables .+: use an empty one. .+ `make clean`.\n", ended.errors)
     assert await database.fetchval("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 1
 
 
@@ -202,3 +207,23 @@ async def test_read_only_server_counts_as_unavailable(database):
 
     with rises("postgres_unavailable_total", by=1), pytest.raises(PostgresUnavailable):
         await schema.check(database)
+
+
+async def test_events_of_another_server_are_refused_until_apply_has_given_them_the_lowest_transaction(
+    database,
+):
+    """As after `pg_dump | pg_restore`: this server has not reached their transactions."""
+    request = await store(database)
+    await announce_next(database, request.id)
+    await database.execute("UPDATE event SET transaction = '9000000000000'")
+
+    with pytest.raises(SchemaOutdated, match="copied from another server"):
+        await schema.check(database)
+    await schema.apply(database)
+
+    await schema.check(database)
+    await announce_next(database, request.id)
+    rows = await database.fetch(
+        "SELECT sequence, transaction <> '0' FROM event ORDER BY transaction, sequence"
+    )
+    assert rows == [(1, False), (2, False), (3, True)]

@@ -99,11 +99,11 @@ async def _read_so_far(database: Connection) -> int:
 
 async def _hold_many(database: Connection, events: int) -> None:
     """Hold one due event, and requests with a refused event and many waiting behind it."""
+    await fill_outbox(database, 1)
+    await database.execute("UPDATE outbox SET attempts = 1, next_attempt_at = now()")
     await database.execute(
         """
         INSERT INTO outbox (request_id, sequence, attempts, next_attempt_at)
-        SELECT gen_random_uuid(), 1, 1, now()
-         UNION ALL
         SELECT md5((number % 16)::text)::uuid, number, (number <= 16)::integer, now() + interval '1 h'
           FROM generate_series(1, $1::integer) AS number
         """,

@@ -58,6 +58,7 @@ async def test_event_that_is_written_while_the_held_one_before_it_is_settled_fol
 ):
     """Neither transaction sees the other's event."""
     monkeypatch.setattr(loop, "_RETRY_SECONDS", 0.0001)
+    monkeypatch.setattr(loop, "_FAILED_RETRY_SECONDS", 0.0)
     await hold_events(database, stored_request.id)
     await make_due(database)
     refusing = None if is_confirmed else await bind_full_queue(channel, "request.created")
@@ -128,6 +129,7 @@ async def test_few_refused_events_are_retried_in_a_pass_and_new_ones_sent_at_onc
 @pytest.mark.usefixtures("refusing")
 async def test_refused_events_are_retried_in_turn(relay_once, database, tap, monkeypatch):
     monkeypatch.setattr(loop, "_RETRY_SECONDS", 0.0001)
+    monkeypatch.setattr(loop, "_FAILED_RETRY_SECONDS", 0.0)
     monkeypatch.setattr(loop, "_HELD_BATCH_SIZE", 1)
     requests = [await store(database) for _ in range(3)]
 
