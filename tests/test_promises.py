@@ -49,7 +49,6 @@ def test_every_section_and_every_guarantee_is_in_the_table():
 @pytest.mark.parametrize(
     ("text", "constant", "value"),
     [
-        ("Sixteen lanes", "service.outbox.lanes:LANES", 16),
         ("at most 8 KiB long", "service.authentication.access_tokens:_LARGEST_TOKEN", 8 * KIB),
         ("at most 16 KiB and", "service.calculation_requests.field_docs:META_DATA_BYTES", 16 * KIB),
         ("and 16 levels", "service.calculation_requests.field_docs:META_DATA_DEPTH", 16),
@@ -89,7 +88,7 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("traces get 2 s", "service.telemetry.tracing:FLUSH_SECONDS", 2),
         ("fetched every 5 minutes", "service.authentication.signing_keys:_REFRESH_SECONDS", 300),
         ("is trusted for 5 minutes", "service.authentication.authenticator:_LONGEST_CACHED_SECONDS", 300),
-        ("lanes are released after 3 s", "service.postgres.connections:SILENCE_SECONDS", 3),
+        ("that it was publishing are released after 3 s", "service.postgres.connections:SILENCE_SECONDS", 3),
         ("4 s after twice this timeout", "worker.relay.loop:_SPARE_SECONDS", 4),
         ("restores the binding within a minute", "worker.rabbitmq.connection:_DECLARE_SECONDS", 60),
         ("twice as many e-mails in flight", "worker.mail.postman:_EMAILS_PER_CONNECTION", 2),
