@@ -38,6 +38,9 @@ class Batches(Generic[Item]):
     None for each item. It should return RowLocked rather than wait for a lock, because waiting would delay
     the other items. If *work* raises an exception that is not a Postgres outage, each item is processed
     alone, so that only the faulty item fails.
+
+    One transaction for each message was built: 63 lines less, but 3.8 times the processor time a calculation
+    (2.53 ms instead of 0.66) and a third of the rate. 50,000 malformed messages took more than 240 s.
     """
 
     def __init__(self, work: Callable[[Sequence[Item]], Awaitable[Failures]]) -> None:

@@ -17,7 +17,6 @@ from service.api.resources import Resources
 from service.authentication.access_tokens import Caller, InternalReader, is_jwt
 from service.authentication.api_keys import looks_like_api_key
 from service.calculation_requests.request_secrets import WrongSecret, looks_like_secret
-from service.postgres.pool import firm_served
 from service.server.asgi import header_values
 
 AnyRequest: TypeAlias = Request[Any, Any, Any]
@@ -46,7 +45,6 @@ async def requires_reader(request: AnyRequest) -> None:
 
 def _admit(request: AnyRequest, reader: Caller | InternalReader) -> None:
     request.scope["user"] = reader
-    firm_served.set(reader.conveyancer_id if isinstance(reader, Caller) else reader.client_id)
 
 
 async def requires_reader_or_secret(request: AnyRequest) -> None:
@@ -67,7 +65,6 @@ async def requires_api_key_or_token(request: AnyRequest) -> None:
     Access tokens are verified without Postgres, so their callers are served even while Postgres is down.
     """
     resources: Resources = request.app.state.resources
-    firm_served.set("")
     await resources.authenticator.verify_api_key_or_token(_token(request))
 
 
@@ -79,7 +76,6 @@ def _shed_load(request: AnyRequest) -> Resources:
     """
     resources: Resources = request.app.state.resources
     resources.pool.check_available()
-    firm_served.set("")
     return resources
 
 

@@ -89,7 +89,7 @@ class Requests(Controller):
         until = time.monotonic() + resources.settings.database_timeout_seconds
         waiver_applies = False
         if data.calculation_fee_exempt:
-            async with resources.connection() as connection:
+            async with resources.connection(request.user) as connection:
                 waiver_applies = await conveyancers.charges_calculation_fee(connection, conveyancer_id)
         new = storing.new_request(
             data.validated(waiver_applies=waiver_applies),
@@ -135,7 +135,7 @@ class Requests(Controller):
         first. After the last page, ask again with its `next_updated_since`, to miss no change.
         """
         resources = request.resources
-        async with resources.connection() as connection:
+        async with resources.connection(request.user) as connection:
             page = await reading.read_page(
                 connection, parameters.listing(), conveyancer_id=request.user.conveyancer_id
             )
@@ -163,7 +163,7 @@ class Requests(Controller):
         """
         resources, reader = request.resources, request.user
         request_id = _id_in(uuid, reader)
-        async with resources.connection() as connection:
+        async with resources.connection(reader) as connection:
             if isinstance(reader, InternalReader):
                 stored = await reading.read_internally(connection, request_id)
                 return succeed(stored.view())
@@ -191,7 +191,7 @@ class Requests(Controller):
         """
         reader = request.user
         request_id = _id_in(uuid, reader)
-        async with request.resources.connection() as connection:
+        async with request.resources.connection(reader) as connection:
             if isinstance(reader, InternalReader):
                 history = await event_history.read_internally(connection, request_id)
             else:

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import msgspec
 
+from service.authentication.access_tokens import Caller, InternalReader
 from service.authentication.authenticator import Authenticator
 from service.calculation_requests.model import (
     CalculationRequest,
@@ -30,18 +31,19 @@ class Resources(msgspec.Struct, frozen=True):
     storage: Storage
     secret_keys: SecretKeyRing
 
-    def connection(self) -> AbstractAsyncContextManager[Connection]:
-        """Acquire a connection for the statements of one HTTP request. Raises PostgresUnavailable."""
-        return connections.acquired(self.pool, seconds=self.settings.database_timeout_seconds)
+    def connection(self, reader: object) -> AbstractAsyncContextManager[Connection]:
+        """Acquire a connection for one HTTP request of this caller. Raises PostgresUnavailable."""
+        seconds = self.settings.database_timeout_seconds
+        return connections.acquired(self.pool, seconds=seconds, party=_party(reader))
 
     @asynccontextmanager
-    async def transaction(self, *, until: float | None = None) -> AsyncIterator[Connection]:
+    async def transaction(self, reader: object, *, until: float | None = None) -> AsyncIterator[Connection]:
         """Open a transaction for one HTTP request, in which `change` can be used. Then wake the relays.
 
         *until*, by time.monotonic, is the deadline of a call that has used another connection before.
         """
         seconds = self.settings.database_timeout_seconds if until is None else until - time.monotonic()
-        async with connections.transaction(self.pool, seconds=seconds) as connection:
+        async with connections.transaction(self.pool, seconds=seconds, party=_party(reader)) as connection:
             yield connection
         self.relay.wake()
 
@@ -58,3 +60,10 @@ class Resources(msgspec.Struct, frozen=True):
             except SecretKeyMissing:
                 shown.append(stored.view())
         return shown
+
+
+def _party(reader: object) -> str:
+    """Return the party of a caller in the pool: its firm, the internal reader, or all other callers."""
+    if isinstance(reader, Caller):
+        return reader.conveyancer_id
+    return reader.client_id if isinstance(reader, InternalReader) else ""

@@ -70,7 +70,7 @@ class Authenticator:
             self._verify(token)
             return
         seconds = self._settings.database_timeout_seconds
-        async with connections.acquired(self._pool, seconds=seconds) as connection:
+        async with connections.acquired(self._pool, seconds=seconds, party="") as connection:
             is_valid = await api_keys.is_valid(connection, token)
         if not is_valid:
             raise InvalidCredentials("The API key is not valid: it was revoked or never issued.")

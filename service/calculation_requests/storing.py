@@ -72,22 +72,22 @@ class Storage:
         After PostgresUnavailable the request may have been stored. After UnknownConveyancer, RequestErased,
         IdempotencyKeyReused or IdempotencyKeyInFlight it has not been stored.
         """
+        firm = request.conveyancer_id
         waits_until = time.monotonic() + self._seconds * KEY_WAIT_SHARE
         pause = _FIRST_PAUSE_SECONDS
         arguments = insert_arguments(request, idempotency, traceparent)
         while True:
             with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
-                row = await self._group_commit.execute(request.id, arguments, until=until)
+                row = await self._group_commit.execute(request.id, arguments, until=until, party=firm)
             if row is not None:
                 request.created_at = request.updated_at = row["created_at"]
                 self._relay.wake()
                 return request, False
             if idempotency is None:
                 raise UnknownConveyancer
-            async with connections.acquired(self._pool, seconds=until - time.monotonic()) as connection:
-                earlier = await reading.find_by_idempotency_key(
-                    connection, idempotency, conveyancer_id=request.conveyancer_id
-                )
+            seconds = until - time.monotonic()
+            async with connections.acquired(self._pool, seconds=seconds, party=firm) as connection:
+                earlier = await reading.find_by_idempotency_key(connection, idempotency, conveyancer_id=firm)
             if earlier is not None:
                 return earlier, True
             left = waits_until - time.monotonic()

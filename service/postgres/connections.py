@@ -20,8 +20,10 @@ SILENCE_SECONDS = 3.0  # the longest that a transaction may be idle before Postg
 
 
 @asynccontextmanager
-async def acquired(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]:
+async def acquired(pool: Pool, *, seconds: float, party: str | None = None) -> AsyncIterator[Connection]:
     """Acquire a connection from the pool, for at most *seconds*. Waiting for it may take half of that.
+
+    A *party* may take half of the places in the pool's queue.
 
     An interrupted statement is cancelled in the background. Its connection is closed within *seconds*.
 
@@ -30,7 +32,7 @@ async def acquired(pool: Pool, *, seconds: float) -> AsyncIterator[Connection]:
     began = time.perf_counter()
     try:
         async with asyncio.timeout(seconds):
-            connection = await pool.acquire(queue_seconds=seconds * QUEUE_SHARE)
+            connection = await pool.acquire(queue_seconds=seconds * QUEUE_SHARE, party=party)
             metrics.pool_wait_seconds.observe(time.perf_counter() - began)
             try:
                 yield connection
@@ -54,7 +56,12 @@ def allow_silence(seconds: float) -> str:
 
 @asynccontextmanager
 async def transaction(
-    pool: Pool, *, seconds: float, waits_for_disk: bool = True, settings: str = ""
+    pool: Pool,
+    *,
+    seconds: float,
+    party: str | None = None,
+    waits_for_disk: bool = True,
+    settings: str = "",
 ) -> AsyncIterator[Connection]:
     """Acquire a connection, as `acquired` does, and open a transaction, with *settings* in SQL.
 
@@ -67,7 +74,7 @@ async def transaction(
     if not waits_for_disk:
         begin += "; SET LOCAL synchronous_commit = off"
     begin += f"; {settings}"
-    async with acquired(pool, seconds=seconds) as connection:
+    async with acquired(pool, seconds=seconds, party=party) as connection:
         try:
             await connection.execute(begin, timeout=min(seconds, _BEGIN_SECONDS))  # in one round trip
             yield connection

@@ -32,7 +32,8 @@ class GroupCommit:
 
     The statement returns one row, with an id in its first column, or nothing. The leader runs the statement
     for every caller present, and passes on the results. No caller waits for others to arrive. Without groups,
-    23 % fewer creates are served, and 35 % fewer where a commit takes 10 ms.
+    a create takes 1.5 times the processor time (954 µs in the API became 1,209, 199 in Postgres 522), and
+    where a commit takes 10 ms, ten connections serve 1,000 creates a second.
 
     If the statement fails, it fails for the whole group: the leader gets the error, the other callers get
     PostgresUnavailable. So Postgres must not reject the arguments of any caller: validate them before. The
@@ -48,7 +49,7 @@ class GroupCommit:
         self._gathers_until = -math.inf
 
     async def execute(
-        self, row_id: object, arguments: Sequence[Any], *, until: float
+        self, row_id: object, arguments: Sequence[Any], *, until: float, party: str | None = None
     ) -> asyncpg.Record | None:
         """Run the statement with *arguments*; return its row, whose id is *row_id*, or None.
 
@@ -60,13 +61,13 @@ class GroupCommit:
         member = _Member(row_id, arguments, asyncio.get_running_loop().create_future())
         group = self._gathering
         if group and time.monotonic() < self._gathers_until and len(group) < LARGEST_GROUP:
-            with self._pool.place_in_queue():
+            with self._pool.place_in_queue(party):
                 group.append(member)
                 return await member.answer
         group = self._gathering = [member]
         self._gathers_until = until - self._seconds * JOIN_SHARE
         try:
-            await self._lead(group, until=until)
+            await self._lead(group, until=until, party=party)
         finally:
             self._end_gathering(group)
             for follower in group[1:]:
@@ -74,9 +75,10 @@ class GroupCommit:
                     follower.answer.set_exception(PostgresUnavailable.counted())
         return member.answer.result()
 
-    async def _lead(self, group: list[_Member], *, until: float) -> None:
+    async def _lead(self, group: list[_Member], *, until: float, party: str | None) -> None:
         """Run the statement for all members that have not given up, and set their answers."""
-        async with connections.acquired(self._pool, seconds=until - time.monotonic()) as connection:
+        seconds = until - time.monotonic()
+        async with connections.acquired(self._pool, seconds=seconds, party=party) as connection:
             await asyncio.sleep(0)  # Lets callers in the same turn of the event loop join.
             self._end_gathering(group)
             present = [member for member in group if not member.answer.done()]

@@ -46,6 +46,9 @@ class Postman:
 
     If this process is killed, its claims expire, and another process sends the e-mails. An e-mail that the
     mail server had accepted, but whose outcome was not recorded, is sent again with the same Message-ID.
+
+    Independent senders were built: they needed most of this again (a shared pause, the renewal of claims,
+    shared idle connections), and were slower.
     """
 
     def __init__(self, settings: EmailSettings, pool: Pool, wake: asyncio.Event, relay: RelayWaker) -> None:

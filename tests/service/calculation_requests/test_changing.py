@@ -209,7 +209,7 @@ async def test_endpoint_could_change_a_request_and_wake_relays(database, pool, s
     resources = Resources(service_settings, unused, pool, relay, unused, unused)
 
     async with in_background("relay_waker", relay.run):
-        transaction = resources.transaction(until=time.monotonic() + 5.0)
+        transaction = resources.transaction(None, until=time.monotonic() + 5.0)
         async with transaction as connection, change(connection, request_.id) as changed:
             changed.announce(LATER[0])
         await asyncio.wait_for(woken.wait(), 30)
