@@ -8,8 +8,8 @@
 - A dependency's parameters are those of its signature (`_openapi/parameters.py`), which a struct of them
   has not. `complete` adds them. Descriptions are written twice, and an optional parameter may be null.
 
-The same document by `operation_class`, an `OpenAPISchemaPlugin` and a render plugin took 367 lines, and lost second
-examples, links, headers, the waiver's rule, and the page's dark theme and accessibility.
+The same document by `operation_class`, an `OpenAPISchemaPlugin` and a render plugin took 367 lines, and lost
+second examples, links, headers, the waiver's rule, and the page's dark theme and accessibility.
 """
 
 from collections.abc import Mapping
