@@ -1,14 +1,14 @@
 """The subject of the measurements: a request of realistic size, the statement that stores it, its event."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import httpx
 import msgspec
 
 from service.calculation_requests import storing
-from service.outbox.events import RequestCreated, in_envelope
+from service.outbox import asyncapi
+from service.outbox.events import RequestCreated
 from service.postgres.pool import Connection
 from service.telemetry import tracing
 from tests.harness import stored
@@ -48,16 +48,8 @@ async def store(connection: Connection) -> str:
 def new_event() -> tuple[str, bytes]:
     """Return the uuid and the request.created of a new request."""
     request = stored.new_request(**COLUMNS)
-    created = request.event(RequestCreated, sequence=1)
-    envelope = in_envelope(
-        request.uuid,
-        created.type,
-        created.sequence,
-        created,
-        time=datetime.now(UTC),
-        traceparent=tracing.onward(None),
-    )
-    return request.uuid, msgspec.json.encode(envelope)
+    event = asyncapi.example_of(request.event(RequestCreated, sequence=1), traceparent=tracing.onward(None))
+    return request.uuid, msgspec.json.encode(event)
 
 
 async def create(client: httpx.AsyncClient) -> str:

@@ -37,7 +37,7 @@ def settle_unconfirmed() -> None:
         self: Publisher, window: Sequence[OutboxEvent], **options: Any
     ) -> PublishResult:
         outcome = await publish(self, window, **options)
-        return PublishResult(frozenset(event.key for event in window), outage=outcome.outage)
+        return PublishResult(frozenset(event.event_id for event in window), outage=outcome.outage)
 
     Publisher.publish = publish_and_hope  # type: ignore[method-assign]
 

@@ -18,7 +18,8 @@ from structlog.typing import EventDict
 from service.calculation_requests.changing import change
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import first_id_at, new_request_id
-from service.outbox.events import RequestCreated, RequestEmailSent, in_envelope
+from service.outbox import asyncapi
+from service.outbox.events import RequestCreated, RequestEmailSent
 from service.outbox.waking import RelayWaker
 from service.postgres.pool import Connection, Pool, open_pool
 from service.server.probes import NotReady
@@ -80,10 +81,7 @@ def created_event(request: CalculationRequest) -> RequestCreated:
 
 
 def created_body(request: CalculationRequest) -> bytes:
-    created = created_event(request)
-    return msgspec.json.encode(
-        in_envelope(request.uuid, created.type, created.sequence, created, time=request.created_at)
-    )
+    return msgspec.json.encode(asyncapi.example_of(created_event(request)))
 
 
 def outbox_event(number: int, **changes: Any) -> OutboxEvent:
@@ -96,6 +94,7 @@ def outbox_event(number: int, **changes: Any) -> OutboxEvent:
         attempts=0,
         is_held=False,
         type="request.calculated",
+        event_id=str(number),
         payload=b"{}",
     )
     return msgspec.structs.replace(event, **changes)
@@ -278,4 +277,4 @@ async def hold_events(database: Connection, request_id: UUID) -> None:
     async with database.transaction():
         locked = await pointers.lock(database, pending=1_000, held=1_000)
         (first,) = (event for event in locked if event.request_id == request_id)
-        await pointers.hold(database, [first], {first.key: "why"}, base_seconds=100.0)
+        await pointers.hold(database, [first], {first.event_id: "why"}, base_seconds=100.0)

@@ -4,7 +4,6 @@ A message is handled as its consumer handles a batch.
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +14,8 @@ from aio_pika.abc import AbstractChannel
 from service.calculation_requests import email_changes
 from service.calculation_requests.changing import change_all
 from service.calculation_requests.model import CalculationRequest
-from service.outbox.events import CalculationCreated, RequestCreated, in_envelope
+from service.outbox import asyncapi
+from service.outbox.events import CalculationCreated, RequestCreated
 from service.postgres import connections
 from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
@@ -49,7 +49,7 @@ async def intend(database: Connection, request: CalculationRequest, number: int 
 
 async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
     """Record that an e-mail is to be sent. Raises as its failure says."""
-    body = msgspec.json.encode(in_envelope(event.uuid, event.type, 1, event, time=datetime.now(UTC)))
+    body = msgspec.json.encode(asyncapi.example_of(event))
     intent = notifications.decode(incoming.read(body), None)
     async with connections.acquired(pool, seconds=5.0) as connection:
         failures = await notifications.record_emails(connection, [intent])

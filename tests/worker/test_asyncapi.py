@@ -30,6 +30,7 @@ def row_of(payload: dict[str, Any]) -> OutboxEvent:
         event.sequence,
         request_id=parse_uuid(event.uuid),
         type=event.type,
+        event_id=payload["id"],
         traceparent=payload["traceparent"],
         payload=msgspec.json.encode(asyncapi.example_of(event, traceparent=payload["traceparent"])),
         created_at=asyncapi.EXAMPLE_TIME,
@@ -44,7 +45,7 @@ async def test_example_of_an_event_is_what_is_published(publisher, tap, event):
     outcome = await publisher.publish([row])
 
     message = await eventually(lambda: take(tap))
-    assert outcome.confirmed == {row.key}
+    assert outcome.confirmed == {row.event_id}
     assert (message.message_id, message.delivery_mode) == (row.event_id, DeliveryMode.PERSISTENT)
     assert message.timestamp == row.created_at.replace(microsecond=0)
     assert message.routing_key == DOCUMENT["channels"][event.type]["address"]

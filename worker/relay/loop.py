@@ -123,8 +123,8 @@ class Relay:
             if not window:
                 return 0
             result = await self._publish_while_locked(connection, publisher, window)
-            delivered = [event for event in window if event.key in result.confirmed]
-            failed = [event for event in window if event.key in result.failed]
+            delivered = [event for event in window if event.event_id in result.confirmed]
+            failed = [event for event in window if event.event_id in result.failed]
             if delivered:
                 await pointers.delete(connection, delivered)
             if failed:
@@ -168,7 +168,7 @@ class Relay:
         if not isinstance(result.outage, TimeoutError):
             return result
         settled = result.confirmed | result.failed.keys()
-        late = [event for event in window if event.key not in settled]
+        late = [event for event in window if event.event_id not in settled]
         created = [event for event in late if event.type == topology.NOTIFICATIONS.routing_key]
         seconds = self._settings.broker_timeout_seconds
         try:
@@ -185,7 +185,7 @@ class Relay:
             return result
         if outage is not None:
             return result
-        failed = {**result.failed, **dict.fromkeys((event.key for event in late), _NOT_CONFIRMED)}
+        failed = {**result.failed, **dict.fromkeys((event.event_id for event in late), _NOT_CONFIRMED)}
         return msgspec.structs.replace(result, failed=failed, outage=None)
 
 
@@ -197,7 +197,7 @@ def _report(delivered: Sequence[OutboxEvent], failed: Sequence[OutboxEvent], res
         if event.is_held:
             _log.info("held_event_published", attempts=event.attempts + 1, **_story(event))
     for event in failed:
-        _log.warning("event_not_published", reason=result.failed[event.key], **_story(event))
+        _log.warning("event_not_published", reason=result.failed[event.event_id], **_story(event))
     if delivered:
         _log.info("outbox_relayed", events=len(delivered), failed=len(failed))
 

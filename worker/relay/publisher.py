@@ -17,7 +17,7 @@ from service.telemetry import tracing
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BLOCKED, BROKER_ERRORS, BrokerUnavailable, is_blocked
 from worker.rabbitmq.window import Message, wait, write
-from worker.relay.pointers import Key, OutboxEvent
+from worker.relay.pointers import OutboxEvent
 
 _UNBOUND_KEY = "relay.probe"
 _NACKED = "refused by the broker"
@@ -28,13 +28,13 @@ _REFUSING_SECONDS = 5.0
 
 
 class PublishResult(msgspec.Struct, frozen=True):
-    """The outcome of a window.
+    """The outcome of a window, by event id.
 
     An event neither confirmed nor failed stays in the outbox, and is published again. It may have been sent.
     """
 
-    confirmed: frozenset[Key] = frozenset()
-    failed: Mapping[Key, str] = {}  # with the reason
+    confirmed: frozenset[str] = frozenset()
+    failed: Mapping[str, str] = {}  # the reason by event id
     outage: Exception | None = None  # If it is set, the channel must not be used again.
 
 
@@ -161,7 +161,7 @@ def _result(
     window: Sequence[OutboxEvent], confirms: Sequence[asyncio.Future[Any]], reason: Exception | None
 ) -> PublishResult:
     confirmed = set()
-    failed: dict[Key, str] = {}
+    failed: dict[str, str] = {}
     outage: Exception | None = None
     for row, confirm in zip(window, confirms, strict=True):
         if confirm.cancelled():
@@ -169,13 +169,13 @@ def _result(
             continue
         match confirm.exception():
             case None:
-                confirmed.add(row.key)
+                confirmed.add(row.event_id)
             case PublishError():
-                failed[row.key] = "returned: no queue is bound for it"
+                failed[row.event_id] = "returned: no queue is bound for it"
             case DeliveryError():
-                failed[row.key] = _NACKED
+                failed[row.event_id] = _NACKED
             case AMQPError() as error:
                 outage = error
             case error:  # AMQP cannot carry the event. The service writes no such event.
-                failed[row.key] = f"refused by AMQP: {error}"
+                failed[row.event_id] = f"refused by AMQP: {error}"
     return PublishResult(frozenset(confirmed), failed, outage)

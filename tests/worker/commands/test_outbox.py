@@ -5,18 +5,15 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgspec
 import pytest
 
-from service.identifiers import new_request_id, uuid_of
-from service.outbox.events import in_envelope
+from service.identifiers import new_request_id
 from service.postgres.pool import Connection
 from tests.harness.databases import has_waiting_statement
 from tests.harness.stored import QUEUED
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, store_old
-from tests.worker.reference_consumer import ReferenceConsumer
 from tests.worker.steps import calculate, finish, key_of, store_many
 from worker.commands import replay
 from worker.commands.outbox import Backlog
@@ -87,23 +84,6 @@ async def test_only_events_since_the_given_time_are_replayed_however_old_their_r
         (requests[0].id, 2, "request.calculated"),
         *((request.id, 1, "request.created") for request in requests[1:]),
     ]
-
-
-async def test_order_within_each_request_is_kept_even_if_clocks_differed(database):
-    requests = [await store(database) for _ in range(10)]
-    for request in requests:
-        await calculate(database, request.uuid)
-    await database.execute("UPDATE event SET time = time - interval '1 h' WHERE sequence = 2")
-    await take(database)
-
-    await replayed()
-
-    consumer = ReferenceConsumer()
-    for row in await take(database):
-        data = msgspec.Raw(row["data"])
-        event = in_envelope(uuid_of(row["request_id"]), row["type"], row["sequence"], data, time=row["time"])
-        consumer.take(msgspec.json.encode(event))
-    assert consumer.counts == {verdict: 20 * (verdict == "new") for verdict in consumer.counts}
 
 
 @pytest.mark.parametrize("is_held", [False, True])

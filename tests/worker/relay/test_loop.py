@@ -55,9 +55,8 @@ async def test_event_that_another_relay_has_locked_is_left_to_it_with_the_later_
     await announce_next(database, stored_request.id)
 
     async with database.transaction():
-        assert [row.key for row in await pointers.lock(database, pending=9, held=9)] == [
-            (stored_request.id, 1)
-        ]
+        [locked] = await pointers.lock(database, pending=9, held=9)
+        assert locked.event_id == id_of(stored_request)
         other = await store(database)
         moved_meanwhile = await relay_once()
     moved_afterwards = [await relay_once() for _ in range(3)]

@@ -29,13 +29,13 @@ async def test_wait_of_a_refused_event_doubles_up_to_the_longest(database, attem
     )  # 2 ^ 5000 is no double.
 
     await hold_events(database, request.id)
+    await announce_next(database, request.id)
 
-    first, behind = await database.fetch(
+    first, *behind = await database.fetch(
         "SELECT attempts, next_attempt_at - now() FROM outbox ORDER BY 1 DESC"
     )
     assert (first[0], round(first[1].total_seconds())) == (attempts + 1, pause)
-    assert behind[0] == 0
-    assert round(behind[1].total_seconds()) == pause
+    assert [(row[0], round(row[1].total_seconds())) for row in behind] == [(0, pause)] * 2
 
 
 async def test_event_behind_a_held_one_that_is_deleted_by_hand_is_published_when_that_one_was_due(
@@ -74,15 +74,6 @@ async def test_event_that_is_written_while_the_held_one_before_it_is_settled_fol
 
     first = dict.fromkeys(await take_ids(tap))
     assert list(first) == [id_of(stored_request), f"{stored_request.uuid}.request.email_sent.2"]
-
-
-async def test_new_event_waits_behind_a_held_one_without_being_looked_at(database, stored_request):
-    await hold_events(database, stored_request.id)
-
-    await announce_next(database, stored_request.id)
-
-    held = await database.fetch("SELECT DISTINCT next_attempt_at > now() FROM outbox")
-    assert held == [(True,)]
 
 
 async def test_refused_event_is_logged_with_the_uuid_and_trace_of_its_request(
