@@ -101,7 +101,7 @@ async def check(connection: Connection) -> None:
 
 
 async def check_transactions(connection: Connection) -> None:
-    """Raise SchemaOutdated if events have transactions that this server has not reached: see `_adapt`."""
+    """Raise SchemaOutdated if events have transactions that this server has not reached: see `_apply`."""
     if await connection.fetchval(_HAS_FUTURE_TRANSACTIONS):
         raise SchemaOutdated("Events were copied from another server: run `python -m service schema apply`.")
 
@@ -117,16 +117,6 @@ _HAS_FUTURE_TRANSACTIONS = """
                                          LIMIT 1) AS newest
                     WHERE newest.transaction >= pg_snapshot_xmax(pg_current_snapshot()))
 """
-
-
-async def _adapt(connection: Connection) -> None:
-    """Give events that a logical copy brought from another server the lowest transaction.
-
-    The ids of their transactions mean nothing here. Later events of this server would come before them, or
-    those of transactions that are open here would be skipped. The sequence still orders a request's events.
-    """
-    if await connection.fetchval(_HAS_FUTURE_TRANSACTIONS):
-        await connection.execute("UPDATE event SET transaction = '0' WHERE transaction <> '0'")
 
 
 async def check_ready(pool: Pool, *, seconds: float) -> None:
@@ -171,4 +161,7 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
         lock_wait = "1h" if "CONCURRENTLY" in part else "200ms"
         await connection.execute(f"SET lock_timeout = '{lock_wait}'")
         await connection.execute(part)
-    await _adapt(connection)
+    if await connection.fetchval(_HAS_FUTURE_TRANSACTIONS):
+        # A logical copy brought the events from another server, whose transactions mean nothing here: later
+        # events would come before these. With the lowest id, their sequence still orders those of a request.
+        await connection.execute("UPDATE event SET transaction = '0'")

@@ -1,7 +1,7 @@
 """`outbox replay`: queues kept events again."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -17,8 +17,6 @@ from service.postgres.pool import Connection
 
 _BATCH_REQUESTS = 100  # locked by one transaction
 EVENTS_PER_SECOND = 200
-
-Chosen = Mapping[UUID, Sequence[int]]  # the sequence numbers of the events to replay, by request
 
 
 class Tally(msgspec.Struct):
@@ -44,16 +42,16 @@ async def replay_events(*, since: datetime | None, request_id: UUID | None, by: 
     async with connecting.postgres() as connection:
         if request_id is not None and not await reading.find_existing(connection, [request_id]):
             await reading.raise_not_found(connection, request_id)
-        chosen = dict(await connection.fetch(_CHOOSE, since, request_id))
-        subject = f"{sum(map(len, chosen.values()))} events from {cell(since)} on"
+        chosen = await connection.fetch(_CHOOSE, since, request_id)
+        subject = f"{sum(row['events'] for row in chosen)} events from {cell(since)} on"
         await operator_actions.record(connection, "outbox replay", [(request_id, subject)], by)
-        done = await replay(connection, chosen)
+        done = await replay(connection, [row["request_id"] for row in chosen], since)
     left_out = f"{done.requests_undelivered} with unpublished events, and {done.requests_erased} erased"
     return Answer(done, f"{done.events} events of {done.requests} requests replayed; left out: {left_out}")
 
 
 _CHOOSE = """
-    SELECT request_id, array_agg(sequence)
+    SELECT request_id, count(*) AS events
       FROM event
      WHERE ($1::timestamptz IS NULL OR time >= $1)
        AND ($2::uuid IS NULL OR request_id = $2)
@@ -62,39 +60,48 @@ _CHOOSE = """
 """
 
 
-async def replay(connection: Connection, chosen: Chosen) -> Tally:
-    """Queue the chosen events again. The rate is limited, because new events queue behind replayed events.
+async def replay(connection: Connection, request_ids: Sequence[UUID], since: datetime | None) -> Tally:
+    """Queue the events of these requests *since* a time again.
 
-    A request with an unpublished event is skipped: a replay would put earlier events behind that event. So is
-    an erased one: its events have changed since they were published.
+    The rate is limited, because new events queue behind replayed events.
     """
     tally = Tally()
-    request_ids = list(chosen)
     for start in range(0, len(request_ids), _BATCH_REQUESTS):
-        batch = {each: chosen[each] for each in request_ids[start : start + _BATCH_REQUESTS]}
-        queued = await replay_batch(connection, batch, tally)
+        batch = request_ids[start : start + _BATCH_REQUESTS]
+        queued = await replay_batch(connection, batch, since, tally)
         await waking.notify(connection)
         await asyncio.sleep(queued / EVENTS_PER_SECOND)
     return tally
 
 
-async def replay_batch(connection: Connection, chosen: Chosen, tally: Tally) -> int:
-    """Queue the chosen events of some requests again. Count them in *tally*, and return their number.
+async def replay_batch(
+    connection: Connection, request_ids: Sequence[UUID], since: datetime | None, tally: Tally
+) -> int:
+    """Queue the events of some requests again. Count them in *tally*, and return their number.
 
-    The requests are locked, so that no new event comes between the replayed events of a request.
+    A request with an unpublished event is skipped: a replay would put earlier events behind that event. So is
+    an erased one: its events have changed since they were published. The requests are locked, so that no new
+    event comes between the replayed events of a request.
     """
-    async with connecting.bounded_transaction(connection), change_all(connection, list(chosen)) as found:
-        unpublished = await connection.fetch(
+    async with connecting.bounded_transaction(connection), change_all(connection, request_ids) as found:
+        rows = await connection.fetch(
             "SELECT DISTINCT request_id FROM outbox WHERE request_id = ANY($1)", list(found)
         )
-        undelivered = {row["request_id"] for row in unpublished}
-        replayed = found.keys() - undelivered
-        keys = [(each, sequence) for each in replayed for sequence in chosen[each]]
-        await connection.executemany(
-            "INSERT INTO outbox (request_id, sequence) VALUES ($1, $2) ON CONFLICT DO NOTHING", keys
-        )
+        replayed = found.keys() - {row["request_id"] for row in rows}
+        queued = await connection.fetch(_QUEUE, list(replayed), since)
     tally.requests += len(replayed)
-    tally.events += len(keys)
-    tally.requests_undelivered += len(undelivered)
-    tally.requests_erased += len(chosen) - len(found)
-    return len(keys)
+    tally.events += len(queued)
+    tally.requests_undelivered += len(rows)
+    tally.requests_erased += len(request_ids) - len(found)
+    return len(queued)
+
+
+_QUEUE = """
+    INSERT INTO outbox (request_id, sequence)
+    SELECT request_id, sequence
+      FROM event
+     WHERE request_id = ANY($1)
+       AND ($2::timestamptz IS NULL OR time >= $2)
+        ON CONFLICT DO NOTHING
+    RETURNING request_id
+"""
