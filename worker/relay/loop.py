@@ -130,7 +130,8 @@ class Relay:
             if failed:
                 await pointers.hold(connection, failed, result.failed, base_seconds=_RETRY_SECONDS)
         retried_in_vain = sum(event.is_held for event in failed)
-        self._retries_from = time.monotonic() + retried_in_vain * _FAILED_RETRY_SECONDS
+        if retried_in_vain:
+            self._retries_from = time.monotonic() + retried_in_vain * _FAILED_RETRY_SECONDS
         _report(delivered, failed, result)
         if isinstance(result.outage, BrokerUnavailable):
             raise result.outage
