@@ -11,7 +11,7 @@ import msgspec
 from service.calculation_requests import field_docs
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import uuid_of
-from service.outbox.events import RequestEvent
+from service.outbox.events import DetailedRequestEvent, RequestEvent
 
 RequestType = Literal["SDLT_CALCULATION"]
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -71,12 +71,11 @@ class EventSource(msgspec.Struct):
 
     def event(self, event: type[Event], *, sequence: int, **facts: Any) -> Event:  # noqa: ANN401 - its fields
         """Return an event of this request. *facts* are the fields that only events of this type have."""
-        facts |= zip(_IN_EVENTS, _values_in_events(self), strict=True)
+        facts |= {name: getattr(self, name) for name in event.__struct_fields__ if name in _IN_EVENTS}
         return event(sequence=sequence, **facts)
 
 
-_IN_EVENTS = tuple(name for name in RequestEvent.__struct_fields__ if name != "sequence")
-_values_in_events = attrgetter(*_IN_EVENTS)
+_IN_EVENTS = frozenset(DetailedRequestEvent.__struct_fields__) - {"sequence"}
 
 
 class CalculationRequest(EventSource):

@@ -25,10 +25,11 @@ UUID, CALCULATION_ID = "req_01a9ZkW3mT6qPxB8vNcR4d", "calc_7Hq2"  # examples
 
 
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of every event about a calculation request. Consumers that need more call the API."""
+    """The fields of every event about a calculation request."""
 
     # Each subclass is a type of event. How it is kept, sent and documented follows from its fields, each of
-    # which has an example. The fields here are attributes of EventSource in calculation_requests/model.py.
+    # which has an example. The fields of these two classes are attributes of EventSource in
+    # calculation_requests/model.py.
     type: ClassVar[str]
     # Whether an event counts as published only if a queue accepted it. Otherwise it may have no subscriber.
     must_be_routed: ClassVar[bool] = False
@@ -39,6 +40,14 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
     tenant: Annotated[
         str, Meta(description="The conveyancer that owns the request.", examples=["acme-conveyancing"])
     ]
+    sequence: Annotated[
+        int, Meta(ge=1, description="1, 2, … within a request; reveals lost and reordered events.")
+    ]
+
+
+class DetailedRequestEvent(RequestEvent, frozen=True, kw_only=True):
+    """An event with the fields of the request that consumers need most. Those that need more call the API."""
+
     request_type: Annotated[str, Meta(examples=["SDLT_CALCULATION"])]
     property_value: Annotated[int | None, Meta(description="In pounds.", examples=[300_000])]
     calculation_fee_exempt: Annotated[bool, Meta(examples=[False])]
@@ -49,19 +58,16 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
             examples=["crm-17"],
         ),
     ]
-    sequence: Annotated[
-        int, Meta(ge=1, description="1, 2, … within a request; reveals lost and reordered events.")
-    ]
 
 
-class RequestCreated(RequestEvent, frozen=True, kw_only=True):
+class RequestCreated(DetailedRequestEvent, frozen=True, kw_only=True):
     """A request was stored."""
 
     type: ClassVar[str] = "request.created"
     must_be_routed: ClassVar[bool] = True
 
 
-class RequestEmailSent(RequestEvent, frozen=True, kw_only=True):
+class RequestEmailSent(DetailedRequestEvent, frozen=True, kw_only=True):
     """The mail server accepted the e-mail to the customer."""
 
     type: ClassVar[str] = "request.email_sent"
@@ -70,7 +76,7 @@ class RequestEmailSent(RequestEvent, frozen=True, kw_only=True):
 Reason = Literal["refused", "gave_up", "not_composable", "cancelled"]
 
 
-class RequestEmailFailed(RequestEvent, frozen=True, kw_only=True):
+class RequestEmailFailed(DetailedRequestEvent, frozen=True, kw_only=True):
     """An e-mail to the customer ended unsent: the customer has no link, unless another e-mail follows."""
 
     type: ClassVar[str] = "request.email_failed"
@@ -89,7 +95,7 @@ class RequestEmailFailed(RequestEvent, frozen=True, kw_only=True):
     ]
 
 
-class RequestCalculated(RequestEvent, frozen=True, kw_only=True):
+class RequestCalculated(DetailedRequestEvent, frozen=True, kw_only=True):
     """The request has its calculation."""
 
     type: ClassVar[str] = "request.calculated"
@@ -123,7 +129,7 @@ class CalculationCreated(msgspec.Struct, frozen=True):
             raise ValueError(f"calculation_id: {failure.message}")
 
 
-SENT = tuple(RequestEvent.__subclasses__())
+SENT = tuple(DetailedRequestEvent.__subclasses__())
 BY_TYPE = {event.type: event for event in SENT}
 MUST_BE_ROUTED = frozenset(event.type for event in SENT if event.must_be_routed)
 

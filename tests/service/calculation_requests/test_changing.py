@@ -16,7 +16,7 @@ from service.api.resources import Resources
 from service.calculation_requests import event_history
 from service.calculation_requests.changing import change, change_all
 from service.outbox import asyncapi, events, waking
-from service.outbox.events import RequestCreated, RequestEvent
+from service.outbox.events import DetailedRequestEvent, RequestCreated, RequestEvent
 from service.outbox.waking import RelayWaker
 from service.postgres.pool import Connection
 from service.server.background import in_background
@@ -38,7 +38,7 @@ async def request_(database):
 def own_examples(event: type[RequestEvent]) -> dict[str, Any]:
     """Return examples of the fields that only events of this type have."""
     examples = asyncapi.examples_in(event)
-    return {name: examples[name] for name in examples if name not in RequestEvent.__struct_fields__}
+    return {name: examples[name] for name in examples if name not in DetailedRequestEvent.__struct_fields__}
 
 
 def test_requests_are_changed_in_one_way():
@@ -173,7 +173,7 @@ async def test_batches_that_lock_two_requests_crosswise_keep_the_order_of_each_r
 @pytest.mark.parametrize("event", events.SENT, ids=lambda event: event.type)
 def test_event_is_documented(event):
     """Each of its fields has an example, and the page names it."""
-    own = set(event.__struct_fields__) - set(RequestEvent.__struct_fields__)
+    own = set(event.__struct_fields__) - set(DetailedRequestEvent.__struct_fields__)
     row = re.search(rf"^\| `{event.type}` \|.*$", section(WORKER, "Events"), re.MULTILINE)
 
     without = set(event.__struct_fields__) - {*asyncapi.examples_in(event), "sequence"}
@@ -186,7 +186,9 @@ def test_fields_of_all_events_are_documented():
     page = section(WORKER, "Events")
     (named,) = re.findall(r"`data` always holds (.*?), and nothing personal", page, re.DOTALL)
 
-    assert re.findall(r"`(\w+)`", named) == list(RequestEvent.__struct_fields__), "worker/README.md, Events"
+    assert re.findall(r"`(\w+)`", named) == list(DetailedRequestEvent.__struct_fields__), (
+        "worker/README.md, Events"
+    )
 
 
 def test_page_shows_an_event_as_it_is_sent():

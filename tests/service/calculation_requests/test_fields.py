@@ -10,7 +10,7 @@ from service.calculation_requests.model import (
     EventSource,
     RetrievedCalculationRequest,
 )
-from service.outbox.events import RequestEvent
+from service.outbox.events import DetailedRequestEvent
 from tests.deploy.pages import API, section
 
 INTERNAL = {"id", "conveyancer_id", "sequence", "secret_salt", "secret_key_id"}
@@ -27,8 +27,8 @@ def test_every_field_is_sent_stored_and_shown():
 def test_events_carry_the_fields_that_their_source_has_and_no_others():
     fields = {*CreateBody.__struct_fields__}
 
-    in_one_alone = fields & ({*EventSource.__struct_fields__} ^ {*RequestEvent.__struct_fields__})
-    assert in_one_alone == set(), "EventSource in model.py, RequestEvent in events.py"
+    in_one_alone = fields & ({*EventSource.__struct_fields__} ^ {*DetailedRequestEvent.__struct_fields__})
+    assert in_one_alone == set(), "EventSource in model.py, DetailedRequestEvent in events.py"
 
 
 def test_customer_sees_nothing_internal():

@@ -80,7 +80,7 @@ async def test_repeats_and_a_reused_key_in_one_group_get_the_answers_that_they_w
     assert await stored_keys(database) == ["k", "old", "other"]
 
 
-async def test_a_dozen_creates_whose_key_is_in_use_elsewhere_delay_no_other(storage, database_url, statements):
+async def test_twelve_creates_whose_key_is_in_use_elsewhere_delay_no_other(storage, database_url, statements):
     """There is one connection: the others would wait if a create waited for its key inside Postgres."""
     async with stored.holding(database_url, Idempotency("held", BODY)) as holder:
         waiting = asyncio.gather(*(store(storage, "held") for _ in range(12)))
