@@ -92,8 +92,8 @@ CREATE TABLE erased_request (
 CREATE UNIQUE INDEX erased_request_key_sha256
     ON erased_request (conveyancer_id, key_sha256) WHERE key_sha256 IS NOT NULL;
 
--- Every event, as it is sent. Events are written once and never deleted. Only an erasure changes them: it removes
--- what the firm chose. The relay, replays, the API and trace read the same row.
+-- Every event, as it is sent. It is written once and never deleted. Only an erasure changes it: what the firm chose
+-- becomes null. The relay, replays, the API and trace read this row.
 CREATE TABLE event (
     request_id     uuid NOT NULL,
     sequence       integer NOT NULL,   -- 1, 2, … within the request
@@ -101,8 +101,8 @@ CREATE TABLE event (
     conveyancer_id text NOT NULL,
     time           timestamptz NOT NULL,  -- in whole seconds, by Postgres' clock
     data           json NOT NULL,      -- the CloudEvent's data. Not jsonb, which would change the bytes that are sent
-    -- The transaction that wrote the event, or that of the request's previous event if it has a higher id. So this
-    -- order and the order of sequence agree, and no event of an ended transaction can still come before another.
+    -- The transaction that wrote the event, or that of the request's previous event if it has a higher id. So a
+    -- request's events have this order, too. Once no transaction up to an id is open, no event can come before it.
     transaction    xid8 NOT NULL,
     PRIMARY KEY (request_id, sequence)
 );

@@ -15,7 +15,7 @@ from service.telemetry import metrics
 # repeated create or message must wait for the standby, even if the transaction changes nothing.
 REPLICATE = "pg_logical_emit_message(true, 'replicate', '')"
 
-_BEGIN_SECONDS = 5.0  # for BEGIN, so that a half-open connection is noticed long before a long deadline
+_SHORT_SECONDS = 5.0  # for BEGIN and for closing, so that a half-open connection is soon given up
 SILENCE_SECONDS = 3.0  # the longest that a transaction may be idle before Postgres ends the session
 
 
@@ -40,7 +40,7 @@ async def acquired(pool: Pool, *, seconds: float, party: str | None = None) -> A
                 if is_harmless(error):
                     pool.release(connection)
                 else:
-                    pool.retire(connection, seconds=seconds)
+                    pool.retire(connection, seconds=min(seconds, _SHORT_SECONDS))
                 raise
             pool.release(connection)
     except Exception as error:
@@ -76,7 +76,7 @@ async def transaction(
     begin += f"; {settings}"
     async with acquired(pool, seconds=seconds, party=party) as connection:
         try:
-            await connection.execute(begin, timeout=min(seconds, _BEGIN_SECONDS))  # in one round trip
+            await connection.execute(begin, timeout=min(seconds, _SHORT_SECONDS))  # in one round trip
             yield connection
             await connection.execute("COMMIT")
         except Exception:  # After a cancellation no time is left, and the connection is closed.
