@@ -7,7 +7,7 @@ import jwt
 import msgspec
 
 from service.authentication.api_keys import looks_like_api_key
-from service.authentication.signing_keys import ALGORITHMS, SigningKeys
+from service.authentication.signing_keys import ALGORITHMS, SigningKey, SigningKeys
 from service.calculation_requests.request_secrets import looks_like_secret
 from service.settings import ServiceSettings
 
@@ -56,7 +56,7 @@ class AccessTokens:
 
     def __init__(self, settings: ServiceSettings, signing_keys: SigningKeys) -> None:
         self._settings = settings
-        self._signing_keys = signing_keys
+        self._issuer, self._signing_keys = settings.auth_issuer, signing_keys
         self._types = {_media_type(each) for each in _names(settings.auth_token_types)}
         # No other token of an issuer has the type at+jwt (RFC 9068, section 4).
         self._is_standard = self._types == {"at+jwt"} and settings.auth_audience is not None
@@ -66,32 +66,40 @@ class AccessTokens:
     def verify(self, token: str) -> Caller | InternalReader:
         """Return the caller. Raises InvalidCredentials or SigningKeysUnavailable."""
         _check_form(token)
-        issuer, audience = self._settings.auth_issuer, self._settings.auth_audience
         try:
             # The issuer is checked first, because other issuers' tokens differ in the rest, too.
             header = jwt.decode_complete(
-                token, options={"verify_signature": False, "verify_iss": True}, issuer=issuer
+                token, options={"verify_signature": False, "verify_iss": True}, issuer=self._issuer
             )["header"]
             self._check_header(header)
-            signing_key = self._signing_keys.find(header["kid"])
-            if signing_key is None:
+            signing_keys = self._signing_keys.find(header["kid"])
+            if signing_keys is None:
                 raise InvalidCredentials(
-                    "The access token is signed with a key that the issuer does not publish."
+                    "The access token is signed with a key that the issuer does not publish for signatures."
                 )
-            claims = jwt.decode(
-                token,
-                signing_key.public_key,
-                algorithms=signing_key.algorithms,
-                issuer=issuer,
-                audience=audience,  # If it is None, PyJWT rejects tokens that have an audience.
-                leeway=self._settings.auth_leeway_seconds,
-                options={"require": ["exp", "iss", "aud"] if audience else ["exp", "iss"]},
-            )
-            return self._caller(claims)
+            return self._caller(self._decode(token, signing_keys))
         except jwt.MissingRequiredClaimError as error:
             raise InvalidCredentials(f"The access token lacks the claim {error.claim}.") from None
         except (jwt.PyJWTError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidCredentials(_REASONS.get(type(error), _NOT_VALID)) from None
+
+    def _decode(self, token: str, signing_keys: list[SigningKey]) -> dict[str, Any]:
+        """Return the claims, if one of the keys that have the token's `kid` verifies them."""
+        audience, [key, *others] = self._settings.auth_audience, signing_keys
+        try:
+            return jwt.decode(
+                token,
+                key.public_key,
+                algorithms=key.algorithms,
+                issuer=self._issuer,
+                audience=audience,  # If it is None, PyJWT rejects tokens that have an audience.
+                leeway=self._settings.auth_leeway_seconds,
+                options={"require": ["exp", "iss", "aud"] if audience else ["exp", "iss"]},
+            )
+        except (jwt.InvalidAlgorithmError, jwt.InvalidSignatureError):
+            if not others:
+                raise
+            return self._decode(token, others)
 
     def _check_header(self, header: dict[str, Any]) -> None:
         """Reject tokens that cannot be access tokens of the issuer, before any cryptography."""

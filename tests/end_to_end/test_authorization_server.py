@@ -33,7 +33,7 @@ UNAVAILABLE: Answer = (
 )
 NOT_PUBLISHED: Answer = (
     401,
-    "The access token is signed with a key that the issuer does not publish.",
+    "The access token is signed with a key that the issuer does not publish for signatures.",
     None,
 )
 
