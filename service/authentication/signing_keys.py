@@ -33,9 +33,8 @@ _COOLDOWN_SECONDS = 10.0  # from a failed fetch to the next regular one
 _FRESH_SECONDS = 10.0
 _LARGEST_DOCUMENT = 1024 * 1024
 _MOST = 20  # different keys with one id, each of which may be tried with a token; and unused keys in the log
-# RFC 7518, section 3.3, forbids shorter RSA keys. Longer ones would take longer than any curve.
-_RSA_BITS, _LONGEST_EXPONENT = range(2048, 8192 + 1), 32
-OTHER_USE = "its use is not for signatures"
+_RSA_BITS = range(2048, 8192 + 1)  # RFC 7518, section 3.3. Longer ones would take longer than any curve.
+OTHER_USE = "its use or key_ops is not for signatures"
 
 _log = structlog.get_logger()
 
@@ -114,37 +113,21 @@ class SigningKeys:
             async with asyncio.timeout(_FETCH_SECONDS):
                 document = await self._download()
             if document != self._document:
-                await self._read(document)
-            self._fetched_at = began
+                known, self.unused = self.unused, {}
+                self._by_id = await asyncio.to_thread(_read_keys, document, self.unused, known)
+            self._document, self._fetched_at, self._failure = document, began, None
         except Exception as error:  # noqa: BLE001 - whatever the failure, the cached keys stay in use
             self._failure = error
             _log.warning("signing_keys_not_fetched", error=type(error).__name__, keys_kept=len(self._by_id))
-        else:
-            self._failure = None
-            _log.debug("signing_keys_fetched", keys=len(self._by_id))
         finally:
             self._fetching = None
 
-    async def _read(self, document: bytes) -> None:
-        by_id, unused = await asyncio.to_thread(_read_jwk_set, document)
-        if unused != self.unused:
-            _log.warning("signing_keys_not_used", keys=unused)
-        self.unused = unused
-        if not by_id:
-            raise jwt.PyJWKSetError("no usable key")
-        self._by_id, self._document = by_id, document
-
     async def _download(self) -> bytes:
-        """Return the document at an https or file URL. The settings allow no other scheme.
-
-        Redirects are not followed, because they may lead to plain HTTP, where anyone could replace the keys.
-        """
+        """Return the document. Redirects are not followed: over plain HTTP anyone could replace the keys."""
         address = urlsplit(self._url)
         if address.scheme == "file":
             return await asyncio.to_thread(Path(unquote(address.path)).read_bytes)
-        client = httpx.AsyncClient(
-            verify=self._tls, timeout=_FETCH_SECONDS, headers={"Accept-Encoding": "identity"}
-        )
+        client = httpx.AsyncClient(verify=self._tls, headers={"Accept-Encoding": "identity"})
         document = bytearray()
         async with client, client.stream("GET", self._url) as response:
             response.raise_for_status()
@@ -155,13 +138,9 @@ class SigningKeys:
         return bytes(document)
 
 
-def _read_jwk_set(document: bytes) -> tuple[dict[str, list[SigningKey]], dict[str, str]]:
-    """Return the usable signing keys of a JWK set by id, and the first others with the reason.
-
-    Several may have one id (RFC 7517, section 4.5): Keycloak lists a key once for each algorithm.
-    """
+def _read_keys(document: bytes, unused: dict[str, str], known: dict[str, str]) -> dict[str, list[SigningKey]]:
+    """Return the usable keys by id, and add the others to *unused*. Raises an error if no key is usable."""
     by_id: dict[str, list[SigningKey]] = {}
-    unused: dict[str, str] = {}
     members = msgspec.json.decode(document.removeprefix(b"\xef\xbb\xbf"), type=dict[str, msgspec.Raw])
     # Each entry is decoded by itself, so that a broken one does not affect the others.
     for encoded in msgspec.json.decode(members["keys"], type=list[msgspec.Raw]):
@@ -174,16 +153,19 @@ def _read_jwk_set(document: bytes) -> tuple[dict[str, list[SigningKey]], dict[st
         except Exception as error:  # noqa: BLE001 - PyJWT and cryptography raise many kinds of errors here
             if len(unused) < _MOST:
                 unused[key_id[:100]] = str(error)[:100] or type(error).__name__
-    return by_id, unused
+    if unused and unused != known:
+        _log.warning("signing_keys_not_used", keys=unused)
+    if not by_id:
+        raise jwt.PyJWKSetError("no usable key")
+    return by_id
 
 
 def _read_jwk(entry: dict[str, Any]) -> SigningKey:
     """Return the key of one entry. Raises an error if tokens cannot, or must not, be verified with it."""
     algorithm = entry.get("alg") or None
-    if entry.get("use") not in (None, "sig"):
+    operations = msgspec.convert(entry.get("key_ops", ["verify"]), list[str])
+    if entry.get("use") not in (None, "sig") or "verify" not in operations:
         raise jwt.PyJWKError(OTHER_USE)
-    if "verify" not in msgspec.convert(entry.get("key_ops", ["verify"]), list[str]):
-        raise jwt.PyJWKError("its key_ops lack verify")
     # Anybody can sign with a key if its private half, or a part of that, is published.
     if not entry.keys().isdisjoint(("d", "p", "q", "dp", "dq", "qi", "oth", "k")):
         raise jwt.PyJWKError("it is not public")
@@ -192,8 +174,6 @@ def _read_jwk(entry: dict[str, Any]) -> SigningKey:
     key = jwk.Algorithm.prepare_key(jwk.key)  # Raises an error if `alg` is for another curve.
     if not {*algorithms} <= {*ALGORITHMS}:
         raise jwt.PyJWKError("its algorithm is not accepted")
-    if isinstance(key, RSAPublicKey):
-        exponent = key.public_numbers().e.bit_length()
-        if key.key_size not in _RSA_BITS or exponent > _LONGEST_EXPONENT:
-            raise jwt.PyJWKError(f"RSA with {key.key_size} bits, and an exponent of {exponent} bits")
+    if isinstance(key, RSAPublicKey) and (key.key_size not in _RSA_BITS or key.public_numbers().e >= 2**32):
+        raise jwt.PyJWKError(f"RSA with {key.key_size} bits, or too large an exponent")
     return SigningKey(key, algorithms)

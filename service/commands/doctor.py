@@ -42,5 +42,4 @@ async def _signing_keys(settings: ServiceSettings) -> AsyncIterator[Finding]:
         yield Finding("ok", "signing keys", "fetched, and at least one is usable")
     finally:
         if faults := {key_id: why for key_id, why in keys.unused.items() if why != OTHER_USE}:
-            do = "the service refuses tokens signed with these keys: ask the issuer"
-            yield Finding("warning", "signing keys", f"not usable: {faults}", do)
+            yield Finding("warning", "signing keys", f"not usable: {faults}", "ask the issuer to mend them")

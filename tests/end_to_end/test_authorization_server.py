@@ -33,7 +33,7 @@ UNAVAILABLE: Answer = (
 )
 NOT_PUBLISHED: Answer = (
     401,
-    "The access token is signed with a key that the issuer does not publish for signatures.",
+    "The issuer does not publish the access token's key for signatures.",
     None,
 )
 
