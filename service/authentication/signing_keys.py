@@ -162,6 +162,7 @@ def _read_keys(document: bytes, unused: dict[str, str], known: dict[str, str]) -
 
 def _read_jwk(entry: dict[str, Any]) -> SigningKey:
     """Return the key of one entry. Raises an error if tokens cannot, or must not, be verified with it."""
+    entry = {name: value for name, value in entry.items() if value is not None}
     algorithm = entry.get("alg") or None
     operations = msgspec.convert(entry.get("key_ops", ["verify"]), list[str])
     if entry.get("use") not in (None, "sig") or "verify" not in operations:

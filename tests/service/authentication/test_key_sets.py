@@ -78,11 +78,10 @@ def good(issuer: Issuer) -> Any:
 FITTING: list[tuple[str, dict[str, Any]]] = [
     ("RSA", {}),
     ("RSA", {"use": "sig", "alg": "RS256", "key_ops": ["verify"]}),
-    ("RSA", {"use": None, "alg": None, "key_ops": ["sign", "verify"]}),
-    ("P-256", {"alg": ""}),
+    ("RSA", {"use": None, "alg": "", "key_ops": ["sign", "verify"]}),
+    ("RSA", dict.fromkeys(("use", "alg", "key_ops", "x5c", "d", "crv"))),  # Some serializers write nulls.
     ("P-384", {"x5c": ["A" * 500_000], "x5t": 7, "unheard of": {"a": [[[]]]}}),
     ("Ed448", {"alg": "EdDSA"}),
-    ("P-256", {"kid": "the key"}),
 ]
 
 
@@ -105,7 +104,6 @@ UNFIT: list[tuple[str, dict[str, Any], str]] = [
     ("RSA", {"e": integer(65_536)}, "e must be"),
     ("RSA", {"n": "", "e": ""}, "must be"),
     ("RSA", {"n": 7}, "Expected a string"),
-    ("RSA", {"n": None}, "Expected a string"),
     ("RSA", {"n": ...}, "Not a public or private key"),
     ("RSA", {"use": "enc"}, "its use or key_ops is not for"),
     ("RSA", {"use": ["sig"]}, "its use or key_ops is not for"),
