@@ -10,7 +10,7 @@ from yarl import URL
 from service.identifiers import uuid_of
 from tests.harness import databases
 from tests.harness.http import bearer
-from tests.harness.in_process import api_client
+from tests.harness.in_process import api_and_probes
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
@@ -27,20 +27,23 @@ async def role(database):
 
 async def test_api_becomes_unready_when_its_login_is_rejected(service_settings, database, role):
     url = str(URL(service_settings.database_url).with_user(role).with_password("made-up"))
-    async with TcpProxy(url) as link, api_client(service_settings, None, database_url=link.url) as client:
-        before = await client.get("/readyz")
+    async with (
+        TcpProxy(url) as link,
+        api_and_probes(service_settings, None, database_url=link.url) as (client, probes),
+    ):
+        before = await probes.get("/readyz")
         await database.execute(f"ALTER ROLE {role} NOLOGIN")
         path = f"/v1/request/{uuid_of(uuid4())}"
         read = await asyncio.gather(*(client.get(path, headers=bearer("s" * 43)) for _ in range(8)))
-        with_a_session = await client.get("/readyz")
-        metrics = (await client.get("/metrics")).text
+        with_a_session = await probes.get("/readyz")
+        metrics = (await probes.get("/metrics")).text
         await link.cut()
-        rejected = await client.get("/readyz")
-        at_once = await client.get("/readyz")  # during the pause between connection attempts
+        rejected = await probes.get("/readyz")
+        at_once = await probes.get("/readyz")  # during the pause between connection attempts
         await link.refuse()
 
         async def unreachable() -> httpx.Response | None:
-            answer = await client.get("/readyz")
+            answer = await probes.get("/readyz")
             return None if "rejects the login" in answer.json()["postgres"] else answer
 
         then_unreachable = await eventually(unreachable)
@@ -55,22 +58,25 @@ async def test_api_becomes_unready_when_its_login_is_rejected(service_settings, 
     assert then_unreachable.status_code == 503, "the login may still be rejected"
 
 
-async def test_process_is_not_ready_on_an_older_schema(client, database):
+async def test_process_is_not_ready_on_an_older_schema(service_settings, database):
     await database.execute("DELETE FROM schema_version")
-    response = await client.get("/readyz")
+    async with api_and_probes(service_settings, None) as (_, probes):
+        response = await probes.get("/readyz")
 
     assert response.status_code == 503
     assert "schema apply" in response.json()["postgres"]
 
 
-async def test_schema_is_looked_at_again_after_a_reconnect(watched_client, database, link):
+async def test_schema_is_looked_at_again_after_a_reconnect(service_settings, database, link):
     """Postgres may have lost its data, as a development cluster's does when its pod ends."""
-    before = await watched_client.get("/readyz")
-    await database.execute("DROP TABLE schema_version")
-    unchanged = await watched_client.get("/readyz")
-    await link.cut()
-    read = await watched_client.get(f"/v1/request/{uuid_of(uuid4())}", headers=bearer("s" * 43))
-    lost = [await watched_client.get("/readyz") for _ in range(2)]
+    changes = {"database_url": link.url, "database_pool_size": 1}
+    async with api_and_probes(service_settings, None, **changes) as (client, probes):
+        before = await probes.get("/readyz")
+        await database.execute("DROP TABLE schema_version")
+        unchanged = await probes.get("/readyz")
+        await link.cut()
+        read = await client.get(f"/v1/request/{uuid_of(uuid4())}", headers=bearer("s" * 43))
+        lost = [await probes.get("/readyz") for _ in range(2)]
 
     assert (before.status_code, unchanged.status_code, read.status_code) == (200, 200, 401)
     assert [answer.status_code for answer in lost] == [503, 503]
