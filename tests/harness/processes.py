@@ -140,6 +140,9 @@ class Process:
     def peak_megabytes(self) -> float:
         return self._megabytes("VmHWM:")
 
+    def open_files(self) -> int:
+        return len(list(Path(f"/proc/{self.running.pid}/fd").iterdir()))
+
     def _megabytes(self, name: str) -> float:
         status = Path(f"/proc/{self.running.pid}/status").read_text()
         kilobytes = status.partition(name)[2].split()[0]
