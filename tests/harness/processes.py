@@ -119,9 +119,8 @@ class Process:
 
             async def answers() -> bool:
                 self.check()
-                with suppress(
-                    httpx.TransportError
-                ):  # The API's port opens some milliseconds after its probes.
+                with suppress(httpx.TransportError):
+                    # The API is ready some milliseconds before its port opens.
                     return (await client.get(path)).status_code == status and accepts(self.port)
                 return False
 
