@@ -7,7 +7,9 @@ import httpx
 import pytest
 from yarl import URL
 
+from deploy.local.machine.ports import accepts, free_port
 from service.identifiers import uuid_of
+from service.server import probes
 from tests.harness import databases
 from tests.harness.http import bearer
 from tests.harness.in_process import api_and_probes
@@ -29,21 +31,21 @@ async def test_api_becomes_unready_when_its_login_is_rejected(service_settings, 
     url = str(URL(service_settings.database_url).with_user(role).with_password("made-up"))
     async with (
         TcpProxy(url) as link,
-        api_and_probes(service_settings, None, database_url=link.url) as (client, probes),
+        api_and_probes(service_settings, None, database_url=link.url) as (client, prober),
     ):
-        before = await probes.get("/readyz")
+        before = await prober.get("/readyz")
         await database.execute(f"ALTER ROLE {role} NOLOGIN")
         path = f"/v1/request/{uuid_of(uuid4())}"
         read = await asyncio.gather(*(client.get(path, headers=bearer("s" * 43)) for _ in range(8)))
-        with_a_session = await probes.get("/readyz")
-        metrics = (await probes.get("/metrics")).text
+        with_a_session = await prober.get("/readyz")
+        metrics = (await prober.get("/metrics")).text
         await link.cut()
-        rejected = await probes.get("/readyz")
-        at_once = await probes.get("/readyz")  # during the pause between connection attempts
+        rejected = await prober.get("/readyz")
+        at_once = await prober.get("/readyz")  # during the pause between connection attempts
         await link.refuse()
 
         async def unreachable() -> httpx.Response | None:
-            answer = await probes.get("/readyz")
+            answer = await prober.get("/readyz")
             return None if "rejects the login" in answer.json()["postgres"] else answer
 
         then_unreachable = await eventually(unreachable)
@@ -58,10 +60,22 @@ async def test_api_becomes_unready_when_its_login_is_rejected(service_settings, 
     assert then_unreachable.status_code == 503, "the login may still be rejected"
 
 
+async def test_process_that_has_no_checks_yet_is_alive_and_not_ready():
+    port = free_port()
+    async with (
+        probes.serving({}, ("127.0.0.1", port), asyncio.Event()),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        await eventually(lambda: accepts(port))
+        statuses = [(await client.get(path)).status_code for path in ("/livez", "/readyz", "/")]
+
+    assert statuses == [200, 503, 404]
+
+
 async def test_process_is_not_ready_on_an_older_schema(service_settings, database):
     await database.execute("DELETE FROM schema_version")
-    async with api_and_probes(service_settings, None) as (_, probes):
-        response = await probes.get("/readyz")
+    async with api_and_probes(service_settings, None) as (_, prober):
+        response = await prober.get("/readyz")
 
     assert response.status_code == 503
     assert "schema apply" in response.json()["postgres"]
@@ -70,13 +84,13 @@ async def test_process_is_not_ready_on_an_older_schema(service_settings, databas
 async def test_schema_is_looked_at_again_after_a_reconnect(service_settings, database, link):
     """Postgres may have lost its data, as a development cluster's does when its pod ends."""
     changes = {"database_url": link.url, "database_pool_size": 1}
-    async with api_and_probes(service_settings, None, **changes) as (client, probes):
-        before = await probes.get("/readyz")
+    async with api_and_probes(service_settings, None, **changes) as (client, prober):
+        before = await prober.get("/readyz")
         await database.execute("DROP TABLE schema_version")
-        unchanged = await probes.get("/readyz")
+        unchanged = await prober.get("/readyz")
         await link.cut()
         read = await client.get(f"/v1/request/{uuid_of(uuid4())}", headers=bearer("s" * 43))
-        lost = [await probes.get("/readyz") for _ in range(2)]
+        lost = [await prober.get("/readyz") for _ in range(2)]
 
     assert (before.status_code, unchanged.status_code, read.status_code) == (200, 200, 401)
     assert [answer.status_code for answer in lost] == [503, 503]

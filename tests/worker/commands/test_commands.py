@@ -108,6 +108,8 @@ def test_wrong_argument_is_explained_before_anything_is_done(command, part):
         ("service serve", {"REQUEST_SECRET_KEYS": "zqmark:tooshort"}, "REQUEST_SECRET_KEYS"),
         ("service serve", {"HOST": "none.invalid"}, "cannot listen on none.invalid"),
         ("service serve", {"PORT": "{TAKEN}"}, "{TAKEN}"),
+        ("service serve", {"HEALTH_PORT": "{TAKEN}"}, "{TAKEN}"),
+        ("service serve", {"PORT": "80", "HEALTH_PORT": "80"}, "PORT and HEALTH_PORT are both 80: "),
         ("worker", {"HEALTH_PORT": "{TAKEN}"}, "{TAKEN}"),
         ("service doctor", {"REQUEST_SECRET_KEYS": "zqmark:tooshort"}, "REQUEST_SECRET_KEYS: "),
         ("worker doctor", {"REQUEST_SECRET_KEYS": "zqmark:tooshort"}, "REQUEST_SECRET_KEYS: "),
