@@ -10,6 +10,7 @@ from yarl import URL
 from deploy.local.machine.ports import accepts, free_port
 from service.identifiers import uuid_of
 from service.server import probes
+from service.server.probes import Check
 from tests.harness import databases
 from tests.harness.http import bearer
 from tests.harness.in_process import api_and_probes
@@ -60,16 +61,30 @@ async def test_api_becomes_unready_when_its_login_is_rejected(service_settings, 
     assert then_unreachable.status_code == 503, "the login may still be rejected"
 
 
-async def test_process_that_has_no_checks_yet_is_alive_and_not_ready():
-    port = free_port()
+async def test_process_that_starts_or_stops_is_alive_and_measured_but_not_ready():
+    checks: dict[str, Check] = {}
+    port, stop = free_port(), asyncio.Event()
+
+    async def statuses(*paths: str) -> list[int]:
+        return [(await client.get(path)).status_code for path in paths]
+
+    async def check() -> None:
+        """Find nothing wrong."""
+
     async with (
-        probes.serving({}, ("127.0.0.1", port), asyncio.Event()),
+        probes.serving(checks, ("127.0.0.1", port), stop),
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
     ):
         await eventually(lambda: accepts(port))
-        statuses = [(await client.get(path)).status_code for path in ("/livez", "/readyz", "/")]
+        starting = await statuses("/livez", "/readyz", "/nonsense")
+        checks["nothing"] = check
+        ready = await statuses("/readyz")
+        stop.set()
+        stopping = await statuses("/livez", "/metrics", "/readyz")
 
-    assert statuses == [200, 503, 404]
+    assert starting == [200, 503, 404]
+    assert ready == [200]
+    assert stopping == [200, 200, 503]
 
 
 async def test_process_is_not_ready_on_an_older_schema(service_settings, database):
