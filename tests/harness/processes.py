@@ -142,10 +142,15 @@ class Process:
     def open_files(self) -> int:
         return len(list(Path(f"/proc/{self.running.pid}/fd").iterdir()))
 
+    def ignores(self, number: signal.Signals) -> bool:
+        return bool(int(self._status("SigIgn:"), base=16) >> (number - 1) & 1)
+
     def _megabytes(self, name: str) -> float:
+        return int(self._status(name)) * 1024 / 1e6
+
+    def _status(self, name: str) -> str:
         status = Path(f"/proc/{self.running.pid}/status").read_text()
-        kilobytes = status.partition(name)[2].split()[0]
-        return int(kilobytes) * 1024 / 1e6
+        return status.partition(name)[2].split()[0]
 
 
 def api_process(
