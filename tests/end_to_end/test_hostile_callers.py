@@ -80,6 +80,31 @@ async def others_are_served(api: Process, token: str) -> None:
             assert (await client.request(method, path, json=body)).status_code == 200
 
 
+async def test_probes_are_answered_at_once_while_callers_hold_every_connection_and_the_reverse(api, issuer):
+    body = head_with(issuer.token(), f"Content-Length: {LARGEST_BODY}")
+
+    async def answer_in_time() -> set[int]:
+        async with httpx.AsyncClient(base_url=api.probes_url, timeout=1.0) as probes:
+            return {(await probes.get(path)).status_code for path in ("/livez", "/readyz", "/metrics")}
+
+    async with started(api):
+        held = [await connect_to(api.base_url) for _ in range(MOST_CONNECTIONS + 100)]
+        for each in held[::2]:
+            each.send(body)
+        statuses = await answer_in_time()
+        held_probes = [await connect_to(api.probes_url) for _ in range(MOST_PROBE_CONNECTIONS + 100)]
+        open_files = api.open_files()
+        for each in held:
+            each.hang_up()
+        await others_are_served(api, issuer.token())
+        for each in held_probes:
+            each.hang_up()
+        statuses |= await answer_in_time()
+
+    assert statuses == {200}
+    assert open_files < _USUAL_OPEN_FILES
+
+
 @pytest.mark.long
 async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(api, issuer):
     token = issuer.token()
@@ -118,28 +143,3 @@ async def test_others_are_served_beside_many_idle_connections_and_once_too_many_
         await others_are_served(api, issuer.token())  # within the time of client_of, since idle ones end
         for each in held:
             each.hang_up()
-
-
-async def test_probes_are_answered_at_once_while_callers_hold_every_connection_and_the_reverse(api, issuer):
-    body = head_with(issuer.token(), f"Content-Length: {LARGEST_BODY}")
-
-    async def answer_in_time() -> set[int]:
-        async with httpx.AsyncClient(base_url=api.probes_url, timeout=1.0) as probes:
-            return {(await probes.get(path)).status_code for path in ("/livez", "/readyz", "/metrics")}
-
-    async with started(api):
-        held = [await connect_to(api.base_url) for _ in range(MOST_CONNECTIONS + 100)]
-        for each in held[::2]:
-            each.send(body)
-        statuses = await answer_in_time()
-        held_probes = [await connect_to(api.probes_url) for _ in range(MOST_PROBE_CONNECTIONS + 100)]
-        open_files = api.open_files()
-        for each in held:
-            each.hang_up()
-        await others_are_served(api, issuer.token())
-        for each in held_probes:
-            each.hang_up()
-        statuses |= await answer_in_time()
-
-    assert statuses == {200}
-    assert open_files < _USUAL_OPEN_FILES
