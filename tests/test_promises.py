@@ -70,6 +70,7 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("at most once a second", "service.authentication.signing_keys:_INTERVAL_SECONDS", 1),
         ("5 minutes before it signs", "service.authentication.signing_keys:_REFRESH_SECONDS", 300),
         ("of all callers together | 800 |", "service.server.limits:MOST_CONNECTIONS", 800),
+        ("It has 50 connections", "service.server.limits:MOST_PROBE_CONNECTIONS", 50),
         ("| 64 KiB, 100 headers", "service.server.limits:LARGEST_HEAD", 64 * KIB),
         ("| path | 1 KiB |", "service.server.limits:LONGEST_PATH", KIB),
         ("256 KiB, 30 seconds |", "service.server.limits:BODY_SECONDS", 30),

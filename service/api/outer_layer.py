@@ -1,4 +1,4 @@
-"""The layer around the router: logs and counts requests, traces all but probes, and completes the response.
+"""The layer around the router: logs, counts and traces requests, and completes the response.
 
 It is outside Litestar, because Litestar's own middleware never sees the router's 404 and 405.
 """
@@ -18,7 +18,6 @@ from opentelemetry.trace import StatusCode
 
 from service.api import errors
 from service.api.errors import ApiError
-from service.server import probes
 from service.server.asgi import ASGIApp, Header, Message, Receive, Scope, Send
 from service.server.limits import LONGEST_PATH
 from service.telemetry import api_metrics, logs, tracing
@@ -39,7 +38,7 @@ class OuterLayer:
         """Serve one ASGI connection."""
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
-        elif tracing.is_on() and scope["path"] not in probes.PATHS:
+        elif tracing.is_on():
             await self._trace(scope, receive, send)
         else:
             await self._serve(scope, receive, send)
@@ -89,8 +88,7 @@ class OuterLayer:
         )
         api_metrics.requests_in_progress.inc()
         try:
-            _check_framing(scope)
-            _fix_path(scope)
+            _check_head(scope)
             await self._app(scope, receive, send_completed)
         except (ApiError, NotFoundException, asyncio.CancelledError) as refusal:
             if status:
@@ -105,10 +103,10 @@ class OuterLayer:
         return route, status
 
 
-def _check_framing(scope: Scope) -> None:
+def _check_head(scope: Scope) -> None:
     """Raise ApiError for headers Host and Transfer-Encoding that a gateway may have read differently.
 
-    hyper accepts them.
+    hyper accepts them. Raise NotFoundException for a long path, because the router caches paths.
     """
     hosts = []
     for name, value in scope["headers"]:
@@ -121,20 +119,8 @@ def _check_framing(scope: Scope) -> None:
     if len(hosts) != 1 or (not hosts[0] and scope["http_version"] == "1.1"):
         message = "The HTTP request is malformed: check its path and its Host header."
         raise ApiError(HTTPStatus.BAD_REQUEST, "malformed_request", message, _CLOSE)
-
-
-def _fix_path(scope: Scope) -> None:
-    """Leave each path one spelling only, because another spelling could bypass a gateway's rules.
-
-    The router would serve `//metrics` and `/%6detrics` as `/metrics`. Long paths are rejected, because the
-    router caches paths. Raises NotFoundException.
-    """
-    path = scope["raw_path"]
-    if len(path) > LONGEST_PATH or b"//" in path or (path.endswith(b"/") and path != b"/"):
+    if len(scope["raw_path"]) > LONGEST_PATH:
         raise NotFoundException
-    if b"%" in path:
-        # The path stays encoded, so no handler accepts it. hyper also accepts letters that are not ASCII.
-        scope["path"] = path.decode("latin-1")
 
 
 def _request_id(headers: Iterable[Header]) -> bytes:
@@ -165,8 +151,7 @@ def _record(method: str, route: str | None, status: int, seconds: float, facts: 
     route = route or "unmatched"
     labelled = method if method in api_metrics.METHODS else "other"
     api_metrics.request_seconds.labels(labelled, route, str(status)).observe(seconds)
-    log = _log.debug if route in probes.PATHS and status < 500 else _log.info
-    log(
+    _log.info(
         "request_served",
         method=method,
         route=route,

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from service.server.limits import LARGEST_BODY, MOST_CONNECTIONS
+from service.server.limits import LARGEST_BODY, MOST_CONNECTIONS, MOST_PROBE_CONNECTIONS
 from tests.end_to_end.callers import client_of
 from tests.harness.examples import A_REQUEST, STRUCTURE
 from tests.harness.http import bearer
@@ -23,9 +23,10 @@ from tests.harness.raw_connection import connect_to, head_with
 
 _LARGEST_MEGABYTES = 200.0
 _ATTACK_SECONDS = 20.0
-_LIVEZ = b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n"
-_TINY_HEADERS = b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 15_000
-CALLS: list[tuple[str, str, object]] = [("GET", "/livez", None), ("POST", "/v1/request", A_REQUEST)]
+_USUAL_OPEN_FILES = 1024
+_ROOT = b"GET / HTTP/1.1\r\nHost: api\r\n\r\n"
+_TINY_HEADERS = b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 15_000
+CALLS: list[tuple[str, str, object]] = [("GET", STRUCTURE, None), ("POST", "/v1/request", A_REQUEST)]
 
 Send = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -33,7 +34,7 @@ Send = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 async def pipeline(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Send as many requests as the server takes, and read all answers."""
     while True:
-        writer.write(_LIVEZ * 5000)
+        writer.write(_ROOT * 5000)
         while writer.transport.get_write_buffer_size():
             await reader.read(100_000)
 
@@ -41,7 +42,7 @@ async def pipeline(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 async def pipeline_unread(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Send as many requests as the server takes, and read no answer."""
     while True:
-        writer.write(_LIVEZ * 5000)
+        writer.write(_ROOT * 5000)
         await writer.drain()
 
 
@@ -77,17 +78,42 @@ async def attacked(api: Process, *callers: tuple[int, Send]) -> AsyncIterator[No
 
 
 async def others_are_served(api: Process, token: str) -> None:
-    """Check the probe and a create, each over a new connection."""
+    """Check a read and a create, each over a new connection."""
     for method, path, body in CALLS:
         async with client_of(api, token) as client:
             assert (await client.request(method, path, json=body)).status_code == 200
+
+
+async def test_probes_are_answered_at_once_while_callers_hold_every_connection_and_the_reverse(api, issuer):
+    body = head_with(issuer.token(), f"Content-Length: {LARGEST_BODY}")
+
+    async def answer_in_time() -> set[int]:
+        async with httpx.AsyncClient(base_url=api.probes_url, timeout=1.0) as probes:
+            return {(await probes.get(path)).status_code for path in ("/livez", "/readyz", "/metrics")}
+
+    async with started(api):
+        held = [await connect_to(api.base_url) for _ in range(MOST_CONNECTIONS + 100)]
+        for each in held[::2]:
+            each.send(body)
+        statuses = await answer_in_time()
+        held_probes = [await connect_to(api.probes_url) for _ in range(MOST_PROBE_CONNECTIONS + 100)]
+        open_files = api.open_files()
+        for each in held:
+            each.hang_up()
+        await others_are_served(api, issuer.token())
+        for each in held_probes:
+            each.hang_up()
+        statuses |= await answer_in_time()
+
+    assert statuses == {200}
+    assert open_files < _USUAL_OPEN_FILES
 
 
 @pytest.mark.long
 async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(api, issuer):
     token = issuer.token()
     body = head_with(token, f"Content-Length: {LARGEST_BODY}") + bytes(LARGEST_BODY - 1)
-    headers = b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 90
+    headers = b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 90
     slow = [(40, stall(body)), (40, stall(headers)), (40, stall(_TINY_HEADERS))]
     seconds, megabytes, closed = [], [], 0
     async with started(api), attacked(api, (50, pipeline), (50, pipeline_unread), *slow):
@@ -108,7 +134,7 @@ async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(api, 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sent", [_LIVEZ, _LIVEZ[:-2]], ids=["idle", "head"])
+@pytest.mark.parametrize("sent", [_ROOT, _ROOT[:-2]], ids=["idle", "head"])
 async def test_others_are_served_beside_many_idle_connections_and_once_too_many_are_closed(
     service_settings, issuer, tmp_path, sent
 ):

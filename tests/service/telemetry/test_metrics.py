@@ -3,6 +3,7 @@
 import pytest
 
 from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import api_and_probes
 from tests.harness.metrics import rises, scrape, series
 
 _REQUESTS = "http_request_duration_seconds_count"
@@ -28,10 +29,10 @@ async def test_requests_are_counted_by_template_and_status(client, method, path,
     assert response.status_code == status
 
 
-async def test_pool_and_keys_are_measured_and_metrics_need_no_token(service_settings, client):
-    await client.get(_NOT_THERE)
-    del client.headers["Authorization"]
-    exported = await scrape(client)
+async def test_pool_and_keys_are_measured_and_metrics_need_no_token(service_settings, issuer):
+    async with api_and_probes(service_settings, issuer.token()) as (client, probes):
+        await client.get(_NOT_THERE)
+        exported = await scrape(probes)
 
     assert exported[series("postgres_pool_connections", state="idle")] >= 1
     assert exported[series("postgres_pool_wait_seconds_count")] >= 1
