@@ -160,11 +160,11 @@ def _complete(message: Message, request_id: bytes) -> Message:
 def _record(method: str, route: str | None, status: int, seconds: float, facts: dict[str, Any]) -> None:
     """Count and log an HTTP request under its route's template, or "unmatched" if it has no route.
 
-    The path and the query are not logged, because both may contain personal data or secrets.
+    The path, the query and an unknown method are not logged: each may contain personal data or secrets.
     """
     route = route or "unmatched"
-    labelled = method if method in api_metrics.METHODS else "other"
-    api_metrics.request_seconds.labels(labelled, route, str(status)).observe(seconds)
+    method = method if method in api_metrics.METHODS else "other"
+    api_metrics.request_seconds.labels(method, route, str(status)).observe(seconds)
     log = _log.debug if route in probes.PATHS and status < 500 else _log.info
     log(
         "request_served",
