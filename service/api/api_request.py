@@ -13,6 +13,7 @@ from service.api.resources import Resources
 from service.server import limits
 
 _CLOSE = {"connection": "close"}  # because the rest of the body is not read
+_DECLARING = ("content-type", "content-encoding")
 
 User = TypeVar("User")
 
@@ -28,7 +29,8 @@ class ApiRequest(Request[User, Any, State]):
 
     async def body(self) -> bytes:
         """Return the body. Raises ApiError if it is not declared as JSON, too large, empty or overdue."""
-        check_declared(self.headers.get("content-type"), self.headers.get("content-encoding"))
+        # Litestar's `get` returns one of several headers with the same name.
+        check_declared(*(", ".join(self.headers.getall(name, [])) for name in _DECLARING))
         try:
             async with asyncio.timeout(limits.BODY_SECONDS):
                 body = await super().body()
@@ -41,7 +43,7 @@ class ApiRequest(Request[User, Any, State]):
         return body
 
 
-def check_declared(content_type: str | None, encoding: str | None) -> None:
+def check_declared(content_type: str, encoding: str) -> None:
     """Raise ApiError unless a body is declared as uncompressed JSON. Litestar does not check it."""
     if not content_type:
         raise _unsupported("The Content-Type header is missing: send `Content-Type: application/json`.")
@@ -49,7 +51,7 @@ def check_declared(content_type: str | None, encoding: str | None) -> None:
         raise _unsupported(
             "The Content-Type header names another type than JSON: send `Content-Type: application/json`."
         )
-    if encoding is not None and encoding.lower() != "identity":
+    if encoding.lower() not in {"", "identity"}:
         raise _unsupported(
             "The Content-Encoding header declares compression: send uncompressed JSON without this header."
         )
