@@ -1,5 +1,6 @@
 """Describes msgspec's errors in terms of JSON, without quoting the input."""
 
+import codecs
 import re
 
 import msgspec
@@ -21,10 +22,12 @@ def why_unreadable(text: bytes, error: Exception) -> str:
     """Return why *text* is not JSON and, if known, the byte at which reading stopped."""
     if not text.strip():
         return "it is empty"
+    if text.startswith(codecs.BOM_UTF8):
+        return "it begins with a byte order mark, which JSON must not have"
+    if isinstance(error, UnicodeDecodeError) or b"\0" in text[:4]:  # UTF-16 and UTF-32 have a zero there.
+        return "it is not UTF-8"
     if isinstance(error, RecursionError):
         return "it nests too deeply"
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8"
     if isinstance(error, msgspec.ValidationError):
         return "a number is too large"
     if str(error) == "Input data was truncated":

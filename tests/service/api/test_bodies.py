@@ -239,6 +239,11 @@ def test_body_that_is_not_an_object_is_refused_as_a_whole(body):
         (b'{"a": 1} zqmark', "trailing characters (byte 10)"),
         (b'{"a": "zqmark', "it ends too early (byte 13)"),
         (b'{"a": "zqmark\xff"}', "it is not UTF-8"),
+        (_FIELDS.decode().encode("utf-8-sig"), "it begins with a byte order mark, which JSON must not have"),
+        *(
+            (_FIELDS.decode().encode(f"utf-{each}"), "it is not UTF-8")
+            for each in ("16", "16-le", "16-be", "32-be")
+        ),
         (b'{"a": 1e999999, "b": "zqmark"}', "a number is too large"),
         (b"[" * 100_000, "it nests too deeply"),
         (_WITH_REASON % b'"zqmark\\q"', "invalid escaped character (byte 71)"),
