@@ -20,19 +20,17 @@ _QUOTING = re.compile(r"(Invalid (enum )?value|Expected `str` matching) .*", re.
 
 def why_unreadable(text: bytes, error: Exception) -> str:
     """Return why *text* is not JSON and, if known, the byte at which reading stopped."""
-    if not text.strip():
-        return "it is empty"
-    if text.startswith(codecs.BOM_UTF8):
-        return "it begins with a byte order mark, which JSON must not have"
-    if isinstance(error, UnicodeDecodeError) or b"\0" in text[:4]:  # UTF-16 and UTF-32 have a zero there.
-        return "it is not UTF-8"
-    if isinstance(error, RecursionError):
-        return "it nests too deeply"
-    if isinstance(error, msgspec.ValidationError):
-        return "a number is too large"
-    if str(error) == "Input data was truncated":
-        return f"it ends too early (byte {len(text)})"
-    return str(error).removeprefix("JSON is malformed: ")
+    reasons = {
+        "it is empty": not text.strip(),
+        "it begins with a byte order mark, which JSON must not have": text.startswith(codecs.BOM_UTF8),
+        # UTF-16 and UTF-32 have a zero there.
+        "it is not UTF-8": isinstance(error, UnicodeDecodeError) or b"\0" in text[:4],
+        "it nests too deeply": isinstance(error, RecursionError),
+        "a number is too large": isinstance(error, msgspec.ValidationError),
+        f"it ends too early (byte {len(text)})": str(error) == "Input data was truncated",
+        str(error).removeprefix("JSON is malformed: "): True,
+    }
+    return next(reason for reason, applies in reasons.items() if applies)
 
 
 def in_json_words(problem: str) -> str:

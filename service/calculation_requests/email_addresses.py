@@ -5,6 +5,8 @@ from functools import lru_cache
 
 import email_validator
 
+from service import text_rules
+
 LONGEST = 254  # characters
 
 # An encoded word (RFC 2047) is valid in an address, but mail programs decode it. The e-mail would then go to
@@ -29,10 +31,11 @@ def find_fault(address: str) -> str | None:
     if is_valid and len(address) <= LONGEST:
         return None
     local, _, domain = address.rpartition("@")
+    unseen = text_rules.find_unseen(address)
     faults = {
         "Expected the address alone, without a name or angle brackets.": "<" in address or ">" in address,
         "Expected one address, not several.": "@" in local or "," in address or ";" in address,
-        "An e-mail address contains no spaces: remove them.": any(map(str.isspace, address)),
+        f"An e-mail address has no spaces and no invisible characters: remove {unseen}.": unseen,
         "Expected an address such as ada@example.com: a name, an @ and a domain.": not (local and domain),
         "The domain after the @ is incomplete or invalid.": not _is_valid_domain(domain),
     }
