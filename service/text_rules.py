@@ -25,7 +25,7 @@ _INVISIBLE = (
 _MARKS = r"\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a\ufe20-\ufe2f"
 
 _FORBIDDEN = re.compile(f"[{_FORBIDDEN_CHARACTERS}\\ud800-\\udfff]")  # Surrogates cannot be stored.
-_UNSEEN = re.compile(f"[{_SPACES}{_INVISIBLE}]")
+UNSEEN = re.compile(f"[{_SPACES}{_INVISIBLE}]")
 _SHOWN = re.compile(f"[^{_FORBIDDEN_CHARACTERS}{_SPACES}{_INVISIBLE}{_MARKS}]")
 
 
@@ -43,7 +43,7 @@ _NOT_ALLOWED = "Control, line-separator and bidirectional characters are not all
 def check_line(value: str) -> Fault | None:
     """Return the fault of *value*, or None if it is a single line of text."""
     found = _FORBIDDEN.search(value)
-    return Fault("invalid_characters", f"{_NOT_ALLOWED}{_named(found[0])}.") if found else None
+    return Fault("invalid_characters", f"{_NOT_ALLOWED}{named(found)}.") if found else None
 
 
 def check_filled_line(value: str) -> Fault | None:
@@ -53,15 +53,9 @@ def check_filled_line(value: str) -> Fault | None:
     return check_line(value) or (BLANK if is_blank(value) else None)
 
 
-def find_unseen(value: str) -> str | None:
-    """Return the name of the first space or invisible character in *value*, or None."""
-    found = _UNSEEN.search(value)
-    return found and _named(found[0])
-
-
-def _named(character: str) -> str:
-    """Return the code point of a character and its name. Control characters have none."""
-    return f"U+{ord(character):04X} {unicodedata.name(character, '')}".rstrip()
+def named(found: re.Match[str]) -> str:
+    """Return the code point of the character that was found, and its name. Control characters have none."""
+    return f"U+{ord(found[0]):04X} {unicodedata.name(found[0], '')}".rstrip()
 
 
 def is_blank(value: str) -> bool:

@@ -13,7 +13,6 @@ from service.api.resources import Resources
 from service.server import limits
 
 _CLOSE = {"connection": "close"}  # because the rest of the body is not read
-_DECLARING = ("content-type", "content-encoding")
 
 User = TypeVar("User")
 
@@ -30,7 +29,8 @@ class ApiRequest(Request[User, Any, State]):
     async def body(self) -> bytes:
         """Return the body. Raises ApiError if it is not declared as JSON, too large, empty or overdue."""
         # Litestar's `get` returns one of several headers with the same name.
-        check_declared(*(", ".join(self.headers.getall(name, [])) for name in _DECLARING))
+        declared = (self.headers.getall(name, []) for name in ("content-type", "content-encoding"))
+        check_declared(*map(", ".join, declared))
         try:
             async with asyncio.timeout(limits.BODY_SECONDS):
                 body = await super().body()

@@ -19,12 +19,12 @@ from opentelemetry.trace import StatusCode
 from service.api import errors
 from service.api.errors import ApiError
 from service.server import probes
-from service.server.asgi import ASGIApp, Header, Message, Receive, Scope, Send
+from service.server.asgi import ASGIApp, Header, Message, Receive, Scope, Send, header_values
 from service.server.limits import LONGEST_PATH
 from service.telemetry import api_metrics, logs, tracing
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # an id that is safe to echo
-_HOST = re.compile(rb"([\w.-]+|\[[\w.:%]+\])(:[0-9]*)?")  # a name, or an IPv4 or IPv6 address; and a port
+_HOST = re.compile(r"([\w.-]+|\[[\w.:%]+\])(:[0-9]*)?", re.ASCII)  # a name or address, and a port
 _CLOSE = {"connection": "close"}  # because what follows may be the body, or the next request
 
 _log = structlog.get_logger()
@@ -111,17 +111,13 @@ def _check_framing(scope: Scope) -> None:
 
     hyper accepts them.
     """
-    hosts, encodings = [], []
-    for name, value in scope["headers"]:
-        if name == b"host":
-            hosts.append(value)
-        elif name == b"transfer-encoding":
-            encodings.append(value.lower())
-    if encodings not in ([], [b"chunked"]):
+    encodings = [value.lower() for value in header_values(scope, b"transfer-encoding")]
+    if encodings not in ([], ["chunked"]):
         message = "The only Transfer-Encoding that is served is chunked, once."
         raise ApiError(HTTPStatus.NOT_IMPLEMENTED, "unsupported_transfer_encoding", message, _CLOSE)
+    hosts = header_values(scope, b"host")
     # RFC 9112, section 3.2. Without the header, Granian adds an empty one.
-    is_left_out = hosts == [b""] and scope["http_version"] != "1.1"
+    is_left_out = hosts == [""] and scope["http_version"] != "1.1"
     if not is_left_out and (len(hosts) != 1 or not _HOST.fullmatch(hosts[0])):
         message = "The HTTP request is malformed: check its path and its Host header."
         raise ApiError(HTTPStatus.BAD_REQUEST, "malformed_request", message, _CLOSE)

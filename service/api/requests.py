@@ -118,6 +118,7 @@ class Requests(Controller):
                 "next_page",
                 to="list_requests",
                 cursor="$response.body#/data/next_cursor",
+                external_id="$request.query.external_id",
                 updated_since="$request.query.updated_since",
             )
             | link(
@@ -140,7 +141,8 @@ class Requests(Controller):
                 connection, parameters.listing(), conveyancer_id=request.user.conveyancer_id
             )
         shown = resources.listed(page.requests)
-        return succeed(CalculationRequestPage(shown, cursor_of(page.next), page.horizon))
+        cursor = cursor_of(page.next, parameters.external_id)
+        return succeed(CalculationRequestPage(shown, cursor, page.horizon))
 
     @get(
         "/{uuid:str}",

@@ -31,11 +31,12 @@ def find_fault(address: str) -> str | None:
     if is_valid and len(address) <= LONGEST:
         return None
     local, _, domain = address.rpartition("@")
-    unseen = text_rules.find_unseen(address)
+    unseen = text_rules.UNSEEN.search(address)
     faults = {
         "Expected the address alone, without a name or angle brackets.": "<" in address or ">" in address,
         "Expected one address, not several.": "@" in local or "," in address or ";" in address,
-        f"An e-mail address has no spaces and no invisible characters: remove {unseen}.": unseen,
+        "An e-mail address has no spaces and no invisible characters: remove "
+        f"{unseen and text_rules.named(unseen)}.": unseen,
         "Expected an address such as ada@example.com: a name, an @ and a domain.": not (local and domain),
         "The domain after the @ is incomplete or invalid.": not _is_valid_domain(domain),
     }
