@@ -1,12 +1,14 @@
 """Describes msgspec's errors in terms of JSON, without quoting the input."""
 
 import codecs
+import json
 import re
+from typing import Any
 
 import msgspec
 
-# The errors that msgspec raises for malformed or unexpected input.
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+# The errors that reading malformed or unexpected input raises.
+UNREADABLE = (msgspec.DecodeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError)
 
 _TYPES = (
     {"str": "a string", "int": "an integer", "float": "a number", "bool": "a boolean"}
@@ -16,6 +18,16 @@ _TYPES = (
 _QUOTED_TYPES = re.compile(r"`([^`]+)`")
 # Messages that quote the value, or our pattern for it.
 _QUOTING = re.compile(r"(Invalid (enum )?value|Expected `str` matching) .*", re.DOTALL)
+
+
+def _refuse_repeats(members: list[tuple[str, Any]]) -> None:
+    if len({name for name, _ in members}) < len(members):
+        raise msgspec.DecodeError("it repeats a name within an object")
+
+
+# Raises one of UNREADABLE if an object repeats a name: msgspec takes the last member with that name. Numbers
+# are not converted, because long ones take long.
+check_names = json.JSONDecoder(object_pairs_hook=_refuse_repeats, parse_int=str, parse_float=str).decode
 
 
 def why_unreadable(text: bytes, error: Exception) -> str:

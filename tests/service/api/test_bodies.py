@@ -20,6 +20,7 @@ _MARK = "zqmark"  # must not be quoted
 _REASON = "calculation_fee_exempt_reason"
 # A body whose rest is valid: a reason is decoded after it.
 _WITH_REASON = b'{"calculation_fee_exempt":true,"calculation_fee_exempt_reason":%s,' + _FIELDS[1:]
+_WITH_META_DATA = b'{"meta_data":{"a":%s},' + _FIELDS[1:]
 _CHARACTERS = "Control, line-separator and bidirectional characters are not allowed: remove or replace "
 _NO_NUL = "NUL characters are not allowed."
 _WHOLE_ADDRESS = "Expected an address such as ada@example.com: a name, an @ and a domain."
@@ -265,6 +266,8 @@ def test_body_that_is_not_an_object_is_refused_as_a_whole(body):
         ),
         (b'{"a": 1e999999, "b": "zqmark"}', "a number is too large"),
         (b"[" * 100_000, "it nests too deeply"),
+        (b'{"notes": "zqmark",' + _FIELDS[1:-1] + b',"notes": "b"}', "it repeats a name within an object"),
+        (_WITH_META_DATA % b'[{"zqmark": 1, "zqm\\u0061rk": 1}]', "it repeats a name within an object"),
         (_WITH_REASON % b'"zqmark\\q"', "invalid escaped character (byte 71)"),
         (_WITH_REASON % b"1e999999", "a number is too large"),
         (_WITH_REASON % b'["zqmark",]', "trailing comma in array (byte 73)"),
