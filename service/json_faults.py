@@ -1,6 +1,5 @@
 """Describes msgspec's errors in terms of JSON, without quoting the input."""
 
-import codecs
 import json
 import re
 from typing import Any
@@ -34,7 +33,7 @@ def why_unreadable(text: bytes, error: Exception) -> str:
     """Return why *text* is not JSON and, if known, the byte at which reading stopped."""
     reasons = {
         "it is empty": not text.strip(),
-        "it begins with a byte order mark, which JSON must not have": text.startswith(codecs.BOM_UTF8),
+        "it begins with a byte order mark, which JSON must not have": text.startswith(b"\xef\xbb\xbf"),
         # UTF-16 and UTF-32 have a zero there.
         "it is not UTF-8": isinstance(error, UnicodeDecodeError) or b"\0" in text[:4],
         "it nests too deeply": isinstance(error, RecursionError),

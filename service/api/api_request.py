@@ -8,11 +8,9 @@ from litestar import MediaType, Request
 from litestar.datastructures import State
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
-from service.api.errors import ApiError
+from service.api.errors import CLOSE, ApiError
 from service.api.resources import Resources
 from service.server import limits
-
-_CLOSE = {"connection": "close"}  # because the rest of the body is not read
 
 User = TypeVar("User")
 
@@ -69,7 +67,7 @@ def malformed_body(reason: str) -> ApiError:
 def body_overdue() -> ApiError:
     """Return the error for a body that has not arrived in time."""
     message = "The body did not arrive in time: send the request again."
-    return ApiError(HTTPStatus.REQUEST_TIMEOUT, "request_timeout", message, _CLOSE)
+    return ApiError(HTTPStatus.REQUEST_TIMEOUT, "request_timeout", message, CLOSE)
 
 
 def body_too_large(size: int | None) -> ApiError:
@@ -78,4 +76,4 @@ def body_too_large(size: int | None) -> ApiError:
     message = f"The body is larger than {most}: send less."
     if size is not None:
         message = f"The body has {size} bytes: at most {limits.LARGEST_BODY} ({most}) are accepted."
-    return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", message, _CLOSE)
+    return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", message, CLOSE)

@@ -23,7 +23,7 @@ LARGEST_LIMIT = 100
 _NEWEST = PlaceByAge(UUID(int=2**128 - 1))  # no request is newer
 _OTHER_CURSOR: Failure = ("invalid_cursor", "Expected the next_cursor of a page with the same filter.")
 _NO_FILTER: Failure = ("invalid_choice", "Send external_id or updated_since, not both.")
-_CURSOR = re.compile(r"(?:([0-9]{1,10})\.)?(req_\w{22})", re.ASCII)  # with seconds for a PlaceByChange
+_CURSOR = r"(?:([0-9]{1,10})\.)?(req_\w{22})"  # with seconds for a PlaceByChange
 
 
 class CalculationRequestPage(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class ListQuery(Sent, frozen=True, kw_only=True):
             description="The `next_cursor` of the previous page, with its other parameters. Leave it out for "
             "the first page.",
             examples=["req_01a9ZkW3mT6qPxB8vNcR4d"],
-            extra_json_schema={"pattern": r"^((f[0-9a-f]{8}|[0-9]{1,10})\.)?req_[0-6][0-9A-Za-z]{21}$"},
+            extra_json_schema={"pattern": r"^(f[0-9a-f]{8}-|[0-9]{1,10}\.)?req_[0-6][0-9A-Za-z]{21}$"},
         ),
     ] = UNSET
 
@@ -119,12 +119,11 @@ def cursor_of(place: Place | None, external_id: str | UnsetType) -> str | None:
 
 def _mark(external_id: str | UnsetType) -> str:
     """Return what a cursor of a filtered list begins with, so that it is refused with another filter."""
-    return "" if external_id is UNSET else f"f{crc32(external_id.encode()):08x}."
+    return "" if external_id is UNSET else f"f{crc32(external_id.encode()):08x}-"
 
 
 def _parse_cursor(text: str, external_id: str | UnsetType) -> Place | None:
-    mark = _mark(external_id)
-    match = _CURSOR.fullmatch(text.removeprefix(mark)) if text.startswith(mark) else None
+    match = re.fullmatch(_mark(external_id) + _CURSOR, text, re.ASCII)
     request_id = match and parse_uuid(match[2])
     if not (match and request_id):
         return None

@@ -13,11 +13,11 @@ from typing import Any
 import structlog
 import uuid_utils
 from litestar.enums import HttpMethod, ScopeType
-from litestar.exceptions import NotFoundException
+from litestar.exceptions import ClientException, NotFoundException
 from opentelemetry.trace import StatusCode
 
 from service.api import errors
-from service.api.errors import ApiError
+from service.api.errors import CLOSE, ApiError
 from service.server import probes
 from service.server.asgi import ASGIApp, Header, Message, Receive, Scope, Send, header_values
 from service.server.limits import LONGEST_PATH
@@ -25,7 +25,6 @@ from service.telemetry import api_metrics, logs, tracing
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # an id that is safe to echo
 _HOST = re.compile(r"([\w.-]+|\[[\w.:%]+\])(:[0-9]*)?", re.ASCII)  # a name or address, and a port
-_CLOSE = {"connection": "close"}  # because what follows may be the body, or the next request
 
 _log = structlog.get_logger()
 
@@ -93,7 +92,7 @@ class OuterLayer:
             _check_framing(scope)
             _fix_path(scope)
             await self._app(scope, receive, send_completed)
-        except (ApiError, NotFoundException, asyncio.CancelledError) as refusal:
+        except (ApiError, ClientException, asyncio.CancelledError) as refusal:
             if status:
                 raise
             # Only the server cancels a request, at the end of its shutdown. The task ends here, so the
@@ -107,20 +106,19 @@ class OuterLayer:
 
 
 def _check_framing(scope: Scope) -> None:
-    """Raise ApiError for headers Host and Transfer-Encoding that a gateway may have read differently.
+    """Raise ApiError or ClientException for a Host or Transfer-Encoding that gateways may read differently.
 
     hyper accepts them.
     """
     encodings = [value.lower() for value in header_values(scope, b"transfer-encoding")]
     if encodings not in ([], ["chunked"]):
         message = "The only Transfer-Encoding that is served is chunked, once."
-        raise ApiError(HTTPStatus.NOT_IMPLEMENTED, "unsupported_transfer_encoding", message, _CLOSE)
+        raise ApiError(HTTPStatus.NOT_IMPLEMENTED, "unsupported_transfer_encoding", message, CLOSE)
     hosts = header_values(scope, b"host")
     # RFC 9112, section 3.2. Without the header, Granian adds an empty one.
     is_left_out = hosts == [""] and scope["http_version"] != "1.1"
     if not is_left_out and (len(hosts) != 1 or not _HOST.fullmatch(hosts[0])):
-        message = "The HTTP request is malformed: check its path and its Host header."
-        raise ApiError(HTTPStatus.BAD_REQUEST, "malformed_request", message, _CLOSE)
+        raise ClientException
 
 
 def _fix_path(scope: Scope) -> None:

@@ -1,6 +1,7 @@
 """Which e-mail addresses are accepted: an address of one recipient, to whom an e-mail can be sent."""
 
 import re
+import unicodedata
 from functools import lru_cache
 
 import email_validator
@@ -31,7 +32,7 @@ def find_fault(address: str) -> str | None:
     if is_valid and len(address) <= LONGEST:
         return None
     local, _, domain = address.rpartition("@")
-    unseen = text_rules.UNSEEN.search(address)
+    unseen = next((each for each in address if unicodedata.category(each) in {"Zs", "Cf"}), None)
     faults = {
         "Expected the address alone, without a name or angle brackets.": "<" in address or ">" in address,
         "Expected one address, not several.": "@" in local or "," in address or ";" in address,

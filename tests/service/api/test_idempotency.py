@@ -139,7 +139,7 @@ QUOTED = "".join(map(chr, range(0x20, 0x7F))).replace('"', "").replace("\\", "")
     ],
 )
 def test_key_may_be_a_token_or_a_string(sent, key):
-    assert parse_key(sent) == key
+    assert parse_key([sent]) == key
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_key_may_be_a_token_or_a_string(sent, key):
 )
 def test_malformed_key_is_refused_and_its_caller_told_to_quote_it(key):
     with pytest.raises(ApiError, match="in double quotes"):
-        parse_key(key)
+        parse_key([key])
 
 
 @pytest.mark.parametrize("key", ["k", None], ids=["with a key", "without"])
@@ -173,9 +173,9 @@ async def test_create_of_unknown_outcome_is_logged_with_uuid(watched_client, dat
 
 def test_too_long_key_is_refused_with_its_length_and_two_keys_as_two():
     with pytest.raises(ApiError, match="has 256 characters: at most 255 "):
-        parse_key("k" * 256)
+        parse_key(["k" * 256])
     with pytest.raises(ApiError, match="more than one"):
-        parse_key("k", ["k", "k"])
+        parse_key(["k", "k"])
 
 
 async def test_refused_create_is_logged_without_a_uuid_and_its_key_is_free(client, issuer, database_url):
