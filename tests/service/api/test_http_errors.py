@@ -205,6 +205,21 @@ def test_compressed_body_is_refused_by_its_header(encoding):
 
 
 @pytest.mark.parametrize(
+    "headers",
+    [
+        [*JSON.items(), ("Content-Encoding", "identity"), ("Content-Encoding", "gzip")],
+        [*JSON.items(), ("Content-Encoding", "gzip"), ("Content-Encoding", "identity")],
+        [*JSON.items(), ("Content-Type", "text/plain")],
+        [("Content-Type", "text/plain"), *JSON.items()],
+    ],
+)
+async def test_body_that_two_headers_declare_differently_is_refused(shared_client, headers):
+    response = await shared_client.post("/v1/request", content=b"{}", headers=headers)
+
+    assert response.status_code == 415
+
+
+@pytest.mark.parametrize(
     ("token", "path", "status"),
     [(None, "", 200), ("A" * 43, "/req_0000000000000000000000", 401)],
     ids=["one firm", "made-up secrets"],

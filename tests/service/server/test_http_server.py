@@ -44,9 +44,16 @@ ROOT = b"GET / HTTP/1.1\r\nHost: api\r\n\r\n"
         (["\x16\x03\x01\x02\x01\x01\xfc\x03\x03"], 400, None),  # TLS
         ([CREATE], 400, "malformed_request"),
         ([CREATE, "Host: api", "Host: api"], 400, "malformed_request"),
+        *(
+            ([CREATE, f"Host: {each}"], 400, "malformed_request")
+            for each in ("a@b", "a/b", "a b", "a, b", "a:b")
+        ),
         # Otherwise the body would be taken for JSON, and a gateway might find its end elsewhere.
         ([CREATE, "Host: api", "Transfer-Encoding: gzip, chunked"], 501, "unsupported_transfer_encoding"),
         ([CREATE, *GZIP, CHUNKED], 501, "unsupported_transfer_encoding"),
+        ([CREATE, "Host: api", CHUNKED, CHUNKED], 501, "unsupported_transfer_encoding"),
+        ([CREATE, "Host: api", f"{CHUNKED}, chunked"], 501, "unsupported_transfer_encoding"),
+        ([CREATE.replace("1.1", "1.0"), "Host: api", CHUNKED], 400, None),
     ],
 )
 async def test_what_a_gateway_may_read_differently_is_refused_and_without_a_body_if_it_is_not_http(
@@ -64,10 +71,19 @@ async def test_what_a_gateway_may_read_differently_is_refused_and_without_a_body
     assert all(is_documented(status, error["code"], error["message"]) for error in errors)
 
 
-async def test_host_is_not_needed_in_http_1_0(shared_client):
-    """HAProxy's usual health check has none."""
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["OPTIONS / HTTP/1.0"],  # HAProxy's usual health check
+        *(
+            ["OPTIONS / HTTP/1.1", f"Host: {host}"]
+            for host in ("a_b-1.example.com:8000", "API.", "10.0.0.7", "[::1]:80", "[fe80::1%25eth0]")
+        ),
+    ],
+)
+async def test_host_is_any_name_or_address_and_not_needed_in_http_1_0(shared_client, lines):
     connection = await connect_to(shared_client)
-    connection.send(b"OPTIONS / HTTP/1.0\r\n\r\n")
+    connection.send("\r\n".join([*lines, "", ""]).encode())
 
     assert (await connection.answer()).status == 204
 
