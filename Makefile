@@ -27,7 +27,7 @@ run:      .venv/installed  ## run everything on this machine until Ctrl-C (PORT=
 test:     .venv/installed  ## run the tests, with branch coverage (some, without: ARGS="-k name")
 	$(IN_VENV) pytest -n auto $(PARALLEL) worksteal $(if $(ARGS),$(ARGS),--cov)
 
-test-long: .venv/browser-installed ## run the tests that take long: all faults, histories, bodies, overload
+test-long: .venv/long-installed ## run the tests that take long: all faults, histories, bodies, overload
 	@deploy/node/install
 	$(if $(ARGS),,$(IN_VENV) pytest -m long -k "$(ALONE)")
 	$(IN_VENV) pytest -m long -n auto $(PARALLEL) worksteal --hypothesis-profile default $(or $(ARGS),-k "not ($(ALONE))")
@@ -75,7 +75,7 @@ format:   .venv/installed  ## format the code and apply safe fixes
 lock:     .venv/installed  ## compile the dependency locks (newer releases: ARGS=--upgrade)
 	$(LOCK) pyproject.toml -o deploy/locks/product.lock
 	$(LOCK) pyproject.toml --group test --group tools -o deploy/locks/development.lock
-	$(LOCK) --group browser -c deploy/locks/development.lock -o deploy/locks/browser.lock
+	$(LOCK) --group long -c deploy/locks/development.lock -o deploy/locks/long.lock
 	$(LOCK) --group deploy -c deploy/locks/development.lock -o deploy/locks/deploy-check.lock
 	$(LOCK) --group peers -o deploy/locks/peers.lock
 
@@ -92,8 +92,8 @@ clean:                     ## remove .venv and .local, with all data in it
 .venv/installed: deploy/locks/development.lock deploy/local/install
 	@deploy/local/install "$(PYTHON)" .venv
 
-.venv/browser-installed: .venv/installed deploy/locks/browser.lock
-	@$(IN_VENV) pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r deploy/locks/browser.lock
+.venv/long-installed: .venv/installed deploy/locks/long.lock
+	@$(IN_VENV) pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r deploy/locks/long.lock
 	@touch $@
 
 .venv/deploy-installed: .venv/installed deploy/locks/deploy-check.lock

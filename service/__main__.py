@@ -1,7 +1,11 @@
 """The command line of the API and of its operators: `python -m service`."""
 
+import signal
 import sys
 from collections.abc import Sequence
+
+if __name__ == "__main__":  # PID 1 ignores signals without a handler, and the imports below take seconds.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 import click
 

@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
-from litestar import HttpMethod, Litestar, Request, Response, get
+from litestar import HttpMethod, Litestar, Request, Response
+from litestar.datastructures import State
 from litestar.status_codes import HTTP_204_NO_CONTENT
 
 from service.api import errors, questionnaire
@@ -19,7 +20,7 @@ from service.calculation_requests.request_secrets import SecretKeyRing
 from service.calculation_requests.storing import Storage
 from service.outbox.waking import RelayWaker
 from service.postgres.pool import open_pool
-from service.server import asgi, probes
+from service.server import probes
 from service.server.background import in_background
 from service.server.limits import LARGEST_BODY
 from service.settings import ServiceSettings, load
@@ -30,12 +31,13 @@ ENDPOINTS: list[Any] = [Requests, questionnaire.questionnaire_structure]
 def create_app(settings: ServiceSettings | None = None) -> Litestar:
     """Return the API, with settings from the environment by default. Raises InvalidSetting.
 
-    `serve` puts it into the OuterLayer, which logs and counts. `litestar run` serves it without that layer.
+    `serve` puts it into the OuterLayer, which logs and counts. `litestar run` has neither layer nor probes.
     """
     settings = settings or load(ServiceSettings)
     secret_keys = SecretKeyRing.parse(settings.request_secret_keys)
     return Litestar(
-        route_handlers=[*ENDPOINTS, answer_probe, page.lead_to_page],
+        route_handlers=[*ENDPOINTS, page.lead_to_page],
+        state=State({"checks": {}}),
         lifespan=[partial(_lifespan, settings=settings, secret_keys=secret_keys)],
         openapi_config=document.config(settings.auth_token_url),
         logging_config=None,  # telemetry/logs.py configures logging.
@@ -69,12 +71,6 @@ async def answer_options(request: Request[Any, Any, Any]) -> Response[None] | No
     return Response(None, status_code=HTTP_204_NO_CONTENT, headers={"allow": ", ".join(sorted(methods))})
 
 
-@get([*probes.PATHS], include_in_schema=False)
-async def answer_probe(request: ApiRequest[None]) -> asgi.Response:
-    """Answer a probe. It needs no authentication."""
-    return await probes.answer(request.scope["path"], request.app.state.checks)
-
-
 @asynccontextmanager
 async def _lifespan(
     app: Litestar, *, settings: ServiceSettings, secret_keys: SecretKeyRing
@@ -93,6 +89,6 @@ async def _lifespan(
             storage=Storage(pool, relay, seconds=seconds),
             secret_keys=secret_keys,
         )
-        app.state.checks = {"postgres": probes.lasting_readiness(pool, seconds=seconds)}
+        app.state.checks["postgres"] = probes.lasting_readiness(pool, seconds=seconds)
         async with in_background("signing_keys", signing_keys.run), in_background("relay_waker", relay.run):
             yield

@@ -61,6 +61,7 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     app_url: AppUrl
     request_secret_keys: NonBlank
     port: Port = 8000
+    health_port: Port = 8002  # The worker's is 8001, so that both can run on one machine.
     # Longer than proxies keep connections, because a proxy that uses a connection as we close it answers 502.
     keep_alive_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 90
     auth_issuer: NonBlank
@@ -77,7 +78,9 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     auth_leeway_seconds: Annotated[float, msgspec.Meta(ge=0, le=300)] = 30.0
 
     def __post_init__(self) -> None:
-        """Refuse settings with which tokens for other services of the issuer would be accepted."""
+        """Refuse a port for two servers, and settings that accept tokens for other services of the issuer."""
+        if self.port == self.health_port:  # Granian would share it.
+            raise ValueError(f"PORT and HEALTH_PORT are both {self.port}: change one of them")
         if self.auth_audience is None and not self.auth_clients.replace(",", " ").strip():
             raise ValueError("AUTH_AUDIENCE is missing: without it, AUTH_CLIENTS must list the clients")
 

@@ -1,6 +1,7 @@
 """The rules for single lines of text, such as names: which characters they may contain, and the messages."""
 
 import re
+import unicodedata
 from typing import Literal, NamedTuple
 
 CHARACTERS = 255
@@ -34,14 +35,13 @@ class Fault(NamedTuple):
 
 
 BLANK = Fault("blank", "This field must not be blank.")
-_INVALID_CHARACTERS = Fault(
-    "invalid_characters", "Control, line-separator and bidirectional characters are not allowed."
-)
+_NOT_ALLOWED = "Control, line-separator and bidirectional characters are not allowed: remove or replace "
 
 
 def check_line(value: str) -> Fault | None:
     """Return the fault of *value*, or None if it is a single line of text."""
-    return _INVALID_CHARACTERS if _FORBIDDEN.search(value) else None
+    found = _FORBIDDEN.search(value)
+    return Fault("invalid_characters", f"{_NOT_ALLOWED}{named(found[0])}.") if found else None
 
 
 def check_filled_line(value: str) -> Fault | None:
@@ -49,6 +49,11 @@ def check_filled_line(value: str) -> Fault | None:
     if not value.strip():
         return BLANK
     return check_line(value) or (BLANK if is_blank(value) else None)
+
+
+def named(character: str) -> str:
+    """Return the code point of a character, and its name. Control characters have none."""
+    return f"U+{ord(character):04X} {unicodedata.name(character, '')}".rstrip()
 
 
 def is_blank(value: str) -> bool:

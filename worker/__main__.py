@@ -1,8 +1,12 @@
 """The command line of the worker and its operators: `python -m worker`."""
 
+import signal
 import sys
 from collections.abc import Collection, Sequence
 from functools import partial
+
+if __name__ == "__main__":  # PID 1 ignores signals without a handler, and the imports below take seconds.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 import click
 import structlog

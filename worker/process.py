@@ -83,8 +83,8 @@ async def run(settings: WorkerSettings, roles: frozenset[str], probes: Address, 
     async with open_pool(settings) as pool:
         relay_waker = RelayWaker(pool, seconds=settings.work_timeout_seconds)
         worker = Worker(settings, pool, roles, relay_waker)
-        async with in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
-            running.create_task(server_probes.serve(worker.checks, worker.read_gauges, probes, stop))
+        serving = server_probes.serving(worker.checks, probes, stop, worker.read_gauges)
+        async with serving, in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
             await _wait_for(worker.checks["postgres"], "worker_waits_for_schema", stop)
             if not stop.is_set():
                 for name, part in worker.parts.items():

@@ -14,7 +14,7 @@ _ISSUER = "https://issuer.calculation-requests.test"
 _AUDIENCE = "calculation-requests"
 _MAIL_FROM = "Calculations <no-reply@calculation-requests.test>"
 # The API gets no broker and no mail server: the outbox is its only way out.
-_NOT_FOR_THE_API = ("AMQP_URL", "SMTP_URL", "MAIL_FROM", "HEALTH_PORT")
+_NOT_FOR_THE_API = ("AMQP_URL", "SMTP_URL", "MAIL_FROM")
 # The journey has what integrators have: no database, no signing key, and its own account on RabbitMQ.
 _FOR_THE_JOURNEY = ("BASE_URL", "APP_URL", "ACCESS_TOKEN", "API_KEY", "MAIL_DIR", "CALCULATOR_AMQP_URL")
 _FOR_PYTHON = ("LD_LIBRARY_PATH", "SSL_CERT_FILE")  # where it finds libraries and certificates
@@ -27,7 +27,8 @@ class Ports:
     """The ports of the service's own processes, on the loopback interface."""
 
     api: int
-    worker: int
+    api_probes: int
+    worker: int  # of its probes
     smtp: int
     journey: int
 
@@ -37,6 +38,7 @@ def variables(folder: Path, ports: Ports, *, database_url: str, amqp_url: str) -
     base_url = f"http://127.0.0.1:{ports.api}"
     return {
         "BASE_URL": base_url,
+        "API_PROBES_URL": f"http://127.0.0.1:{ports.api_probes}",
         "WORKER_URL": f"http://127.0.0.1:{ports.worker}",
         "MAIL_DIR": str(folder / "mail"),
         "DATABASE_URL": database_url,
@@ -51,9 +53,10 @@ def variables(folder: Path, ports: Ports, *, database_url: str, amqp_url: str) -
     }
 
 
-def of_api(variables: Mapping[str, str], port: int) -> dict[str, str]:
+def of_api(variables: Mapping[str, str], ports: Ports) -> dict[str, str]:
     """Return the whole environment of the API process."""
-    given = {**os.environ, **variables, "HOST": "127.0.0.1", "PORT": str(port)}
+    listening = {"HOST": "127.0.0.1", "PORT": str(ports.api), "HEALTH_PORT": str(ports.api_probes)}
+    given = {**os.environ, **variables, **listening}
     return {name: value for name, value in given.items() if name not in _NOT_FOR_THE_API}
 
 

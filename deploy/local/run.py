@@ -32,6 +32,7 @@ def _run(place: Place) -> None:
     environment.forget()
     ports = environment.Ports(
         api=port_from("PORT", default=8000),
+        api_probes=free_port(),
         worker=free_port(),
         smtp=free_port(),
         journey=port_from("JOURNEY_PORT", default=8010),

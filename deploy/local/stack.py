@@ -71,12 +71,12 @@ def running_stack(place: Place, ports: Ports) -> Iterator[Stack]:
         clients.write(place, "rabbitmqctl", rabbitmq)
         _run(variables, "schema", "apply")
         wait_for(mail_catcher, lambda: tcp.accepts(ports.smtp), seconds=_READY_SECONDS)
-        api = _started(parts, place, "api", ["service", "serve"], environment.of_api(variables, ports.api))
+        api = _started(parts, place, "api", ["service", "serve"], environment.of_api(variables, ports))
         worker = _started(parts, place, "worker", ["worker"], environment.of_worker(variables, ports.worker))
         variables |= _register_conveyancer(place, variables)
         if rabbitmq.client:
             variables |= clients.account_of_calculator(place, rabbitmq.url)
-        wait_for(api, lambda: is_ready(variables["BASE_URL"]), seconds=_READY_SECONDS)
+        wait_for(api, lambda: is_ready(variables["API_PROBES_URL"]), seconds=_READY_SECONDS)
         wait_for(worker, lambda: is_ready(variables["WORKER_URL"]), seconds=_READY_SECONDS)
         of_journey = environment.of_journey(variables, ports.journey)
         journey = _started(parts, place, "journey", ["deploy.local.journey"], of_journey)
@@ -143,7 +143,7 @@ def _run(variables: Mapping[str, str], *arguments: str) -> str:
 
 
 def is_ready(url: str) -> bool:
-    """Return whether the process at *url* is ready."""
+    """Return whether the process with its probes at *url* is ready."""
     try:
         return httpx.get(f"{url}/readyz", timeout=2.0, trust_env=False).is_success
     except httpx.HTTPError:

@@ -8,11 +8,9 @@ from litestar import MediaType, Request
 from litestar.datastructures import State
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
-from service.api.errors import ApiError
+from service.api.errors import CLOSE, ApiError
 from service.api.resources import Resources
 from service.server import limits
-
-_CLOSE = {"connection": "close"}  # because the rest of the body is not read
 
 User = TypeVar("User")
 
@@ -28,7 +26,9 @@ class ApiRequest(Request[User, Any, State]):
 
     async def body(self) -> bytes:
         """Return the body. Raises ApiError if it is not declared as JSON, too large, empty or overdue."""
-        check_declared(self.headers.get("content-type"), self.headers.get("content-encoding"))
+        # Litestar's `get` returns one of several headers with the same name.
+        declared = (self.headers.getall(name, []) for name in ("content-type", "content-encoding"))
+        check_declared(*map(", ".join, declared))
         try:
             async with asyncio.timeout(limits.BODY_SECONDS):
                 body = await super().body()
@@ -41,7 +41,7 @@ class ApiRequest(Request[User, Any, State]):
         return body
 
 
-def check_declared(content_type: str | None, encoding: str | None) -> None:
+def check_declared(content_type: str, encoding: str) -> None:
     """Raise ApiError unless a body is declared as uncompressed JSON. Litestar does not check it."""
     if not content_type:
         raise _unsupported("The Content-Type header is missing: send `Content-Type: application/json`.")
@@ -49,7 +49,7 @@ def check_declared(content_type: str | None, encoding: str | None) -> None:
         raise _unsupported(
             "The Content-Type header names another type than JSON: send `Content-Type: application/json`."
         )
-    if encoding is not None and encoding.lower() != "identity":
+    if encoding.lower() not in {"", "identity"}:
         raise _unsupported(
             "The Content-Encoding header declares compression: send uncompressed JSON without this header."
         )
@@ -67,7 +67,7 @@ def malformed_body(reason: str) -> ApiError:
 def body_overdue() -> ApiError:
     """Return the error for a body that has not arrived in time."""
     message = "The body did not arrive in time: send the request again."
-    return ApiError(HTTPStatus.REQUEST_TIMEOUT, "request_timeout", message, _CLOSE)
+    return ApiError(HTTPStatus.REQUEST_TIMEOUT, "request_timeout", message, CLOSE)
 
 
 def body_too_large(size: int | None) -> ApiError:
@@ -76,4 +76,4 @@ def body_too_large(size: int | None) -> ApiError:
     message = f"The body is larger than {most}: send less."
     if size is not None:
         message = f"The body has {size} bytes: at most {limits.LARGEST_BODY} ({most}) are accepted."
-    return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", message, _CLOSE)
+    return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", message, CLOSE)

@@ -116,12 +116,9 @@ class CreateBody(Sent, frozen=True, kw_only=True):
 
     def validated(self, *, waiver_applies: bool) -> dict[str, Any]:
         """Return the columns to store. Raises InvalidSubmission if a waiver that applies has no reason."""
-        values = msgspec.structs.asdict(self)
-        if waiver_applies and (errors := _errors_of_reason(values)):
+        if waiver_applies and (errors := _errors_of_reason(msgspec.structs.asdict(self))):
             raise InvalidSubmission(errors)
-        values["calculation_fee_exempt"] = waiver_applies
-        values["calculation_fee_exempt_reason"] = _reason_in(values) if waiver_applies else None
-        stored = {name: None if value == "" else value for name, value in values.items()}
+        stored = self._normalised(waiver_applies=waiver_applies)
         if self.meta_data is not None:
             stored["meta_data"] = msgspec.json.encode(self.meta_data).decode()
         return stored
@@ -129,17 +126,22 @@ class CreateBody(Sent, frozen=True, kw_only=True):
     def idempotency(self, key: str | None) -> Idempotency | None:
         """Return what identifies a repeat, or None if there is no key.
 
-        The order of fields, whitespace, whether a null is sent or left out, and the conveyancer's fee setting
-        make no difference.
+        The order of fields, whitespace, whether a null or an empty text is sent or left out, and the
+        conveyancer's fee setting make no difference.
         """
         if key is None:
             return None
-        values = msgspec.structs.asdict(self)
-        values["calculation_fee_exempt_reason"] = _reason_in(values) if self.calculation_fee_exempt else None
+        values = self._normalised(waiver_applies=self.calculation_fee_exempt)
         # Fields at their defaults are left out, so that a field added by a later release changes no hash.
         submitted = {name: value for name, value in values.items() if value != _DEFAULTS[name]}
         normalised = msgspec.json.encode(submitted, order="deterministic")
         return Idempotency(key, hashlib.sha256(normalised).digest())
+
+    def _normalised(self, *, waiver_applies: bool) -> dict[str, Any]:
+        values = msgspec.structs.asdict(self)
+        values["calculation_fee_exempt"] = waiver_applies
+        values["calculation_fee_exempt_reason"] = _reason_in(values) if waiver_applies else None
+        return {name: None if value == "" else value for name, value in values.items()}
 
 
 def _errors_of_reason(values: Mapping[str, Any]) -> list[FieldError]:

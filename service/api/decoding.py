@@ -72,7 +72,7 @@ def parse(kind: type[Kind], body: bytes) -> Kind:
 
 
 def _read(kind: type[Kind], body: bytes) -> Kind:
-    body.decode()  # msgspec does not check the encoding inside a Raw.
+    text = body.decode()  # msgspec does not check the encoding inside a Raw.
     try:
         parsed = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError:
@@ -82,9 +82,10 @@ def _read(kind: type[Kind], body: bytes) -> Kind:
             raise InvalidSubmission([FieldError("invalid_type", message, None, "")]) from None
         return kind(**_convert_fields(kind, sent, {}))
     try:
+        json_faults.check_names(text)
         _check(kind, msgspec.structs.asdict(parsed), {})
-    except msgspec.DecodeError:
-        msgspec.json.decode(body)  # In a Raw, the position of a fault is counted from the Raw's beginning.
+    except json_faults.UNREADABLE:
+        msgspec.json.decode(body)  # Usually raises an error that has the position of the fault in the body.
         raise
     return parsed
 

@@ -28,6 +28,7 @@ from service.telemetry import logs
 
 Failure = tuple[ErrorCode, str]  # why a field is rejected: the code, and the message for the caller
 
+CLOSE = {"connection": "close"}  # because what follows may be the rest of the body, or the next request
 _SOON = {"retry-after": "1"}
 
 _log = structlog.get_logger()
@@ -80,6 +81,7 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         HTTPStatus.BAD_REQUEST,
         "malformed_request",
         "The HTTP request is malformed: check its path and its Host header.",
+        CLOSE,
     ),
     NotFoundException: ApiError(
         HTTPStatus.NOT_FOUND, "not_found", "There is nothing at this path: /schema lists the paths."

@@ -1,7 +1,7 @@
 """The guards of the handlers: they shed load, and authenticate the caller.
 
-They are `before_request` hooks, which Litestar runs before it reads the body. For its own `guards`, Litestar
-copies the handler in each HTTP request, which takes a tenth of the time in Python.
+They are `before_request` hooks. Litestar's own `guards`, which also run before the body is read, take 20 µs
+more in each HTTP request, of 60 to 100, because Litestar copies the handler for them.
 """
 
 from collections.abc import Sequence

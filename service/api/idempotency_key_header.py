@@ -3,45 +3,40 @@
 import re
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Annotated
 
-from litestar.params import HeaderParameter
+from litestar.openapi.spec import Parameter, Schema
+from litestar.openapi.spec.enums import OpenAPIType
 
 from service.api.errors import ApiError
 
-IDEMPOTENCY_KEY = "Idempotency-Key"
 REPLAYED = "Idempotent-Replayed"  # the header of a response to a repeat
 # A string of RFC 8941 (section 3.3.3) without escapes, or a token. Unlike in RFC 8941, a token may begin with
 # a digit, as many UUIDs do. A token has no comma, so two headers that a proxy joined by a comma are no key.
 PATTERN = r"""^("[ !#-\[\]-~]{1,255}"|[A-Za-z0-9!#$%&'*+.^_`|~:/-]{1,255})$"""
 
-# Litestar gives a handler one of several headers with the same name: see `parse_key`.
-IdempotencyKey = Annotated[
-    str | None,
-    HeaderParameter(
-        name=IDEMPOTENCY_KEY,
-        description="Makes it safe to send a request again: the same key with the same body returns the same "
-        "request. Up to 255 characters, for example a UUID; in double quotes, spaces and more punctuation "
-        "are allowed.",
-        schema_extra={"pattern": PATTERN},
-    ),
-]
+# No argument of the handler, because Litestar would pass on one of several headers with this name.
+IDEMPOTENCY_KEY = Parameter(
+    name="Idempotency-Key",
+    param_in="header",
+    description="Makes it safe to send a request again: the same key with the same body returns the same "
+    "request. Up to 255 characters, for example a UUID; in double quotes, spaces and more punctuation "
+    "are allowed.",
+    schema=Schema(type=OpenAPIType.STRING, pattern=PATTERN),
+)
 
 _LONGEST = 255
 
 
-def parse_key(value: str | None, values: Sequence[str] = ()) -> str | None:
-    """Return the key in the header's *value*, or None without the header. Raises ApiError.
-
-    *values* are those of all headers with this name, of which Litestar passes on one.
+def parse_key(values: Sequence[str]) -> str | None:
+    """Return the key in the *values* of the headers with this name, or None without any. Raises ApiError.
 
     `"a"` and `a` are the same key, because the draft requires quotes, but many callers send none.
     """
     if len(values) > 1:
         raise _refusal("There is more than one Idempotency-Key header: send one.")
-    if value is None:
+    if not values:
         return None
-    value = value.strip(" \t")
+    value = values[0].strip(" \t")
     key = value.strip('"')
     if len(key) > _LONGEST:
         raise _refusal(f"The Idempotency-Key has {len(key)} characters: at most {_LONGEST} are accepted.")

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from uuid import UUID
+from zlib import crc32
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,9 +21,9 @@ from service.identifiers import parse_uuid, uuid_of
 DEFAULT_LIMIT = 20
 LARGEST_LIMIT = 100
 _NEWEST = PlaceByAge(UUID(int=2**128 - 1))  # no request is newer
-_OTHER_CURSOR: Failure = ("invalid_cursor", "Expected the next_cursor of an earlier page of the same list.")
+_OTHER_CURSOR: Failure = ("invalid_cursor", "Expected the next_cursor of a page with the same filter.")
 _NO_FILTER: Failure = ("invalid_choice", "Send external_id or updated_since, not both.")
-_CURSOR = re.compile(r"(?:([0-9]{1,10})\.)?(req_\w{22})", re.ASCII)  # with seconds for a PlaceByChange
+_CURSOR = r"(?:([0-9]{1,10})\.)?(req_\w{22})"  # with seconds for a PlaceByChange
 
 
 class CalculationRequestPage(msgspec.Struct, frozen=True):
@@ -83,7 +84,7 @@ class ListQuery(Sent, frozen=True, kw_only=True):
             description="The `next_cursor` of the previous page, with its other parameters. Leave it out for "
             "the first page.",
             examples=["req_01a9ZkW3mT6qPxB8vNcR4d"],
-            extra_json_schema={"pattern": r"^([0-9]{1,10}\.)?req_[0-6][0-9A-Za-z]{21}$"},
+            extra_json_schema={"pattern": r"^(f[0-9a-f]{8}-|[0-9]{1,10}\.)?req_[0-6][0-9A-Za-z]{21}$"},
         ),
     ] = UNSET
 
@@ -92,7 +93,8 @@ class ListQuery(Sent, frozen=True, kw_only=True):
         """Return the errors of parameters that are for the other list, of changes or of all requests."""
         errors = []
         expected = PlaceByAge if "updated_since" not in sent else PlaceByChange
-        if "cursor" in sent and not isinstance(_parse_cursor(sent["cursor"]), expected):
+        after = _parse_cursor(sent.get("cursor", ""), sent.get("external_id", UNSET))
+        if "cursor" in sent and not isinstance(after, expected):
             errors.append(field_error(_OTHER_CURSOR, "cursor"))
         if "external_id" in sent and expected is PlaceByChange:
             errors.append(field_error(_NO_FILTER, "external_id"))
@@ -104,19 +106,24 @@ class ListQuery(Sent, frozen=True, kw_only=True):
         if self.updated_since is not UNSET:
             after = PlaceByChange(self.updated_since.astimezone(UTC), UUID(int=0))  # No id is lower.
         if self.cursor is not UNSET:
-            after = _parse_cursor(self.cursor) or after
+            after = _parse_cursor(self.cursor, self.external_id) or after
         return Listing(None if self.external_id is UNSET else self.external_id, self.limit, after)
 
 
-def cursor_of(place: Place | None) -> str | None:
-    """Return the cursor of the page after this place."""
+def cursor_of(place: Place | None, external_id: str | UnsetType) -> str | None:
+    """Return the cursor of the page after this place, in the list with this filter."""
     if isinstance(place, PlaceByChange):
         return f"{place.updated_at.timestamp():.0f}.{uuid_of(place.id)}"
-    return place and uuid_of(place.id)
+    return place and _mark(external_id) + uuid_of(place.id)
 
 
-def _parse_cursor(text: str) -> Place | None:
-    match = _CURSOR.fullmatch(text)
+def _mark(external_id: str | UnsetType) -> str:
+    """Return what a cursor of a filtered list begins with, so that it is refused with another filter."""
+    return "" if external_id is UNSET else f"f{crc32(external_id.encode()):08x}-"
+
+
+def _parse_cursor(text: str, external_id: str | UnsetType) -> Place | None:
+    match = re.fullmatch(_mark(external_id) + _CURSOR, text, re.ASCII)
     request_id = match and parse_uuid(match[2])
     if not (match and request_id):
         return None

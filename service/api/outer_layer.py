@@ -1,4 +1,4 @@
-"""The layer around the router: logs and counts requests, traces all but probes, and completes the response.
+"""The layer around the router: logs, counts and traces requests, and completes the response.
 
 It is outside Litestar, because Litestar's own middleware never sees the router's 404 and 405.
 """
@@ -13,18 +13,17 @@ from typing import Any
 import structlog
 import uuid_utils
 from litestar.enums import HttpMethod, ScopeType
-from litestar.exceptions import NotFoundException
+from litestar.exceptions import ClientException, NotFoundException
 from opentelemetry.trace import StatusCode
 
 from service.api import errors
-from service.api.errors import ApiError
-from service.server import probes
-from service.server.asgi import ASGIApp, Header, Message, Receive, Scope, Send
+from service.api.errors import CLOSE, ApiError
+from service.server.asgi import ASGIApp, Header, Message, Receive, Scope, Send, header_values
 from service.server.limits import LONGEST_PATH
 from service.telemetry import api_metrics, logs, tracing
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # an id that is safe to echo
-_CLOSE = {"connection": "close"}  # because what follows may be the body, or the next request
+_HOST = re.compile(r"([\w.-]+|\[[\w.:%]+\])(:[0-9]*)?", re.ASCII)  # a name or address, and a port
 
 _log = structlog.get_logger()
 
@@ -39,7 +38,7 @@ class OuterLayer:
         """Serve one ASGI connection."""
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
-        elif tracing.is_on() and scope["path"] not in probes.PATHS:
+        elif tracing.is_on():
             await self._trace(scope, receive, send)
         else:
             await self._serve(scope, receive, send)
@@ -89,10 +88,9 @@ class OuterLayer:
         )
         api_metrics.requests_in_progress.inc()
         try:
-            _check_framing(scope)
-            _fix_path(scope)
+            _check_head(scope)
             await self._app(scope, receive, send_completed)
-        except (ApiError, NotFoundException, asyncio.CancelledError) as refusal:
+        except (ApiError, ClientException, asyncio.CancelledError) as refusal:
             if status:
                 raise
             # Only the server cancels a request, at the end of its shutdown. The task ends here, so the
@@ -105,36 +103,22 @@ class OuterLayer:
         return route, status
 
 
-def _check_framing(scope: Scope) -> None:
-    """Raise ApiError for headers Host and Transfer-Encoding that a gateway may have read differently.
+def _check_head(scope: Scope) -> None:
+    """Raise ApiError or ClientException for a Host or Transfer-Encoding that gateways may read differently.
 
-    hyper accepts them.
+    hyper accepts them. Raise NotFoundException for a long path, because the router caches paths.
     """
-    hosts = []
-    for name, value in scope["headers"]:
-        if name == b"host":
-            hosts.append(value)
-        elif name == b"transfer-encoding" and value.lower() != b"chunked":
-            message = "The only Transfer-Encoding that is served is chunked."
-            raise ApiError(HTTPStatus.NOT_IMPLEMENTED, "unsupported_transfer_encoding", message, _CLOSE)
+    encodings = [value.lower() for value in header_values(scope, b"transfer-encoding")]
+    if encodings not in ([], ["chunked"]):
+        message = "The only Transfer-Encoding that is served is chunked, once."
+        raise ApiError(HTTPStatus.NOT_IMPLEMENTED, "unsupported_transfer_encoding", message, CLOSE)
+    hosts = header_values(scope, b"host")
     # RFC 9112, section 3.2. Without the header, Granian adds an empty one.
-    if len(hosts) != 1 or (not hosts[0] and scope["http_version"] == "1.1"):
-        message = "The HTTP request is malformed: check its path and its Host header."
-        raise ApiError(HTTPStatus.BAD_REQUEST, "malformed_request", message, _CLOSE)
-
-
-def _fix_path(scope: Scope) -> None:
-    """Leave each path one spelling only, because another spelling could bypass a gateway's rules.
-
-    The router would serve `//metrics` and `/%6detrics` as `/metrics`. Long paths are rejected, because the
-    router caches paths. Raises NotFoundException.
-    """
-    path = scope["raw_path"]
-    if len(path) > LONGEST_PATH or b"//" in path or (path.endswith(b"/") and path != b"/"):
+    is_left_out = hosts == [""] and scope["http_version"] != "1.1"
+    if not is_left_out and (len(hosts) != 1 or not _HOST.fullmatch(hosts[0])):
+        raise ClientException
+    if len(scope["raw_path"]) > LONGEST_PATH:
         raise NotFoundException
-    if b"%" in path:
-        # The path stays encoded, so no handler accepts it. hyper also accepts letters that are not ASCII.
-        scope["path"] = path.decode("latin-1")
 
 
 def _request_id(headers: Iterable[Header]) -> bytes:
@@ -160,13 +144,12 @@ def _complete(message: Message, request_id: bytes) -> Message:
 def _record(method: str, route: str | None, status: int, seconds: float, facts: dict[str, Any]) -> None:
     """Count and log an HTTP request under its route's template, or "unmatched" if it has no route.
 
-    The path and the query are not logged, because both may contain personal data or secrets.
+    The path, the query and an unknown method are not logged: each may contain personal data or secrets.
     """
     route = route or "unmatched"
-    labelled = method if method in api_metrics.METHODS else "other"
-    api_metrics.request_seconds.labels(labelled, route, str(status)).observe(seconds)
-    log = _log.debug if route in probes.PATHS and status < 500 else _log.info
-    log(
+    method = method if method in api_metrics.METHODS else "other"
+    api_metrics.request_seconds.labels(method, route, str(status)).observe(seconds)
+    _log.info(
         "request_served",
         method=method,
         route=route,

@@ -76,9 +76,9 @@ _IF_NONE_MATCH = Parameter(
     schema=Schema(type=OpenAPIType.STRING),
 )
 _QUESTIONS: Any = msgspec.Raw(msgspec.json.encode(load()))
-_TAG = f'"{hashlib.sha256(_QUESTIONS).hexdigest()[:32]}"'
+_TAG = f'"{hashlib.sha256(_QUESTIONS).hexdigest()[:32]}'  # up to its closing quote
 _HEADERS = {
-    "etag": f"W/{_TAG}",  # Weak, because the timestamp in the envelope differs each time.
+    "etag": f'W/{_TAG}"',  # Weak, because the timestamp in the envelope differs each time.
     # Callers may cache the questions, and must revalidate them each time. `Vary` is not needed, because the
     # questions are the same for every caller, and shared caches may not store them.
     "cache-control": "private, no-cache",
@@ -101,7 +101,8 @@ async def questionnaire_structure(
 ) -> JSONResponse[Envelope[QuestionnaireStructure]]:
     """Return the questions from which a form is built, or 304 when the caller has them."""
     for known in header_values(request.scope, b"if-none-match"):
-        if known.strip() == "*" or _TAG in known:  # `W/` is not compared (RFC 9110, section 13.1.2).
+        # `W/` is not compared (RFC 9110, section 13.1.2), nor what a compressing proxy adds, such as `-gzip`.
+        if known.strip() == "*" or _TAG in known:
             unchanged: Any = None
             return JSONResponse(unchanged, status_code=HTTPStatus.NOT_MODIFIED, headers=_HEADERS)
     return JSONResponse(succeed(_QUESTIONS), headers=_HEADERS)

@@ -17,7 +17,7 @@ from service.api.bodies import CreateBody
 from service.api.decoding import BodyDecoder, parse_query, provide_query
 from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.guards import SecretHolder, requires, requires_reader, requires_reader_or_secret
-from service.api.idempotency_key_header import IDEMPOTENCY_KEY, REPLAYED, IdempotencyKey, parse_key
+from service.api.idempotency_key_header import IDEMPOTENCY_KEY, REPLAYED, parse_key
 from service.api.listing import CalculationRequestPage, ListQuery, cursor_of
 from service.api.openapi import examples
 from service.api.openapi.declarations import Documented, link, refusal
@@ -64,12 +64,13 @@ class Requests(Controller):
         security=[{"access_token": [WRITE]}],
         documented=Documented(
             answers={"ok": examples.RECORD},
+            parameters=[IDEMPOTENCY_KEY],
             refused_body=b'{"customer_email": "ada", "property_value": -1, "waive_fee": true}',
             headers=[frozenset(), {REPLAYED.lower()}],
             links=link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid") | _TO_ITS_EVENTS,
             failures={
-                "malformed_key": refusal(parse_key, "a key"),
-                "two_keys": refusal(parse_key, "one", ["one", "two"]),
+                "malformed_key": refusal(parse_key, ["a key"]),
+                "two_keys": refusal(parse_key, ["one", "two"]),
                 "erased": RequestErased(),
                 "key_in_flight": IdempotencyKeyInFlight(),
                 "key_reused": IdempotencyKeyReused(),
@@ -77,15 +78,12 @@ class Requests(Controller):
         ),
     )
     async def create_request(
-        self,
-        request: ApiRequest[Caller],
-        data: JSONBody[CreateBody],
-        idempotency_key: IdempotencyKey = None,
+        self, request: ApiRequest[Caller], data: JSONBody[CreateBody]
     ) -> JSONResponse[Envelope[CalculationRequestView]]:
         """Store a request for a calculation; its e-mail and its calculation follow."""
         resources, conveyancer_id = request.resources, request.user.conveyancer_id
         state = request.scope["state"]
-        key = parse_key(idempotency_key, request.headers.getall(IDEMPOTENCY_KEY, []))
+        key = parse_key(request.headers.getall(IDEMPOTENCY_KEY.name, []))
         until = time.monotonic() + resources.settings.database_timeout_seconds
         waiver_applies = False
         if data.calculation_fee_exempt:
@@ -118,6 +116,7 @@ class Requests(Controller):
                 "next_page",
                 to="list_requests",
                 cursor="$response.body#/data/next_cursor",
+                external_id="$request.query.external_id",
                 updated_since="$request.query.updated_since",
             )
             | link(
@@ -140,7 +139,8 @@ class Requests(Controller):
                 connection, parameters.listing(), conveyancer_id=request.user.conveyancer_id
             )
         shown = resources.listed(page.requests)
-        return succeed(CalculationRequestPage(shown, cursor_of(page.next), page.horizon))
+        cursor = cursor_of(page.next, parameters.external_id)
+        return succeed(CalculationRequestPage(shown, cursor, page.horizon))
 
     @get(
         "/{uuid:str}",

@@ -1,6 +1,8 @@
 """Judges OAuth 2.0 access tokens: those of RFC 9068, and by settings those of providers that differ."""
 
 import re
+import time
+from contextlib import suppress
 from typing import Any
 
 import jwt
@@ -16,12 +18,15 @@ WRITE = "request:write"
 READ_ALL = "request:read-all"  # lets internal readers read any firm's requests, by uuid
 
 _LARGEST_TOKEN = 8 * 1024
-_NOT_VALID = "The access token is not valid: it is no JWT, or its signature or a claim is wrong."
+_NOT_VALID = "The access token is not valid: it is no JWT, or a claim is out of range."
 _REASONS: dict[type[Exception], str] = {
+    jwt.InvalidTokenError: "The access token is not valid: its header needs a kid, but no crit or b64.",
     jwt.ExpiredSignatureError: "The access token has expired: request a new one.",
     jwt.InvalidAudienceError: "The access token is for another audience: request one for this service.",
     jwt.InvalidIssuerError: "The access token is from another issuer than the one that the service trusts.",
 }
+# PyJWT's errors do not name a claim of the wrong type, and it accepts the text "1700000000" as a time.
+_TYPES: dict[str, Any] = dict.fromkeys(("exp", "iat", "nbf"), int | float) | {"sub": str, "jti": str}
 # The claims in which Keycloak and Cognito say what a token is, with the value in access tokens.
 _KINDS = {"typ": "Bearer", "token_use": "access"}
 _NOT_STORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and lone surrogates, which Postgres rejects in a text
@@ -69,25 +74,27 @@ class AccessTokens:
         issuer, audience = self._settings.auth_issuer, self._settings.auth_audience
         try:
             # The issuer is checked first, because other issuers' tokens differ in the rest, too.
-            header = jwt.decode_complete(
+            unverified = jwt.decode_complete(
                 token, options={"verify_signature": False, "verify_iss": True}, issuer=issuer
-            )["header"]
-            self._check_header(header)
-            signing_key = self._signing_keys.find(header["kid"])
-            if signing_key is None:
-                raise InvalidCredentials(
-                    "The access token is signed with a key that the issuer does not publish."
-                )
-            claims = jwt.decode(
-                token,
-                signing_key.public_key,
-                algorithms=signing_key.algorithms,
-                issuer=issuer,
-                audience=audience,  # If it is None, PyJWT rejects tokens that have an audience.
-                leeway=self._settings.auth_leeway_seconds,
-                options={"require": ["exp", "iss", "aud"] if audience else ["exp", "iss"]},
             )
-            return self._caller(claims)
+            self._check_header(unverified["header"])
+            self._check_claims(unverified["payload"])
+            signing_keys = self._signing_keys.find(unverified["header"]["kid"])
+            if signing_keys is None:
+                raise InvalidCredentials("The issuer does not publish the access token's key for signatures.")
+            for key in signing_keys:
+                with suppress(jwt.InvalidAlgorithmError, jwt.InvalidSignatureError):
+                    claims = jwt.decode(
+                        token,
+                        key.public_key,
+                        algorithms=key.algorithms,
+                        issuer=issuer,
+                        audience=audience,  # If it is None, PyJWT rejects tokens that have an audience.
+                        leeway=self._settings.auth_leeway_seconds,
+                        options={"require": ["exp", "iss", "aud"] if audience else ["exp", "iss"]},
+                    )
+                    return self._caller(claims)
+            raise InvalidCredentials("The access token is not valid: its signature or its alg is wrong.")
         except jwt.MissingRequiredClaimError as error:
             raise InvalidCredentials(f"The access token lacks the claim {error.claim}.") from None
         except (jwt.PyJWTError, ValueError, OverflowError, RecursionError) as error:
@@ -102,13 +109,18 @@ class AccessTokens:
                 f"The token is not an access token: its typ must be {self._settings.auth_token_types}."
             )
         if "kid" not in header:
-            raise InvalidCredentials("The access token has a header that is not accepted.")
+            raise jwt.InvalidTokenError  # as for a `kid` that is no text
+
+    def _check_claims(self, claims: dict[str, Any]) -> None:
+        latest = time.time() + self._settings.auth_leeway_seconds
+        for claim in _TYPES.keys() & claims.keys():
+            if not isinstance(claims[claim], _TYPES[claim]):
+                raise InvalidCredentials(f"The access token is not valid: its {claim} has the wrong type.")
+            if claim in ("iat", "nbf") and claims[claim] > latest:
+                raise InvalidCredentials(f"By the service's clock, the access token's {claim} lies ahead.")
 
     def _caller(self, claims: dict[str, Any]) -> Caller | InternalReader:
-        expires_at = claims["exp"]
-        if not isinstance(expires_at, int | float):  # PyJWT also accepts the text "1700000000".
-            raise InvalidCredentials(_NOT_VALID)
-        expires_at += self._settings.auth_leeway_seconds
+        expires_at = claims["exp"] + self._settings.auth_leeway_seconds
         if "cnf" in claims:  # We could not verify that the caller has the key (RFC 7800, 8705 and 9449).
             raise InvalidCredentials("The access token is bound to a key: request one that is not.")
         if not self._is_standard:
@@ -136,9 +148,10 @@ class AccessTokens:
         client cannot, which is true of the client's id. A name alone makes no internal reader: the operators
         list its name, and the issuer grants it READ_ALL.
         """
-        client = claims.get(self._settings.auth_client_claim)
+        claim = self._settings.auth_client_claim
+        client = claims.get(claim)
         if not isinstance(client, str) or not client or _NOT_STORABLE.search(client):
-            raise InvalidCredentials("The access token names no client: its claim for that is missing.")
+            raise InvalidCredentials(f"The access token names no client: its {claim} must be a text.")
         # Without an audience, a token may be for any service of the issuer, so clients must be listed.
         is_limited = self._clients or self._settings.auth_audience is None
         if is_limited and client not in self._clients:

@@ -4,6 +4,7 @@ import asyncio
 import ssl
 import time
 from contextlib import suppress
+from contextvars import Context
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -12,6 +13,7 @@ import httpx
 import jwt
 import msgspec
 import structlog
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from jwt.algorithms import AllowedPublicKeys, OKPAlgorithm
 
 from service.telemetry import api_metrics
@@ -30,6 +32,9 @@ _COOLDOWN_SECONDS = 10.0  # from a failed fetch to the next regular one
 # How long after a fetch an unknown key is refused: longer than Retry-After, so that a retry ends in a 401.
 _FRESH_SECONDS = 10.0
 _LARGEST_DOCUMENT = 1024 * 1024
+_MOST = 20  # different keys with one id, each of which may be tried with a token; and unused keys in the log
+_RSA_BITS = range(2048, 8192 + 1)  # RFC 7518, section 3.3. Longer ones would take longer than any curve.
+OTHER_USE = "its use or key_ops is not for signatures"
 
 _log = structlog.get_logger()
 
@@ -54,28 +59,30 @@ class SigningKeys:
     def __init__(self, url: str) -> None:
         self._url = url
         self._tls = ssl.create_default_context()
-        self._by_id: dict[str, SigningKey] = {}
+        self.unused: dict[str, str] = {}  # the first keys of the last document that are not used, and why
+        self._document = b""  # from which the keys are
+        self._by_id: dict[str, list[SigningKey]] = {}
         self._failure: Exception | None = jwt.PyJWKSetError("not fetched yet")  # of the last fetch
         self._fetching: asyncio.Task[None] | None = None
         self._last_attempt = float("-inf")
         self._fetched_at = float("-inf")  # when the last fetch that succeeded began
         api_metrics.jwks_age.set_function(lambda: time.monotonic() - self._fetched_at)
 
-    def find(self, key_id: str) -> SigningKey | None:
-        """Return the key with this id, or None if the issuer does not have it. Raises SigningKeysUnavailable.
+    def find(self, key_id: str) -> list[SigningKey] | None:
+        """Return the keys with this id, or None if the issuer has none. Raises SigningKeysUnavailable.
 
         An unknown id may belong to a new key, so it starts a fetch, at most one each second. No caller waits
         for the fetch: anybody can make up ids, and waiting callers would hold all connections.
         """
-        key = self._by_id.get(key_id)
-        if key is None:
+        keys = self._by_id.get(key_id)
+        if keys is None:
             now = time.monotonic()
             if now - self._last_attempt >= _INTERVAL_SECONDS:
                 self._fetch()
             if now - self._fetched_at >= _FRESH_SECONDS:
                 # None would become a 401, and callers would discard a token that may be valid.
                 raise SigningKeysUnavailable from self._failure
-        return key
+        return keys
 
     async def refresh(self) -> None:
         """Fetch the keys, and wait for the result. Raises SigningKeysUnavailable if the fetch fails."""
@@ -95,9 +102,9 @@ class SigningKeys:
                 self._fetching.cancel()
 
     def _fetch(self) -> asyncio.Task[None]:
-        """Return the running fetch, or start one. Concurrent callers share it."""
+        """Return the running fetch, or start one. Concurrent callers share it, so it logs no caller's ids."""
         if self._fetching is None:
-            self._fetching = asyncio.create_task(self._replace())
+            self._fetching = asyncio.create_task(self._replace(), context=Context())
         return self._fetching
 
     async def _replace(self) -> None:
@@ -105,59 +112,69 @@ class SigningKeys:
             self._last_attempt = began = time.monotonic()
             async with asyncio.timeout(_FETCH_SECONDS):
                 document = await self._download()
-            self._by_id, self._fetched_at = _read_jwk_set(document), began
+            if document != self._document:
+                known, self.unused = self.unused, {}
+                self._by_id = await asyncio.to_thread(_read_keys, document, self.unused, known)
+            self._document, self._fetched_at, self._failure = document, began, None
         except Exception as error:  # noqa: BLE001 - whatever the failure, the cached keys stay in use
             self._failure = error
             _log.warning("signing_keys_not_fetched", error=type(error).__name__, keys_kept=len(self._by_id))
-        else:
-            self._failure = None
-            _log.debug("signing_keys_fetched", keys=len(self._by_id))
         finally:
             self._fetching = None
 
     async def _download(self) -> bytes:
-        """Return the document at an https or file URL. The settings allow no other scheme.
-
-        Redirects are not followed, because they may lead to plain HTTP, where anyone could replace the keys.
-        """
+        """Return the document. Redirects are not followed: over plain HTTP anyone could replace the keys."""
         address = urlsplit(self._url)
         if address.scheme == "file":
             return await asyncio.to_thread(Path(unquote(address.path)).read_bytes)
-        client = httpx.AsyncClient(
-            verify=self._tls, timeout=_FETCH_SECONDS, headers={"Accept-Encoding": "identity"}
-        )
-        document = b""
+        client = httpx.AsyncClient(verify=self._tls, headers={"Accept-Encoding": "identity"})
+        document = bytearray()
         async with client, client.stream("GET", self._url) as response:
             response.raise_for_status()
             async for part in response.aiter_raw():  # A few compressed bytes can decompress to gigabytes.
                 document += part
                 if len(document) > _LARGEST_DOCUMENT:
                     raise jwt.PyJWKSetError("too large")
-        return document
+        return bytes(document)
 
 
-def _read_jwk_set(document: bytes) -> dict[str, SigningKey]:
-    """Return the usable signing keys of a JWK set by id. Raises an error if no key is usable."""
-    entries = msgspec.json.decode(document)["keys"]
-    usable = {entry["kid"]: key for entry in entries if (key := _read_jwk(entry))}
-    if not usable:
+def _read_keys(document: bytes, unused: dict[str, str], known: dict[str, str]) -> dict[str, list[SigningKey]]:
+    """Return the usable keys by id, and add the others to *unused*. Raises an error if no key is usable."""
+    by_id: dict[str, list[SigningKey]] = {}
+    members = msgspec.json.decode(document.removeprefix(b"\xef\xbb\xbf"), type=dict[str, msgspec.Raw])
+    # Each entry is decoded by itself, so that a broken one does not affect the others.
+    for encoded in msgspec.json.decode(members["keys"], type=list[msgspec.Raw]):
+        key_id = "(no kid)"
+        try:
+            entry = msgspec.json.decode(encoded, type=dict[str, Any])
+            key_id = msgspec.convert(entry.get("kid"), str)
+            key, others = _read_jwk(entry), by_id.get(key_id, [])
+            by_id[key_id] = others if key in others else [*others, key][:_MOST]
+        except Exception as error:  # noqa: BLE001 - PyJWT and cryptography raise many kinds of errors here
+            if len(unused) < _MOST:
+                unused[key_id[:100]] = str(error)[:100] or type(error).__name__
+    if unused and unused != known:
+        _log.warning("signing_keys_not_used", keys=unused)
+    if not by_id:
         raise jwt.PyJWKSetError("no usable key")
-    return usable
+    return by_id
 
 
-def _read_jwk(entry: dict[str, Any]) -> SigningKey | None:
-    """Return the key of one entry, or None if tokens cannot be verified with it."""
-    key_id, algorithm = entry.get("kid"), entry.get("alg") or None
-    is_for_signatures = entry.get("use") in (None, "sig") and algorithm in (None, *ALGORITHMS)
-    is_public = "d" not in entry  # Anybody can sign with a key whose private half is published.
-    if not isinstance(key_id, str) or not is_for_signatures or not is_public:
-        return None
-    try:
-        jwk = jwt.PyJWK(entry, "EdDSA" if algorithm == _ED_25519 else algorithm)
-    except Exception as error:  # noqa: BLE001 - PyJWT and cryptography raise many kinds of errors here
-        _log.warning("signing_key_not_usable", key_id=key_id[:100], error=type(error).__name__)
-        return None
-    if jwk.algorithm_name not in ALGORITHMS:
-        return None
-    presumed = _OF_TYPE.get(jwk.algorithm_name, (jwk.algorithm_name,))
-    return SigningKey(jwk.key, (algorithm,) if algorithm else presumed)
+def _read_jwk(entry: dict[str, Any]) -> SigningKey:
+    """Return the key of one entry. Raises an error if tokens cannot, or must not, be verified with it."""
+    entry = {name: value for name, value in entry.items() if value is not None}
+    algorithm = entry.get("alg") or None
+    operations = msgspec.convert(entry.get("key_ops", ["verify"]), list[str])
+    if entry.get("use") not in (None, "sig") or "verify" not in operations:
+        raise jwt.PyJWKError(OTHER_USE)
+    # Anybody can sign with a key if its private half, or a part of that, is published.
+    if not entry.keys().isdisjoint(("d", "p", "q", "dp", "dq", "qi", "oth", "k")):
+        raise jwt.PyJWKError("it is not public")
+    jwk = jwt.PyJWK(entry, "EdDSA" if algorithm == _ED_25519 == entry.get("crv") else algorithm)
+    algorithms = (algorithm,) if algorithm else _OF_TYPE.get(jwk.algorithm_name, (jwk.algorithm_name,))
+    key = jwk.Algorithm.prepare_key(jwk.key)  # Raises an error if `alg` is for another curve.
+    if not {*algorithms} <= {*ALGORITHMS}:
+        raise jwt.PyJWKError("its algorithm is not accepted")
+    if isinstance(key, RSAPublicKey) and (key.key_size not in _RSA_BITS or key.public_numbers().e >= 2**32):
+        raise jwt.PyJWKError(f"RSA with {key.key_size} bits, or too large an exponent")
+    return SigningKey(key, algorithms)

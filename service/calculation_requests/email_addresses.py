@@ -1,9 +1,12 @@
 """Which e-mail addresses are accepted: an address of one recipient, to whom an e-mail can be sent."""
 
 import re
+import unicodedata
 from functools import lru_cache
 
 import email_validator
+
+from service import text_rules
 
 LONGEST = 254  # characters
 
@@ -29,10 +32,12 @@ def find_fault(address: str) -> str | None:
     if is_valid and len(address) <= LONGEST:
         return None
     local, _, domain = address.rpartition("@")
+    unseen = next((each for each in address if unicodedata.category(each) in {"Zs", "Cf"}), None)
     faults = {
         "Expected the address alone, without a name or angle brackets.": "<" in address or ">" in address,
         "Expected one address, not several.": "@" in local or "," in address or ";" in address,
-        "An e-mail address contains no spaces: remove them.": any(map(str.isspace, address)),
+        "An e-mail address has no spaces and no invisible characters: remove "
+        f"{unseen and text_rules.named(unseen)}.": unseen,
         "Expected an address such as ada@example.com: a name, an @ and a domain.": not (local and domain),
         "The domain after the @ is incomplete or invalid.": not _is_valid_domain(domain),
     }

@@ -12,7 +12,8 @@ from service.identifiers import parse_uuid
 
 
 def line(text: str) -> str:
-    """Read a line of text, such as a name."""
+    """Read a line of text, such as a name, without the spaces around it."""
+    text = text.strip()
     if fault := text_rules.check_filled_line(text):
         raise click.BadParameter(fault.message)
     if len(text) > text_rules.CHARACTERS:

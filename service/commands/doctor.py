@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import click
 
-from service.authentication.signing_keys import SigningKeys
+from service.authentication.signing_keys import OTHER_USE, SigningKeys
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import diagnosis
 from service.command_line.answering import Answer, answering
@@ -36,5 +36,10 @@ async def examine_service(environment: Mapping[str, str]) -> list[Finding]:
 
 
 async def _signing_keys(settings: ServiceSettings) -> AsyncIterator[Finding]:
-    await SigningKeys(settings.auth_jwks_url).refresh()
-    yield Finding("ok", "signing keys", "fetched, and at least one is usable")
+    keys = SigningKeys(settings.auth_jwks_url)
+    try:
+        await keys.refresh()
+        yield Finding("ok", "signing keys", "fetched, and at least one is usable")
+    finally:
+        if faults := {key_id: why for key_id, why in keys.unused.items() if why != OTHER_USE}:
+            yield Finding("warning", "signing keys", f"not usable: {faults}", "ask the issuer to mend them")

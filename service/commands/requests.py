@@ -53,9 +53,9 @@ async def find(external_id: str | None, customer_email: str | None, case_ref: st
 _FIND = """
     SELECT id, conveyancer_id, created_at, external_id, calculation_id
       FROM calculation_request
-     WHERE ($1::text IS NULL OR external_id = $1)
+     WHERE ($1::text IS NULL OR btrim(external_id) = $1)
        AND ($2::bytea IS NULL OR sha256(convert_to(lower(customer_email), 'UTF8')) = $2)
-       AND ($3::text IS NULL OR case_ref = $3)
+       AND ($3::text IS NULL OR btrim(case_ref) = $3)
      ORDER BY id DESC
      LIMIT 50
 """

@@ -66,9 +66,10 @@ async def serve(
     address: Address,
     stop: asyncio.Event,
     *,
-    shutdown_seconds: float,
+    shutdown_seconds: float = 1.0,
     drain_seconds: float = 0.0,
     keep_alive_seconds: int = 90,
+    most_connections: int = MOST_CONNECTIONS,
 ) -> None:
     """Serve until *stop*, then finish the requests in flight, in at most *shutdown_seconds*.
 
@@ -77,7 +78,7 @@ async def serve(
     example if the application does not start.
     """
     in_flight: set[asyncio.Task[None]] = set()
-    server = _server(_tracked(app, in_flight, stop), address, keep_alive_seconds=keep_alive_seconds)
+    server = _server(_tracked(app, in_flight, stop), address, keep_alive_seconds, most_connections)
     stop_server: Callable[[], None] = server.stop  # Granian has no type for it.
     serving = asyncio.create_task(server.serve())
     stopping = asyncio.create_task(stop.wait())
@@ -95,13 +96,14 @@ async def serve(
     finally:
         stopping.cancel()
         stop_server()  # if this task was cancelled
+        await asyncio.wait([serving], timeout=1.0)
     error = None if serving.cancelled() else serving.exception()
     if error or not stop.is_set():
         _log.critical("server_failed", reason=str(error or "it ended"))  # Granian's texts quote no values.
         raise ServerFailed from error
 
 
-def _server(app: ASGIApp, address: Address, *, keep_alive_seconds: int) -> Server:
+def _server(app: ASGIApp, address: Address, keep_alive_seconds: int, most_connections: int) -> Server:
     return Server(
         app,
         *address,
@@ -109,7 +111,7 @@ def _server(app: ASGIApp, address: Address, *, keep_alive_seconds: int) -> Serve
         http=HTTPModes.http1,
         websockets=False,
         backlog=1024,  # connections that wait to be accepted
-        backpressure=MOST_CONNECTIONS,
+        backpressure=most_connections,
         # hyper applies this time to the head of each request, and while it waits for one.
         http1_settings=HTTP1Settings(
             header_read_timeout=keep_alive_seconds * 1000, max_buffer_size=LARGEST_HEAD

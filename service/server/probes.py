@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from http import HTTPStatus
 from typing import TypeAlias
 
@@ -14,14 +16,14 @@ from service.postgres.pool import Pool
 from service.postgres.schema import SchemaOutdated
 from service.server import http_server
 from service.server.asgi import Receive, Response, Scope, Send
+from service.server.background import in_background
 from service.server.http_server import Address
+from service.server.limits import MOST_PROBE_CONNECTIONS
 
 # Raises an error if the process cannot work. Returns a warning if it can work but something is wrong.
 Check: TypeAlias = Callable[[], Awaitable[str | None]]
 Checks: TypeAlias = Mapping[str, Check]
 ReadGauges: TypeAlias = Callable[[], Awaitable[None]]
-
-PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
 _REJECTED_LOGIN = "Postgres rejects the login."
 
@@ -58,11 +60,12 @@ def lasting_readiness(pool: Pool, *, seconds: float) -> Check:
     return run
 
 
-async def answer(path: str, checks: Checks, read_gauges: ReadGauges | None = None) -> Response:
-    """Return the response to GET. For /metrics, gauges from Postgres are read first."""
+async def _answer(path: str, checks: Checks, read_gauges: ReadGauges | None) -> Response:
     match path:
         case "/livez":
             return _in_json(HTTPStatus.OK, {"status": "alive"})
+        case "/readyz" if not checks:
+            return _in_json(HTTPStatus.SERVICE_UNAVAILABLE, {"status": "starting or stopping"})
         case "/readyz":
             results = {name: await _result(check) for name, check in checks.items()}
             is_ready = all(passed for passed, _ in results.values())
@@ -93,12 +96,15 @@ def _state(error: Exception) -> str:
     return (error.args and str(error)) or (error.__doc__ or "")
 
 
-async def serve(checks: Checks, read_gauges: ReadGauges, address: Address, stop: asyncio.Event) -> None:
-    """Until *stop*, serve the probes of a process that has no API."""
+def serving(
+    checks: Checks, address: Address, stop: asyncio.Event, read_gauges: ReadGauges | None = None
+) -> AbstractAsyncContextManager[None]:
+    """Serve probes while the block runs. The process is not ready without *checks*, or once *stop* is set."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":  # There is nothing to do at startup and shutdown.
-            response = await answer(scope["path"], checks, read_gauges)
+            response = await _answer(scope["path"], {} if stop.is_set() else checks, read_gauges)
             await response(scope, receive, send)
 
-    await http_server.serve(app, address, stop, shutdown_seconds=1.0)
+    serve = partial(http_server.serve, app, address, asyncio.Event(), most_connections=MOST_PROBE_CONNECTIONS)
+    return in_background("probes", serve)

@@ -80,7 +80,7 @@ class Stand:
 
     def api(self, database_url: str) -> AbstractAsyncContextManager[Process]:
         settings = {"DATABASE_URL": database_url, "DATABASE_TIMEOUT_SECONDS": "5"}
-        return self._running("api", python("service", "serve"), settings)
+        return self._running("api", python("service", "serve"), settings, probes_port=free_port())
 
     def worker(
         self,
@@ -101,15 +101,22 @@ class Stand:
 
     @asynccontextmanager
     async def _running(
-        self, name: str, command: Sequence[str], settings: dict[str, str], *, ready: bool = True
+        self,
+        name: str,
+        command: Sequence[str],
+        settings: dict[str, str],
+        *,
+        probes_port: int | None = None,
+        ready: bool = True,
     ) -> AsyncIterator[Process]:
         port = free_port()
-        ports = {"PORT": str(port), "HEALTH_PORT": str(port)}
+        ports = {"PORT": str(port), "HEALTH_PORT": str(probes_port or port)}
         process = Process(
             name,
             command,
             environment=bare_environment(**(self._settings | ports | settings)),
             port=port,
+            probes_port=probes_port,
             folder=self.folder,
         )
         process.start()

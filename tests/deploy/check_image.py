@@ -60,8 +60,9 @@ def test_image_holds_the_program_and_nothing_to_install_or_compile_with_and_its_
 
 async def test_api_runs_in_a_restricted_container_and_stops(image, service_settings, issuer, tmp_path):
     issuer.jwks.chmod(0o644)
-    port = free_port()
-    environment = environment_of(service_settings, HOST="127.0.0.1", PORT=str(port))
+    port, probes_port = free_port(), free_port()
+    ports = {"PORT": str(port), "HEALTH_PORT": str(probes_port)}
+    environment = environment_of(service_settings, HOST="127.0.0.1", **ports)
     of_container = {name: value for name, value in environment.items() if name not in os.environ}
     given = [part for variable in of_container.items() for part in ("--env", "=".join(variable))]
     volume = ("--volume", f"{issuer.jwks}:{issuer.jwks}:ro")
@@ -69,7 +70,10 @@ async def test_api_runs_in_a_restricted_container_and_stops(image, service_setti
     docker("run", "--rm", *_RESTRICTED, *owner, image, "service", "schema", "apply")
     container = docker("run", "--detach", *_RESTRICTED, *given, *volume, image, "service", "serve")
     try:
-        await Process("container", [], environment={}, port=port, folder=tmp_path).becomes_ready()
+        container_process = Process(
+            "container", [], environment={}, port=port, probes_port=probes_port, folder=tmp_path
+        )
+        await container_process.becomes_ready()
         began_at = time.monotonic()
         docker("stop", "--time", f"{grace_seconds():.0f}", container)
         seconds = time.monotonic() - began_at

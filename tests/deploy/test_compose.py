@@ -65,6 +65,12 @@ def test_settings_are_complete_and_each_process_gets_only_the_secrets_that_it_us
         assert given.keys() & OF_ALL == SECRETS[name] - {"LISTEN_DATABASE_URL"}
 
 
+def test_health_checks_ask_the_probes_of_their_process(services):
+    for name in PROCESSES:
+        port = services[name]["environment"]["HEALTH_PORT"]
+        assert f"http://127.0.0.1:{port}/readyz" in str(services[name]["healthcheck"]["test"])
+
+
 def test_nothing_listens_beyond_this_machine(services):
     ports = [port for service in services.values() for port in service.get("ports", [])]
 

@@ -104,7 +104,7 @@ def test_stack_answers_restarts_its_servers_and_keeps_its_data_until_it_is_clean
         for server in ("postgres", "rabbitmq"):
             os.kill(int((checkout / ".local" / f"{server}.pid").read_text()), signal.SIGKILL)
         assert wait_until(lambda: answers(check_rabbitmq, terminal["CALCULATOR_AMQP_URL"]), seconds=60)
-        assert wait_until(lambda: is_ready(terminal["BASE_URL"]), seconds=60)
+        assert wait_until(lambda: is_ready(terminal["API_PROBES_URL"]), seconds=60)
         found = json.loads(run(checkout, "sh", "-euc", RETRIEVE.format(created["uuid"])))["data"]
         address = log.read_text().rpartition("\nOpen ")[2].split()[0]
         page = run(checkout, "curl", "-s", address)

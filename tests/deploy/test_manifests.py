@@ -77,17 +77,23 @@ def test_pods_meet_the_restricted_pod_security_standard(overlay):
 
 
 @each_overlay
-def test_liveness_has_no_dependencies_and_every_probe_meets_the_port_of_its_process(overlay):
+def test_liveness_has_no_dependencies_and_every_probe_meets_a_port_that_no_service_publishes(overlay):
+    variables = {"http": "PORT", "health": "HEALTH_PORT"}
     for name in PROCESSES:
         container = container_of(workloads(overlay)[name])
-        (port,) = container["ports"]
         for probe, path in {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}.items():
-            assert container[f"{probe}Probe"]["httpGet"] == {"path": path, "port": port["name"]}
+            assert container[f"{probe}Probe"]["httpGet"] == {"path": path, "port": "health"}
         liveness = container["livenessProbe"]
         judged = liveness["periodSeconds"] * liveness["failureThreshold"]
         assert judged + liveness["terminationGracePeriodSeconds"] <= 40, "a frozen process is replaced sooner"
-        variable = "PORT" if name == "api" else "HEALTH_PORT"
-        assert configuration(overlay)[variable] == str(port["containerPort"])
+        ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
+        assert ports.keys() == ({"http", "health"} if name == "api" else {"health"})
+        assert all(configuration(overlay)[variables[name]] == port for name, port in ports.items())
+    (published,) = the_one(overlay, "Service", "api")["spec"]["ports"]
+    assert published["targetPort"] == "http"
+    if overlay in WITH_ENGINES:
+        (scraped,) = the_one(overlay, "PodMonitor", "calculation-requests")["spec"]["podMetricsEndpoints"]
+        assert (scraped["port"], scraped["path"]) == ("health", "/metrics")
 
 
 @each_overlay

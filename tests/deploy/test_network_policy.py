@@ -52,13 +52,14 @@ ALLOWED = {
     "ingress → API": (INGRESS, ours("api"), 8000),
     "API → the issuer's keys": (ours("api"), OUTSIDE, 443),
     "notifications → mail server": (ours("notifications"), OUTSIDE, 587),
-    **{f"Prometheus → {name}": (PROMETHEUS, ours(name), 8001) for name in WORKERS},
-    "Prometheus → API": (PROMETHEUS, ours("api"), 8000),
+    **{f"Prometheus → {name}": (PROMETHEUS, ours(name), 8001) for name in PROCESSES},
 }
 DENIED = {
     "relay → mail server": (ours("relay"), OUTSIDE, 587),
     "calculations → the internet": (ours("calculations"), OUTSIDE, 443),
     "neighbour → API": (NEIGHBOUR, ours("api"), 8000),
+    "Prometheus → API's callers' port": (PROMETHEUS, ours("api"), 8000),
+    **{f"neighbour → probes of {name}": (NEIGHBOUR, ours(name), 8001) for name in PROCESSES},
 }
 # With servers of your own, outside of the cluster.
 ALLOWED_OUTSIDE = {
@@ -98,7 +99,7 @@ DENIED_INSIDE = {
     "relay → RabbitMQ in the clear": (ours("relay"), RABBITMQ, 5672),
     "notifications → Postgres around the pooler": (ours("notifications"), POSTGRES, 5432),
     "API → mail server": (ours("api"), OUTSIDE, 587),
-    **{f"ingress → {name}": (INGRESS, ours(name), 8001) for name in WORKERS},
+    **{f"ingress → probes of {name}": (INGRESS, ours(name), 8001) for name in PROCESSES},
     "stranger → API": (STRANGER, ours("api"), 8000),
     "stranger → Postgres": (STRANGER, POSTGRES, 5432),
     "stranger → RabbitMQ": (STRANGER, RABBITMQ, 5671),
@@ -131,8 +132,8 @@ def test_needed_flows_are_open_and_others_are_closed(overlay, flow, is_needed):
 
 def test_names_of_ports_are_those_of_the_containers():
     for process in PROCESSES:
-        (port,) = container_of(workloads("production")[process])["ports"]
-        assert NAMES[port["name"]] == port["containerPort"]
+        for port in container_of(workloads("production")[process])["ports"]:
+            assert NAMES[port["name"]] == port["containerPort"]
 
 
 def _lets(given: list[Manifest], pod: Peer, direction: str, side: str, other: Peer, port: int) -> bool:

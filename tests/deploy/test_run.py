@@ -25,7 +25,8 @@ from tests.deploy.pages import WORKER, code_blocks
 def test_port_in_use_is_one_line_that_says_what_to_do(place):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ports = Ports(api=port, worker=free_port(), smtp=free_port(), journey=free_port())
+        free = {name: free_port() for name in ("api_probes", "worker", "smtp", "journey")}
+        ports = Ports(api=port, **free)
 
         with pytest.raises(LocalStackError) as refusal, stack.running_stack(place, ports):
             pass
@@ -76,17 +77,17 @@ def test_account_that_is_made_has_the_rights_on_the_page():
 def test_only_the_worker_gets_broker_and_mail_server_and_the_journey_no_database(tmp_path, monkeypatch):
     for variable in ("AMQP_URL", "LD_LIBRARY_PATH", "SSL_CERT_FILE"):
         monkeypatch.setenv(variable, "from the shell")
-    ports = Ports(api=8000, worker=8001, smtp=8002, journey=8003)
+    ports = Ports(api=8000, worker=8001, smtp=8002, journey=8003, api_probes=8004)
     given = environment.variables(tmp_path, ports, database_url="postgresql://d", amqp_url="amqp://q")
 
-    api = environment.of_api(given, ports.api)
+    api = environment.of_api(given, ports)
     worker = environment.of_worker(given, ports.worker)
     journey = environment.of_journey(given, ports.journey)
 
     assert not {"AMQP_URL", "SMTP_URL", "MAIL_FROM"} & api.keys()
     assert (api["PORT"], api["HOST"], api["DATABASE_URL"]) == ("8000", "127.0.0.1", "postgresql://d")
     assert (worker["AMQP_URL"], worker["SMTP_URL"]) == ("amqp://q", "smtp://127.0.0.1:8002")
-    assert worker["HEALTH_PORT"] == "8001"
+    assert (api["HEALTH_PORT"], worker["HEALTH_PORT"]) == ("8004", "8001")
     assert journey.keys() == {"BASE_URL", "APP_URL", "MAIL_DIR", "PORT", "LD_LIBRARY_PATH", "SSL_CERT_FILE"}
     assert given["APP_URL"] == f"http://127.0.0.1:{journey['PORT']}"
     monkeypatch.setenv("APP_URL", "https://mine.example.com")

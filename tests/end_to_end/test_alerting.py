@@ -192,7 +192,7 @@ def scrape_configs(api: Process, worker: Process, rabbitmq: int) -> list[dict[st
     configs: list[dict[str, Any]] = []
     for namespace, changes in (("here", []), ("renamed", [_RENAMED | {"replacement": "emails_waiting"}])):
         for process in (api, worker):
-            target = _target(process.port, namespace, "calculation-requests", process.name)
+            target = _target(process.probes_port, namespace, "calculation-requests", process.name)
             name = f"{namespace}-{process.name}"
             configs.append({"job_name": name, "static_configs": [target], "metric_relabel_configs": changes})
     nodes = [_target(rabbitmq, "here", "calculation-requests-rabbitmq", f"node-{n}") for n in range(3)]

@@ -33,7 +33,7 @@ UNAVAILABLE: Answer = (
 )
 NOT_PUBLISHED: Answer = (
     401,
-    "The access token is signed with a key that the issuer does not publish.",
+    "The issuer does not publish the access token's key for signatures.",
     None,
 )
 
@@ -112,11 +112,16 @@ async def test_rotation_without_overlap_refuses_calls_for_about_a_second_as_prom
     apis = api_with(**trust), api_with(**trust, broken="fetches-keys-once")
     ours, broken = (Calls(api, provider) for api in apis)
     used, unused = await provider.token(), await provider.token()
-    async with started(*apis), client_of(apis[0], used) as client, asyncio.TaskGroup() as group:
+    async with (
+        started(*apis),
+        client_of(apis[0], used) as client,
+        httpx.AsyncClient(base_url=apis[0].probes_url) as probes,
+        asyncio.TaskGroup() as group,
+    ):
         assert (await client.get("/v1/request")).status_code == 200
         for calls in [ours] * _CALLERS + [broken]:
             group.create_task(calls.run())
-        await eventually(lambda: keys_are_old(client))
+        await eventually(lambda: keys_are_old(probes))
         to_new_tokens = await rotate(provider, ours)
         await rotate(provider, ours)  # soon after a fetch, so new tokens may get 401
         ours.is_over = broken.is_over = True
@@ -138,9 +143,9 @@ async def rotate(provider: AuthorizationServer, calls: Calls) -> set[Answer]:
     return {answer for key, answer in calls.answers if key == key_id}
 
 
-async def keys_are_old(client: httpx.AsyncClient) -> bool:
+async def keys_are_old(probes: httpx.AsyncClient) -> bool:
     """Whether the last fetch is so long ago that an unknown key gets 503."""
-    return (await scrape(client))[series("jwks_age_seconds")] >= 10
+    return (await scrape(probes))[series("jwks_age_seconds")] >= 10
 
 
 async def test_outage_of_the_issuer_leaves_known_keys_in_use_and_ends_by_itself(provider, api_with, trust):

@@ -1,27 +1,32 @@
-"""Callers that pipeline or send slowly: the API keeps its memory and serves the others.
+"""Callers that pipeline, send slowly or make up keys: the API keeps its memory and serves the others.
 
 Callers that read slowly are the gateway's to bound.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from statistics import median
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
-from service.server.limits import LARGEST_BODY, MOST_CONNECTIONS
+from service.server.limits import LARGEST_BODY, MOST_CONNECTIONS, MOST_PROBE_CONNECTIONS
 from tests.end_to_end.callers import client_of
-from tests.harness.examples import A_REQUEST
+from tests.harness.examples import A_REQUEST, STRUCTURE
+from tests.harness.http import bearer
 from tests.harness.processes import Process, api_process, started
 from tests.harness.raw_connection import connect_to, head_with
 
 _LARGEST_MEGABYTES = 200.0
 _ATTACK_SECONDS = 20.0
-_LIVEZ = b"GET /livez HTTP/1.1\r\nHost: api\r\n\r\n"
-_TINY_HEADERS = b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 15_000
-CALLS: list[tuple[str, str, object]] = [("GET", "/livez", None), ("POST", "/v1/request", A_REQUEST)]
+_USUAL_OPEN_FILES = 1024
+_ROOT = b"GET / HTTP/1.1\r\nHost: api\r\n\r\n"
+_TINY_HEADERS = b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 15_000
+CALLS: list[tuple[str, str, object]] = [("GET", STRUCTURE, None), ("POST", "/v1/request", A_REQUEST)]
 
 Send = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -29,7 +34,7 @@ Send = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 async def pipeline(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Send as many requests as the server takes, and read all answers."""
     while True:
-        writer.write(_LIVEZ * 5000)
+        writer.write(_ROOT * 5000)
         while writer.transport.get_write_buffer_size():
             await reader.read(100_000)
 
@@ -37,7 +42,7 @@ async def pipeline(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 async def pipeline_unread(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Send as many requests as the server takes, and read no answer."""
     while True:
-        writer.write(_LIVEZ * 5000)
+        writer.write(_ROOT * 5000)
         await writer.drain()
 
 
@@ -73,17 +78,42 @@ async def attacked(api: Process, *callers: tuple[int, Send]) -> AsyncIterator[No
 
 
 async def others_are_served(api: Process, token: str) -> None:
-    """Check the probe and a create, each over a new connection."""
+    """Check a read and a create, each over a new connection."""
     for method, path, body in CALLS:
         async with client_of(api, token) as client:
             assert (await client.request(method, path, json=body)).status_code == 200
+
+
+async def test_probes_are_answered_at_once_while_callers_hold_every_connection_and_the_reverse(api, issuer):
+    body = head_with(issuer.token(), f"Content-Length: {LARGEST_BODY}")
+
+    async def answer_in_time() -> set[int]:
+        async with httpx.AsyncClient(base_url=api.probes_url, timeout=1.0) as probes:
+            return {(await probes.get(path)).status_code for path in ("/livez", "/readyz", "/metrics")}
+
+    async with started(api):
+        held = [await connect_to(api.base_url) for _ in range(MOST_CONNECTIONS + 100)]
+        for each in held[::2]:
+            each.send(body)
+        statuses = await answer_in_time()
+        held_probes = [await connect_to(api.probes_url) for _ in range(MOST_PROBE_CONNECTIONS + 100)]
+        open_files = api.open_files()
+        for each in held:
+            each.hang_up()
+        await others_are_served(api, issuer.token())
+        for each in held_probes:
+            each.hang_up()
+        statuses |= await answer_in_time()
+
+    assert statuses == {200}
+    assert open_files < _USUAL_OPEN_FILES
 
 
 @pytest.mark.long
 async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(api, issuer):
     token = issuer.token()
     body = head_with(token, f"Content-Length: {LARGEST_BODY}") + bytes(LARGEST_BODY - 1)
-    headers = b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 90
+    headers = b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 90
     slow = [(40, stall(body)), (40, stall(headers)), (40, stall(_TINY_HEADERS))]
     seconds, megabytes, closed = [], [], 0
     async with started(api), attacked(api, (50, pipeline), (50, pipeline_unread), *slow):
@@ -104,7 +134,7 @@ async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(api, 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sent", [_LIVEZ, _LIVEZ[:-2]], ids=["idle", "head"])
+@pytest.mark.parametrize("sent", [_ROOT, _ROOT[:-2]], ids=["idle", "head"])
 async def test_others_are_served_beside_many_idle_connections_and_once_too_many_are_closed(
     service_settings, issuer, tmp_path, sent
 ):
@@ -117,3 +147,41 @@ async def test_others_are_served_beside_many_idle_connections_and_once_too_many_
         await others_are_served(api, issuer.token())  # within the time of client_of, since idle ones end
         for each in held:
             each.hang_up()
+
+
+@pytest.mark.long
+async def test_useless_entries_of_the_key_set_slow_no_caller_down(service_settings, own_issuer, tmp_path):
+    """An anonymous caller makes the API fetch them each second."""
+    ours = json.loads(own_issuer.jwks.read_bytes())["keys"]
+    settings = replace(service_settings, auth_jwks_url=own_issuer.jwks.as_uri())
+    medians, logged = [], []
+    for count in (0, 29_000):
+        useless = [{"kid": str(number), "kty": "RSA"} for number in range(count)]
+        own_issuer.jwks.write_text(json.dumps({"keys": useless + ours}))
+        api = api_process(settings, tmp_path)
+        async with started(api), client_of(api, own_issuer.token()) as client:
+            medians.append(await median_seconds(client, own_issuer.token(headers={"kid": "made up"})))
+        logged.append(len([line for line in api.output.splitlines() if "signing_key" in line]))
+
+    print(f"{1000 * medians[0]:.1f} ms, then {1000 * medians[1]:.1f} ms; lines {logged}")  # noqa: T201 - shown on failure
+    assert medians[1] < 1.5 * medians[0]
+    assert logged == [0, 1]
+
+
+async def median_seconds(client: httpx.AsyncClient, made_up: str) -> float:
+    """Send 50 calls each second, whatever earlier ones take, and one with a made-up key."""
+    seconds: list[float] = []
+
+    async def call(due: float) -> None:
+        await asyncio.sleep(due - time.monotonic())
+        assert (await client.get(STRUCTURE)).status_code == 200
+        seconds.append(time.monotonic() - due)
+
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for number in range(500):
+            group.create_task(call(began + number / 50))
+        for _ in range(10):
+            group.create_task(client.get(STRUCTURE, headers=bearer(made_up)))
+            await asyncio.sleep(1)
+    return median(seconds)

@@ -17,11 +17,15 @@ _OF_THE_LIBRARY = ("process_", "python_")
 async def test_each_process_exports_the_metrics_that_pages_alerts_and_dashboard_name(
     *, api, worker, caller, subscriber
 ):
-    async with started(api, worker), httpx.AsyncClient(base_url=worker.base_url) as probe:
+    async with (
+        started(api, worker),
+        httpx.AsyncClient(base_url=api.probes_url) as api_probes,
+        httpx.AsyncClient(base_url=worker.probes_url) as worker_probes,
+    ):
         uuid = (await caller.post("/v1/request", json=A_REQUEST)).json()["data"]["uuid"]
         await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
-        of_api, of_worker = await scrape(caller), await scrape(probe)
-        families = [await _families(caller), await _families(probe)]
+        of_api, of_worker = await scrape(api_probes), await scrape(worker_probes)
+        families = [await _families(api_probes), await _families(worker_probes)]
 
     shared = families[0] & families[1]
     listed = [metrics_listed(process).keys() for process in ("both processes", "API", "worker")]

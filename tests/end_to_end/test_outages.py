@@ -16,7 +16,7 @@ from tests.end_to_end.callers import (
 from tests.end_to_end.events import complete
 from tests.harness import databases
 from tests.harness.examples import CONVEYANCER
-from tests.harness.in_process import api_client, worker_probes
+from tests.harness.in_process import api_and_probes, worker_probes
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
@@ -44,17 +44,20 @@ _REQUESTS = 20  # before the outage, and during it
 
 @OUTAGES
 async def test_api_works_without_the_broker_and_all_is_delivered_when_it_is_back(
-    *, outage, client, worker_settings, subscriber, mail_server, database
+    *, outage, service_settings, worker_settings, issuer, subscriber, mail_server, database
 ):
     async with TcpProxy(worker_settings.amqp_url) as network:
         settings = replace(worker_settings, amqp_url=network.url, broker_timeout_seconds=1.0)
-        async with worker_probes(settings) as worker:
+        async with (
+            api_and_probes(service_settings, issuer.token()) as (client, probes),
+            worker_probes(settings) as worker,
+        ):
             await eventually(lambda: answers(worker, "/readyz", 200))
             await create_many(client, _REQUESTS)
             await outage(network)
             await become_alive_but_not_ready(worker)
             await create_many(client, _REQUESTS)
-            api_ready = await answers(client, "/readyz", 200)
+            api_ready = await answers(probes, "/readyz", 200)
             waiting = await database.fetchval("SELECT count(*) FROM outbox")
             held = await database.fetchval("SELECT count(*) FROM outbox WHERE next_attempt_at IS NOT NULL")
             await restore(network)
@@ -77,10 +80,13 @@ async def test_both_start_without_postgres_say_so_in_time_when_it_is_away_and_re
         url = databases.as_role(network.url, "worker")
         settings = replace(worker_settings, database_url=url, database_timeout_seconds=1.0)
         await outage(network)
-        async with worker_probes(settings) as worker, api_client(api, issuer.token()) as caller:
-            await become_alive_but_not_ready(caller, worker)
+        async with (
+            worker_probes(settings) as worker,
+            api_and_probes(api, issuer.token()) as (caller, probes),
+        ):
+            await become_alive_but_not_ready(probes, worker)
             await restore(network)
-            await eventually(lambda: answers(caller, "/readyz", 200))
+            await eventually(lambda: answers(probes, "/readyz", 200))
             await eventually(lambda: answers(worker, "/readyz", 200))
             before = await eventually(lambda: create_if_possible(caller))
             await complete(before["uuid"], channel, subscriber)
@@ -91,7 +97,7 @@ async def test_both_start_without_postgres_say_so_in_time_when_it_is_away_and_re
                 caller.get("/v1/questionnaire/structure", headers=key),
             )
             questionnaire = await caller.get("/v1/questionnaire/structure")
-            api_ready = await caller.get("/readyz")
+            api_ready = await probes.get("/readyz")
             await become_alive_but_not_ready(worker)
             await restore(network)
             await eventually(lambda: answers(caller, f"/v1/request/{before['uuid']}", 200))

@@ -7,7 +7,7 @@ from contextlib import suppress
 import httpx
 
 from tests.deploy.manifests import grace_seconds
-from tests.end_to_end.callers import another_request
+from tests.end_to_end.callers import another_request, answers, create
 from tests.harness.processes import started
 from tests.harness.waiting import eventually
 
@@ -44,3 +44,13 @@ async def test_processes_end_within_the_grace_period_and_lose_and_repeat_nothing
     assert mailed_before < len(rows), "the worker was stopped while e-mails were due"
     recipients = [mail.recipients[0] for mail in mail_server.accepted]
     assert sorted(recipients) == sorted(row["customer_email"] for row in rows)
+
+
+async def test_api_that_stops_is_alive_and_not_ready_and_still_serves(api, caller):
+    async with started(api), httpx.AsyncClient(base_url=api.probes_url) as probes:
+        api.terminate()
+        await eventually(lambda: answers(probes, "/readyz", 503))
+        is_alive, created = await answers(probes, "/livez", 200), await create(caller)
+        status = await api.exit_status()
+
+    assert (is_alive, bool(created), status) == (True, True, 0)

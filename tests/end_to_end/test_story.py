@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 
-from service.server import probes
 from tests.end_to_end.events import complete, publish_calculation
 from tests.harness.examples import A_REQUEST
 from tests.harness.processes import Process, started
@@ -31,9 +30,8 @@ async def test_request_id_leads_to_the_uuid_and_the_uuid_to_every_line_about_the
     (posted,) = grep(REQUEST_ID, api, worker)
     assert (posted["event"], posted["uuid"], posted["trace_id"]) == ("request_served", uuid, TRACE_ID)
     for line in grep(ABOUT_A_REQUEST, api, worker):
-        if line.get("route") not in probes.PATHS:
-            assert line["uuid"]
-            assert re.fullmatch("[0-9a-f]{32}", line["trace_id"])
+        assert line["uuid"]
+        assert re.fullmatch("[0-9a-f]{32}", line["trace_id"])
     story = grep(f"{uuid}|{TRACE_ID}", api, worker)
     assert {line["uuid"] for line in story} == {uuid}
     assert sorted((line["event"], line.get("queue") or line.get("method", "")) for line in story) == [

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import httpx
+from litestar import Litestar
 from litestar.types import ASGIApp
 from msgspec.structs import replace
 from structlog.typing import EventDict
@@ -14,7 +15,7 @@ from structlog.typing import EventDict
 from deploy.local.machine.ports import accepts, free_port
 from service.api.outer_layer import OuterLayer
 from service.app import create_app
-from service.server import http_server
+from service.server import http_server, probes
 from service.settings import ServiceSettings
 from tests.harness import documented_errors
 from tests.harness.http import NO_TLS
@@ -65,9 +66,33 @@ async def api_client(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Serve an API with *settings* and *changes* to them; yields a client of it that sends *token*."""
     settings = replace(settings, **changes)
+    async with _client_of(create_app(settings), settings, token) as client:
+        yield client
+
+
+@asynccontextmanager
+async def api_and_probes(
+    settings: ServiceSettings, token: str | None, **changes: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
+    """Serve an API as `api_client` does, and its probes; yields a client of each."""
+    settings = replace(settings, **changes)
+    app, port = create_app(settings), free_port()
+    async with (
+        _client_of(app, settings, token) as client,
+        probes.serving(app.state.checks, ("127.0.0.1", port), asyncio.Event()),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20.0, verify=NO_TLS) as prober,
+    ):
+        await eventually(lambda: accepts(port))
+        yield client, prober
+
+
+@asynccontextmanager
+async def _client_of(
+    app: Litestar, settings: ServiceSettings, token: str | None
+) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with (
-        serve(OuterLayer(create_app(settings)), keep_alive_seconds=settings.keep_alive_seconds) as base_url,
+        serve(OuterLayer(app), keep_alive_seconds=settings.keep_alive_seconds) as base_url,
         httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0, verify=NO_TLS) as client,
     ):
         client.event_hooks["response"].append(documented_errors.check)

@@ -17,7 +17,7 @@ import msgspec
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import processes
 from deploy.local.machine.folders import CHECKOUT
-from deploy.local.machine.ports import free_port
+from deploy.local.machine.ports import accepts, free_port
 from deploy.local.machine.processes import Program
 from service.settings import ServiceSettings, Settings
 from tests.harness.examples import SECRET_KEYS
@@ -42,11 +42,14 @@ class Process:
         *,
         environment: Mapping[str, str],
         port: int,
+        probes_port: int | None = None,
         folder: Path,
     ) -> None:
         self.name = name
         self.port = port
+        self.probes_port = probes_port or port
         self.base_url = f"http://127.0.0.1:{port}"
+        self.probes_url = f"http://127.0.0.1:{self.probes_port}"
         self.seconds_to_ready = 0.0  # the last time
         self.log = folder / f"{name}-{port}.log"
         self._program = Program(
@@ -112,12 +115,13 @@ class Process:
     async def becomes_ready(self, *, status: int = 200, path: str = "/readyz") -> None:
         """Wait until its readiness probe answers with this status. Raises LocalStackError."""
         began = time.monotonic()
-        async with httpx.AsyncClient(base_url=self.base_url, timeout=10, verify=NO_TLS) as client:
+        async with httpx.AsyncClient(base_url=self.probes_url, timeout=10, verify=NO_TLS) as client:
 
             async def answers() -> bool:
                 self.check()
                 with suppress(httpx.TransportError):
-                    return (await client.get(path)).status_code == status
+                    # The API is ready some milliseconds before its port opens.
+                    return (await client.get(path)).status_code == status and accepts(self.port)
                 return False
 
             if not await until(answers, seconds=_START_SECONDS, pause_seconds=3 * _POLL_SECONDS):
@@ -135,22 +139,29 @@ class Process:
     def peak_megabytes(self) -> float:
         return self._megabytes("VmHWM:")
 
+    def open_files(self) -> int:
+        return len(list(Path(f"/proc/{self.running.pid}/fd").iterdir()))
+
+    def ignores(self, number: signal.Signals) -> bool:
+        return bool(int(self._status("SigIgn:"), base=16) >> (number - 1) & 1)
+
     def _megabytes(self, name: str) -> float:
+        return int(self._status(name)) * 1024 / 1e6
+
+    def _status(self, name: str) -> str:
         status = Path(f"/proc/{self.running.pid}/status").read_text()
-        kilobytes = status.partition(name)[2].split()[0]
-        return int(kilobytes) * 1024 / 1e6
+        return status.partition(name)[2].split()[0]
 
 
 def api_process(
     settings: ServiceSettings, folder: Path, *, broken: str | None = None, **variables: str
 ) -> Process:
     """Return an API, not yet started, on a free port. *broken* names a part that is broken on purpose."""
-    port = free_port()
-    environment = environment_of(settings, PORT=str(port), **variables)
+    port, probes_port = free_port(), free_port()
+    environment = environment_of(settings, PORT=str(port), HEALTH_PORT=str(probes_port), **variables)
     module = ["tests.faults.broken_programs", broken] if broken else []
-    return Process(
-        "api", python(*module, "service", "serve"), environment=environment, port=port, folder=folder
-    )
+    command = python(*module, "service", "serve")
+    return Process("api", command, environment=environment, port=port, probes_port=probes_port, folder=folder)
 
 
 def worker_process(settings: WorkerSettings, folder: Path, *roles: str, **variables: str) -> Process:

@@ -74,8 +74,8 @@ _OF_A_BODY: Mapping[str, Exception] = {
     "malformed": refusal(parse, Sent, MALFORMED_BODY),
     "too_slow": body_overdue(),
     "too_large": body_too_large(LARGE_BODY),
-    "no_content_type": refusal(check_declared, None, None),
-    "not_json": refusal(check_declared, "text/plain", None),
+    "no_content_type": refusal(check_declared, "", ""),
+    "not_json": refusal(check_declared, "text/plain", ""),
     "compressed": refusal(check_declared, "application/json", "gzip"),
 }
 

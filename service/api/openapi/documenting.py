@@ -6,7 +6,7 @@
 - Schemas lack constraints, `extra_json_schema` and `additionalProperties`
   (`_openapi/schema_generation/schema.py`). `complete` replaces them by those that msgspec makes.
 - A dependency's parameters are those of its signature (`_openapi/parameters.py`), which a struct of them
-  has not. `complete` adds them. Descriptions are written twice, and an optional parameter may be null.
+  has not. `complete` adds them. Descriptions are written twice.
 
 The same document by `operation_class`, an `OpenAPISchemaPlugin` and a render plugin took 367 lines, and lost
 second examples, links, headers, the waiver's rule, and the page's dark theme and accessibility.
@@ -128,11 +128,10 @@ def _content(kind: object, examples: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _simplified(parameter: dict[str, Any]) -> dict[str, Any]:
-    """Remove what stands there twice, and that the parameter may be null: it may be left out."""
+    """Remove what stands there twice."""
     schema = parameter["schema"]
     del schema["description"]
     for example in parameter.pop("examples", {}).values():
         parameter["example"] = example["value"]
         del schema["examples"]
-    (kind,) = [each for each in schema.pop("oneOf", [{}]) if each != {"type": "null"}]
-    return {**parameter, "schema": {**kind, **schema}}
+    return parameter

@@ -50,6 +50,8 @@ def generate(*types: object) -> dict[str, Any]:
 def _with_null_in_type(schema: Any) -> Any:  # noqa: ANN401 - any part of a schema
     """Write `anyOf` of a type and null as one schema with both types, which generators understand better."""
     match schema:
+        case {"type": "null"}:  # From this, openapi-generator crashes or makes code that does not compile.
+            return {"type": ["object", "null"], "description": "Always null."}
         case {"anyOf": [{"type": str() as kind, **limits}, {"type": "null"}], **others}:
             return _with_null_in_type({**others, **limits, "type": [kind, "null"]})
         case dict():

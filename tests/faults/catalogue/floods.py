@@ -48,7 +48,7 @@ async def send_made_up_keys(world: World) -> None:
     async def send(number: int) -> None:
         await asyncio.sleep(number / _CONNECTIONS)
         for call in calls[number::_CONNECTIONS]:
-            await asyncio.gather(_call(api, call), asyncio.sleep(_BETWEEN_TOKENS_SECONDS))
+            await asyncio.gather(_call(api.base_url, call), asyncio.sleep(_BETWEEN_TOKENS_SECONDS))
 
     async with _observed(world, [api]):
         await asyncio.gather(*map(send, range(_CONNECTIONS)))
@@ -67,7 +67,7 @@ async def send_large_wrong_bodies(world: World) -> None:
     api.postgres.hold()
     try:
         async with _observed(world, [api]):
-            await asyncio.gather(*(_call(api, call) for call in calls))
+            await asyncio.gather(*(_call(api.base_url, call) for call in calls))
     finally:
         api.postgres.resume()
 
@@ -122,14 +122,15 @@ async def _observed(world: World, victims: Sequence[Worker]) -> AsyncIterator[No
 async def _call_on(world: World, worker: Worker, line: str) -> None:
     call = head_with(world.issuer.token(), line=line)
     while True:
-        world.record.calls.setdefault(line, []).append(await _call(worker, call))
+        url = worker.probes_url if line == LIVEZ else worker.base_url
+        world.record.calls.setdefault(line, []).append(await _call(url, call))
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
-async def _call(worker: Worker, call: bytes) -> bool:
+async def _call(url: str, call: bytes) -> bool:
     """Make a call on a new connection. Return whether it was answered in time."""
     with suppress(OSError, asyncio.IncompleteReadError):
-        connection = await connect_to(worker.base_url)
+        connection = await connect_to(url)
         try:
             connection.send(call)
             async with asyncio.timeout(_PATIENCE_SECONDS):

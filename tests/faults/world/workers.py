@@ -41,14 +41,22 @@ class Worker(Process):
         self.broker = TcpProxy(servers.broker_url, name=name)
         self._record = record
         self._expected_gone = False
-        port = free_port()
+        probes_port = free_port()
+        port = free_port() if self.role == "api" else probes_port
         module = [] if broken is None else ["tests.faults.broken_programs", broken]
         module += ["service", "serve"] if self.role == "api" else ["worker", self.role]
         database_url = databases.as_role(self.postgres.url, "api" if self.role == "api" else "worker")
         links = {"DATABASE_URL": database_url, "AMQP_URL": self.broker.url}
-        ports = {"PORT": str(port), "HEALTH_PORT": str(port)}
+        ports = {"PORT": str(port), "HEALTH_PORT": str(probes_port)}
         environment = bare_environment(**settings, **links, **ports, SMTP_HELO_NAME=name)
-        super().__init__(name, python(*module), environment=environment, port=port, folder=folder)
+        super().__init__(
+            name,
+            python(*module),
+            environment=environment,
+            port=port,
+            probes_port=probes_port,
+            folder=folder,
+        )
 
     async def kill(self) -> None:
         """Send SIGKILL, and start it again."""
@@ -86,7 +94,7 @@ class Worker(Process):
 
     async def explanations(self) -> tuple[str, str]:
         """Return what its readiness probe answers, and what `doctor` prints with its settings."""
-        async with httpx.AsyncClient(base_url=self.base_url, timeout=10.0) as client:
+        async with httpx.AsyncClient(base_url=self.probes_url, timeout=10.0) as client:
             ready = (await client.get("/readyz")).text
         program = "service" if self.role == "api" else "worker"
         return ready, (await run_process(program, "doctor", environment=self._program.environment)).output

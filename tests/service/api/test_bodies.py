@@ -20,9 +20,11 @@ _MARK = "zqmark"  # must not be quoted
 _REASON = "calculation_fee_exempt_reason"
 # A body whose rest is valid: a reason is decoded after it.
 _WITH_REASON = b'{"calculation_fee_exempt":true,"calculation_fee_exempt_reason":%s,' + _FIELDS[1:]
-_CHARACTERS = "Control, line-separator and bidirectional characters are not allowed."
+_WITH_META_DATA = b'{"meta_data":{"a":%s},' + _FIELDS[1:]
+_CHARACTERS = "Control, line-separator and bidirectional characters are not allowed: remove or replace "
 _NO_NUL = "NUL characters are not allowed."
 _WHOLE_ADDRESS = "Expected an address such as ada@example.com: a name, an @ and a domain."
+_UNSEEN = "An e-mail address has no spaces and no invisible characters: remove "
 _DOMAIN = "The domain after the @ is incomplete or invalid."
 _LOCAL_PART = "The part before the @ is malformed, too long or not ASCII."
 _INT64 = "Numbers must be within the range of 64-bit integers."
@@ -79,13 +81,23 @@ def test_text_without_a_visible_character_is_blank(invisible):
         ("property_value", 10**12 + 1, "out_of_range", "Expected an integer <= 1000000000000."),
         ("case_ref", {_MARK: 1}, "invalid_type", "Expected a string, got an object."),
         ("request_type", _MARK, "invalid_choice", "Expected SDLT_CALCULATION."),
-        ("customer_email", "ada@example.com\r\nBcc: eve@example.com", "invalid_characters", _CHARACTERS),
-        ("customer_last_name", "Love\x00lace", "invalid_characters", _CHARACTERS),
-        ("customer_last_name", "Love\x85lace", "invalid_characters", _CHARACTERS),
-        ("case_ref", "12\u2028High Street", "invalid_characters", _CHARACTERS),
-        ("case_ref", "12\u202eHigh Street", "invalid_characters", _CHARACTERS),
-        ("external_id", "crm\t17", "invalid_characters", _CHARACTERS),
-        ("customer_phone", "1\n2", "invalid_characters", _CHARACTERS),
+        (
+            "customer_email",
+            "ada@example.com\r\nBcc: eve@example.com",
+            "invalid_characters",
+            f"{_CHARACTERS}U+000D.",
+        ),
+        ("customer_last_name", "Love\x00lace", "invalid_characters", f"{_CHARACTERS}U+0000."),
+        ("customer_last_name", "Love\x85lace", "invalid_characters", f"{_CHARACTERS}U+0085."),
+        ("case_ref", "12\u2028High Street", "invalid_characters", f"{_CHARACTERS}U+2028 LINE SEPARATOR."),
+        (
+            "case_ref",
+            "12\u202eHigh Street",
+            "invalid_characters",
+            f"{_CHARACTERS}U+202E RIGHT-TO-LEFT OVERRIDE.",
+        ),
+        ("external_id", "crm\t17", "invalid_characters", f"{_CHARACTERS}U+0009."),
+        ("customer_phone", "+44\u200e", "invalid_characters", f"{_CHARACTERS}U+200E LEFT-TO-RIGHT MARK."),
         ("notes", "a\x00b", "invalid_characters", _NO_NUL),
         ("meta_data", {"a\x00b": 1}, "invalid_characters", _NO_NUL),
         ("meta_data", {"a": [{"b": "\x00"}]}, "invalid_characters", _NO_NUL),
@@ -113,11 +125,19 @@ def test_field_is_refused_in_the_words_of_json(name, value, code, message):
         ("ada@example.com, eve@example.com", "Expected one address, not several."),
         ("ada@example.com;eve", "Expected one address, not several."),
         ("ada@eve@example.com", "Expected one address, not several."),
-        ("ada@example.com ", "An e-mail address contains no spaces: remove them."),
-        ("ada@\u00a0example.com", "An e-mail address contains no spaces: remove them."),
+        ("ada@example.com ", f"{_UNSEEN}U+0020 SPACE."),
+        ("ada@\u00a0example.com", f"{_UNSEEN}U+00A0 NO-BREAK SPACE."),
+        ("ada\u200b@example.com", f"{_UNSEEN}U+200B ZERO WIDTH SPACE."),
+        (
+            "ada@example.com\ufeff",
+            f"{_UNSEEN}U+FEFF ZERO WIDTH NO-BREAK SPACE.",
+        ),
         *((address, _WHOLE_ADDRESS) for address in ("ada", "ada@", "@example.com", "example.com")),
         *((f"ada@{domain}", _DOMAIN) for domain in ("example", "example..com", "-a.com", "=?a?=.com")),
-        *((f"{name}@example.com", _LOCAL_PART) for name in ("a..b", "é", "a" * 65, "=?utf-8?q?a?=", '"a')),
+        *(
+            (f"{name}@example.com", _LOCAL_PART)
+            for name in ("a..b", "é", "e\u0301", "a" * 65, "=?utf-8?q?a?=", '"a')
+        ),
     ],
 )
 def test_error_says_what_is_wrong_with_an_address(address, message):
@@ -239,8 +259,15 @@ def test_body_that_is_not_an_object_is_refused_as_a_whole(body):
         (b'{"a": 1} zqmark', "trailing characters (byte 10)"),
         (b'{"a": "zqmark', "it ends too early (byte 13)"),
         (b'{"a": "zqmark\xff"}', "it is not UTF-8"),
+        (_FIELDS.decode().encode("utf-8-sig"), "it begins with a byte order mark, which JSON must not have"),
+        *(
+            (_FIELDS.decode().encode(f"utf-{each}"), "it is not UTF-8")
+            for each in ("16", "16-le", "16-be", "32-be")
+        ),
         (b'{"a": 1e999999, "b": "zqmark"}', "a number is too large"),
         (b"[" * 100_000, "it nests too deeply"),
+        (b'{"notes": "zqmark",' + _FIELDS[1:-1] + b',"notes": "b"}', "it repeats a name within an object"),
+        (_WITH_META_DATA % b'[{"zqmark": 1, "zqm\\u0061rk": 1}]', "it repeats a name within an object"),
         (_WITH_REASON % b'"zqmark\\q"', "invalid escaped character (byte 71)"),
         (_WITH_REASON % b"1e999999", "a number is too large"),
         (_WITH_REASON % b'["zqmark",]', "trailing comma in array (byte 73)"),

@@ -109,10 +109,21 @@ async def test_requests_are_filtered_by_external_id(client):
 
     first = await page(client, external_id="crm 17/é+&", limit=2)
     second = await page(client, external_id="crm 17/é+&", limit=2, cursor=first["next_cursor"])
+    unfiltered = await page(client, limit=2)
+    others = [
+        ({}, first),
+        ({"external_id": "crm 17/é+&!"}, first),
+        ({"external_id": "crm 17/é+&"}, unfiltered),
+    ]
+    refused = [
+        await client.get("/v1/request", params=filters | {"cursor": other["next_cursor"]})
+        for filters, other in others
+    ]
 
     assert first["requests"] + second["requests"] == wanted
     assert second["next_cursor"] is None
     assert (await page(client, external_id="nobody's"))["requests"] == []
+    assert [each.json()["errors"][0]["code"] for each in refused] == ["invalid_cursor"] * 3
 
 
 async def test_changes_are_listed_oldest_first_to_the_horizon(client, database, issuer):

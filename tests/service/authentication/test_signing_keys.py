@@ -1,4 +1,4 @@
-"""The issuer's keys over real HTTPS: rotation, outage, recovery, slow and wrong answers; and odd keys."""
+"""The issuer's keys over real HTTPS: rotation, outage, recovery, slow and wrong answers."""
 
 import asyncio
 import gzip
@@ -7,9 +7,7 @@ import time
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
 import pytest
-from jwt.algorithms import ECAlgorithm
 from structlog.testing import capture_logs
 
 from service.authentication import signing_keys
@@ -163,41 +161,6 @@ async def test_document_is_not_read_if_it_is_compressed_too_large_or_elsewhere(s
         await SigningKeys(server.url).refresh()
 
     assert server.requests == 1
-
-
-@pytest.mark.parametrize(
-    ("like", "change"),
-    [
-        ("none", {}),
-        ("none", {"kty": "nonsense"}),
-        ("none", {"kty": "oct", "k": 7}),
-        ("none", {"kty": "oct", "k": "AAAA"}),
-        ("none", {"kty": "EC", "alg": "none"}),
-        ("none", {"kty": "RSA", "n": "", "e": ""}),
-        ("none", {"kty": "RSA", "n": "AQAB", "e": "AQAB", "d": "AQAB", "oth": 1}),
-        ("none", {"kty": ["EC"]}),
-        ("none", {"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"}),
-        ("none", {"kty": "OKP", "crv": "X25519", "x": "AA"}),
-        ("the good one", {"use": "enc"}),
-        ("the good one", {"alg": ["ES256"]}),
-        ("the good one", {"crv": ["ES256"]}),
-        ("the good one", {"x": ["ES256"]}),
-        ("its private half", {}),
-    ],
-    ids=str,
-)
-async def test_odd_key_is_not_used_and_does_not_affect_the_others(own_issuer, like, change):
-    (good,) = msgspec.json.decode(own_issuer.jwks.read_bytes())["keys"]
-    private = ECAlgorithm.to_jwk(own_issuer.key, as_dict=True)
-    odd = {"none": {}, "the good one": good, "its private half": private}[like] | change
-    published = [odd | {"kid": "odd"}, {**odd, "kid": None}, good, good | {"kid": "another name"}]
-    own_issuer.jwks.write_bytes(msgspec.json.encode({"keys": published}))
-    keys = SigningKeys(own_issuer.jwks.as_uri())
-    await keys.refresh()
-
-    assert not is_found(keys, "odd")
-    assert is_found(keys, "local")
-    assert is_found(keys, "another name")
 
 
 def failures(logs: list[Any]) -> list[Any]:

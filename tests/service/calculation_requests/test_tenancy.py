@@ -10,7 +10,6 @@ import pytest
 
 from service.app import create_app
 from service.identifiers import new_request_id, uuid_of
-from service.server import probes
 from tests.harness.endpoints import ENDPOINTS, Endpoint
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
 from tests.harness.http import bearer, lasting_headers
@@ -19,7 +18,6 @@ from tests.harness.http import bearer, lasting_headers
 OTHERS = {"uuid": "", "key": "the-others-key", "case": "the-others-case"}
 NOTHING = {"uuid": uuid_of(new_request_id()), "key": "unused-key", "case": "unused-case"}
 THE_SAME_FOR_EVERY_CALLER = {
-    *(("GET", path) for path in probes.PATHS),
     ("GET", "/"),
     ("GET", "/schema/openapi.json"),
     ("GET", "/schema/asyncapi.json"),

@@ -58,9 +58,9 @@ async def test_disabled_firm_is_refused_at_once_and_served_when_enabled(environm
 
 
 async def test_conveyancer_is_added_and_changed_which_is_listed_and_on_record(environment, database):
-    add = ("service", "conveyancer", "add", "new-firm")
+    add = ("service", "conveyancer", "add", " new-firm")  # Spaces around an argument are left out.
     sons = "New & Sons"
-    terms = [["New"], ["New", "--charges-calculation-fee"], [sons, "--note", "a merger"], [sons]]
+    terms = [["New"], [" New ", "--charges-calculation-fee"], [sons, "--note", " a merger\u00a0"], [sons]]
     changes = [await run(*add, "--name", *each, environment=environment) for each in terms]
     listed = await run("service", "conveyancer", "list", "--json", environment=environment)
 

@@ -7,10 +7,13 @@ import httpx
 import pytest
 from yarl import URL
 
+from deploy.local.machine.ports import accepts, free_port
 from service.identifiers import uuid_of
+from service.server import probes
+from service.server.probes import Check
 from tests.harness import databases
 from tests.harness.http import bearer
-from tests.harness.in_process import api_client
+from tests.harness.in_process import api_and_probes
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
@@ -27,20 +30,23 @@ async def role(database):
 
 async def test_api_becomes_unready_when_its_login_is_rejected(service_settings, database, role):
     url = str(URL(service_settings.database_url).with_user(role).with_password("made-up"))
-    async with TcpProxy(url) as link, api_client(service_settings, None, database_url=link.url) as client:
-        before = await client.get("/readyz")
+    async with (
+        TcpProxy(url) as link,
+        api_and_probes(service_settings, None, database_url=link.url) as (client, prober),
+    ):
+        before = await prober.get("/readyz")
         await database.execute(f"ALTER ROLE {role} NOLOGIN")
         path = f"/v1/request/{uuid_of(uuid4())}"
         read = await asyncio.gather(*(client.get(path, headers=bearer("s" * 43)) for _ in range(8)))
-        with_a_session = await client.get("/readyz")
-        metrics = (await client.get("/metrics")).text
+        with_a_session = await prober.get("/readyz")
+        metrics = (await prober.get("/metrics")).text
         await link.cut()
-        rejected = await client.get("/readyz")
-        at_once = await client.get("/readyz")  # during the pause between connection attempts
+        rejected = await prober.get("/readyz")
+        at_once = await prober.get("/readyz")  # during the pause between connection attempts
         await link.refuse()
 
         async def unreachable() -> httpx.Response | None:
-            answer = await client.get("/readyz")
+            answer = await prober.get("/readyz")
             return None if "rejects the login" in answer.json()["postgres"] else answer
 
         then_unreachable = await eventually(unreachable)
@@ -55,22 +61,51 @@ async def test_api_becomes_unready_when_its_login_is_rejected(service_settings, 
     assert then_unreachable.status_code == 503, "the login may still be rejected"
 
 
-async def test_process_is_not_ready_on_an_older_schema(client, database):
+async def test_process_that_starts_or_stops_is_alive_and_measured_but_not_ready():
+    checks: dict[str, Check] = {}
+    port, stop = free_port(), asyncio.Event()
+
+    async def statuses(*paths: str) -> list[int]:
+        return [(await client.get(path)).status_code for path in paths]
+
+    async def check() -> None:
+        """Find nothing wrong."""
+
+    async with (
+        probes.serving(checks, ("127.0.0.1", port), stop),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        await eventually(lambda: accepts(port))
+        starting = await statuses("/livez", "/readyz", "/nonsense")
+        checks["nothing"] = check
+        ready = await statuses("/readyz")
+        stop.set()
+        stopping = await statuses("/livez", "/metrics", "/readyz")
+
+    assert starting == [200, 503, 404]
+    assert ready == [200]
+    assert stopping == [200, 200, 503]
+
+
+async def test_process_is_not_ready_on_an_older_schema(service_settings, database):
     await database.execute("DELETE FROM schema_version")
-    response = await client.get("/readyz")
+    async with api_and_probes(service_settings, None) as (_, prober):
+        response = await prober.get("/readyz")
 
     assert response.status_code == 503
     assert "schema apply" in response.json()["postgres"]
 
 
-async def test_schema_is_looked_at_again_after_a_reconnect(watched_client, database, link):
+async def test_schema_is_looked_at_again_after_a_reconnect(service_settings, database, link):
     """Postgres may have lost its data, as a development cluster's does when its pod ends."""
-    before = await watched_client.get("/readyz")
-    await database.execute("DROP TABLE schema_version")
-    unchanged = await watched_client.get("/readyz")
-    await link.cut()
-    read = await watched_client.get(f"/v1/request/{uuid_of(uuid4())}", headers=bearer("s" * 43))
-    lost = [await watched_client.get("/readyz") for _ in range(2)]
+    changes = {"database_url": link.url, "database_pool_size": 1}
+    async with api_and_probes(service_settings, None, **changes) as (client, prober):
+        before = await prober.get("/readyz")
+        await database.execute("DROP TABLE schema_version")
+        unchanged = await prober.get("/readyz")
+        await link.cut()
+        read = await client.get(f"/v1/request/{uuid_of(uuid4())}", headers=bearer("s" * 43))
+        lost = [await prober.get("/readyz") for _ in range(2)]
 
     assert (before.status_code, unchanged.status_code, read.status_code) == (200, 200, 401)
     assert [answer.status_code for answer in lost] == [503, 503]

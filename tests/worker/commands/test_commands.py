@@ -108,6 +108,8 @@ def test_wrong_argument_is_explained_before_anything_is_done(command, part):
         ("service serve", {"REQUEST_SECRET_KEYS": "zqmark:tooshort"}, "REQUEST_SECRET_KEYS"),
         ("service serve", {"HOST": "none.invalid"}, "cannot listen on none.invalid"),
         ("service serve", {"PORT": "{TAKEN}"}, "{TAKEN}"),
+        ("service serve", {"HEALTH_PORT": "{TAKEN}"}, "{TAKEN}"),
+        ("service serve", {"PORT": "80", "HEALTH_PORT": "80"}, "PORT and HEALTH_PORT are both 80: "),
         ("worker", {"HEALTH_PORT": "{TAKEN}"}, "{TAKEN}"),
         ("service doctor", {"REQUEST_SECRET_KEYS": "zqmark:tooshort"}, "REQUEST_SECRET_KEYS: "),
         ("worker doctor", {"REQUEST_SECRET_KEYS": "zqmark:tooshort"}, "REQUEST_SECRET_KEYS: "),
@@ -153,7 +155,12 @@ async def test_standby_is_enough_for_commands_that_only_read(database_url, datab
     json.loads(ended.output)
 
 
-async def test_replay_keeps_its_work_when_it_is_interrupted(database_url, database, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "status", "last"), [(signal.SIGINT, 1, "Interrupted."), (signal.SIGTERM, 143, '{"action":')]
+)
+async def test_replay_keeps_its_work_when_it_is_interrupted(
+    *, database_url, database, tmp_path, number, status, last
+):
     await store_many(database, 500)
     words = python("worker", "outbox", "replay", "--from", "2020-01-01")
     environment = bare_environment(DATABASE_URL=database_url)
@@ -161,9 +168,23 @@ async def test_replay_keeps_its_work_when_it_is_interrupted(database_url, databa
 
     async with started(replay, ready=False):
         await eventually(lambda: database.fetchval("SELECT count(*) FROM outbox"))
-        replay.running.send_signal(signal.SIGINT)
-        status = await replay.exit_status()
+        replay.running.send_signal(number)
+        ended = await replay.exit_status()
 
-    assert status == 1
-    assert replay.output.splitlines()[-1].startswith("Interrupted.")
+    assert ended == status
+    assert replay.output.splitlines()[-1].startswith(last)
     assert 100 <= await database.fetchval("SELECT count(*) FROM outbox") < 500
+
+
+@pytest.mark.parametrize("command", ["service serve", "service schema apply", "worker", "worker doctor"])
+async def test_sigterm_ends_every_command_while_it_starts(environment, tmp_path, command):
+    """Also as PID 1, which ignores signals without a handler, as this process lets its child do."""
+    words = python(*command.split())
+    process = Process("command", words, environment=environment, port=0, folder=tmp_path)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    async with started(process, ready=False):
+        signal.signal(signal.SIGTERM, before)
+        await eventually(lambda: not process.ignores(signal.SIGTERM), seconds=10)
+        status = await process.stop()
+
+    assert (status, process.output) == (128 + signal.SIGTERM, "")

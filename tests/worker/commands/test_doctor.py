@@ -269,6 +269,27 @@ async def test_issuer_is_asked(environment, authority):
     assert says.startswith("wrong: HTTPStatusError")
 
 
+async def test_keys_of_the_issuer_that_are_not_usable_are_named(environment, own_issuer):
+    [key] = json.loads(own_issuer.jwks.read_bytes())["keys"]
+    states = []
+    for published in ([key | {"use": "enc"}, key], [key | {"kid": "odd", "crv": "P-521"}, key], [None]):
+        own_issuer.jwks.write_text(json.dumps({"keys": published}))
+        findings = await examine_service(environment | {"AUTH_JWKS_URL": own_issuer.jwks.as_uri()})
+        named = [each for each in findings if each.check == "signing keys"]
+        states.append({each.state: each.says for each in named})
+
+    usable, odd = (
+        "fetched, and at least one is usable",
+        "{'odd': 'Coords should be 66 bytes for curve P-521'}",
+    )
+    none = "{'(no kid)': 'Expected `object`, got `null`'}"
+    assert states == [
+        {"ok": usable},
+        {"ok": usable, "warning": f"not usable: {odd}"},
+        {"wrong": "PyJWKSetError", "warning": f"not usable: {none}"},
+    ]
+
+
 async def test_worker_notes_its_keys_and_reports_another_one_under_the_same_id(
     worker_settings, database, pool, relay_waker, logs
 ):

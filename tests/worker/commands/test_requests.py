@@ -146,12 +146,13 @@ async def test_correction_to_the_same_address_changes_nothing(database, intended
     ("option", "value"),
     [
         ("--customer-email", "ADA@example.com"),
-        ("--external-id", "case-1"),
+        ("--external-id", "case-1 "),
         ("--case-ref", A_REQUEST["case_ref"]),
     ],
 )
 async def test_request_is_found_by_what_the_caller_on_the_phone_knows(database, option, value):
-    known = await store(database, external_id="case-1", customer_email="Ada@Example.com")
+    fields = {"external_id": " case-1", "case_ref": f"{A_REQUEST['case_ref']} "}
+    known = await store(database, customer_email="Ada@Example.com", **fields)
     await store(database, external_id="case-2", customer_email="eve@example.com", case_ref="another")
 
     found = await command("request", "find", option, value)
