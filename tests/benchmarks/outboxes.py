@@ -9,7 +9,7 @@ from tests.benchmarks import subjects
 from tests.benchmarks.comparison import Figures
 from tests.benchmarks.rate import rate_of
 from tests.benchmarks.stand import Stand, peer_command
-from tests.harness import queues
+from tests.harness import queues, stored
 from tests.harness.processes import Process
 from worker.rabbitmq import topology
 
@@ -73,18 +73,7 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
 
 OURS = Outbox(
     side="ours",
-    fill="""
-        WITH kept AS (
-            INSERT INTO event (request_id, sequence, type, conveyancer_id, time, data, transaction)
-            SELECT gen_random_uuid(), 1, 'request.created', 'acme', now(),
-                   convert_from($2, 'UTF8')::json -> 'data', pg_current_xact_id()
-              FROM generate_series(1, $1::int)
-            RETURNING request_id
-        )
-        INSERT INTO outbox (request_id, sequence)
-        SELECT request_id, 1
-          FROM kept
-        """,
+    fill=stored.FILL_OUTBOX,
 )
 TXOUTBOX = Outbox(
     side="txoutbox, tuned",

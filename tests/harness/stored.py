@@ -65,23 +65,19 @@ QUEUED = """
 """
 
 
-async def fill_outbox(connection: Connection, events: int) -> None:
-    """Put a request.created of each of *events* requests into the outbox, without the requests."""
-    await connection.execute(
-        """
-        WITH kept AS (
-            INSERT INTO event (request_id, sequence, type, conveyancer_id, time, data, transaction)
-            SELECT gen_random_uuid(), 1, 'request.created', $2, now(), '{}', pg_current_xact_id()
-              FROM generate_series(1, $1)
-            RETURNING request_id, sequence
-        )
-        INSERT INTO outbox (request_id, sequence)
-        SELECT request_id, sequence
-          FROM kept
-        """,
-        events,
-        CONVEYANCER,
+# Puts the event $2, a CloudEvent, into the outbox for each of $1 requests that are stored nowhere.
+FILL_OUTBOX = """
+    WITH kept AS (
+        INSERT INTO event (request_id, sequence, type, conveyancer_id, time, data, transaction)
+        SELECT gen_random_uuid(), 1, 'request.created', 'acme', now(),
+               convert_from($2, 'UTF8')::json -> 'data', pg_current_xact_id()
+          FROM generate_series(1, $1::int)
+        RETURNING request_id, sequence
     )
+    INSERT INTO outbox (request_id, sequence)
+    SELECT request_id, sequence
+      FROM kept
+"""
 
 
 @asynccontextmanager

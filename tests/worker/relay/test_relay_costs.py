@@ -6,12 +6,13 @@ import pytest
 
 from service.postgres.pool import Connection, open_pool
 from tests.harness.in_process import running
-from tests.harness.stored import fill_outbox
+from tests.harness.stored import FILL_OUTBOX
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
 from worker.relay import pointers
 from worker.relay.loop import Relay
 
+_EVENT = b'{"data": {}}'
 _PASSES_OF_A_WAKEUP = 2  # one that finds the event, one that finds nothing
 _MOST_STATEMENTS = 5  # begin with its settings, lock, read, delete, commit
 
@@ -21,9 +22,9 @@ async def test_pass_takes_the_same_few_statements_for_any_number_of_events(
     database, worker_settings, linked_pool, statements, publisher, events
 ):
     relay = Relay(worker_settings, linked_pool, asyncio.Event())
-    await fill_outbox(database, 1)
+    await database.execute(FILL_OUTBOX, 1, _EVENT)
     await relay.relay_due(publisher)  # prepares its statements
-    await fill_outbox(database, events)
+    await database.execute(FILL_OUTBOX, events, _EVENT)
     statements.clear()
 
     assert await relay.relay_due(publisher) == events
@@ -44,7 +45,7 @@ async def test_relay_makes_one_more_pass_after_it_has_moved_something_and_then_w
     async with running(relay.run):
         await eventually(lambda: passes() == 1)
         tasks = len(asyncio.all_tasks())
-        await fill_outbox(database, 1)
+        await database.execute(FILL_OUTBOX, 1, _EVENT)
         woken.set()
         await eventually(lambda: passes() == 1 + _PASSES_OF_A_WAKEUP)
         woken.set()
@@ -54,7 +55,7 @@ async def test_relay_makes_one_more_pass_after_it_has_moved_something_and_then_w
 
 async def test_delivered_event_leaves_one_dead_tuple(database, worker_settings, publisher):
     events = 200
-    await fill_outbox(database, events)
+    await database.execute(FILL_OUTBOX, events, _EVENT)
 
     async with open_pool(worker_settings) as pool:  # Postgres counts when the connection ends.
         await Relay(worker_settings, pool, asyncio.Event()).relay_due(publisher)
@@ -99,7 +100,7 @@ async def _read_so_far(database: Connection) -> int:
 
 async def _hold_many(database: Connection, events: int) -> None:
     """Hold one due event, and requests with a refused event and many waiting behind it."""
-    await fill_outbox(database, 1)
+    await database.execute(FILL_OUTBOX, 1, _EVENT)
     await database.execute("UPDATE outbox SET attempts = 1, next_attempt_at = now()")
     await database.execute(
         """
