@@ -55,11 +55,11 @@ class Claims:
         """Whether another process may have claimed the e-mail, because no renewal came in time."""
         return time.monotonic() >= self._until[email.email_key]
 
-    async def claim(self, limit: int) -> list[Email]:
-        """Claim at most *limit* due e-mails."""
+    async def claim(self, limit: int) -> tuple[list[Email], int]:
+        """Claim at most *limit* due e-mails. Returns them, and the number of those passed over."""
         until = time.monotonic() + self._claim_seconds
         async with connections.acquired(self._pool, seconds=self._seconds) as connection:
-            emails = await ledger.claim(
+            emails, passed_over = await ledger.claim(
                 connection,
                 self._process_id,
                 under_way=list(self._until),
@@ -67,7 +67,9 @@ class Claims:
                 seconds=self._claim_seconds,
             )
         self._until.update((email.email_key, until) for email in emails)
-        return emails
+        if passed_over:
+            _log.warning("emails_without_request", emails=passed_over)
+        return emails, passed_over
 
     async def renew(self) -> None:
         """Renew the claims forever."""

@@ -108,8 +108,10 @@ async def add(connection: Connection, intents: Sequence[EmailToSend]) -> set[UUI
 
 async def claim(
     connection: Connection, process_id: UUID, *, under_way: Sequence[str], limit: int, seconds: float
-) -> list[Email]:
+) -> tuple[list[Email], int]:
     """Claim at most *limit* due e-mails. A claim lasts *seconds* by the database's clock, unless renewed.
+
+    Returns the claimed e-mails, and how many others were due first, but have no request.
 
     E-mails *under_way* in this process are excluded, because their claims may have expired while Postgres was
     unreachable. E-mails whose claim has expired are left alone until Postgres has been up for *seconds* after
@@ -117,47 +119,62 @@ async def claim(
     still record the mail server's reply.
     """
     rows = await connection.fetch(_CLAIM, process_id, limit, seconds, under_way)
-    return [
+    emails = [
         Email(CalculationRequest(*request), firm, email_key, created_at, attempts, traceparent)
         for *request, firm, email_key, created_at, attempts, traceparent in rows
+        if firm is not None
     ]
+    return emails, len(rows) - len(emails)
 
 
-# next_attempt_at is when an e-mail is due or, if it is claimed, when its claim expires.
+# SQL for whether the request of an e-mail exists, and its firm: true, or else null. Only a deletion by hand
+# removes a request whose e-mail is pending. A foreign key would not do, because an erasure keeps the e-mail.
+# With LIMIT, Postgres reads each request by its primary key. For a join or EXISTS, a generic plan, which
+# expects many e-mails, might read the whole table.
+REQUEST_EXISTS = """
+    (SELECT true
+       FROM calculation_request AS parent
+       JOIN conveyancer
+         ON conveyancer.id = parent.conveyancer_id
+      WHERE parent.id = email.request_id
+      LIMIT 1)
+"""
+
+# next_attempt_at is when an e-mail is due or, if it is claimed, when its claim expires. An e-mail without its
+# request is due again after an hour, in case the request is restored. Otherwise it would always be due first.
 #
 # A crash of Postgres empties postgres_up, which is unlogged. The first claim afterwards adds the row `since`,
 # but does not see it yet: a statement does not see its own INSERT. So it takes over no claim.
-#
-# With LATERAL and LIMIT, Postgres reads each request by its primary key. For a join, a generic plan, which
-# expects many e-mails, might read the whole table.
 _CLAIM = f"""
     WITH recovered AS (
         INSERT INTO postgres_up (since)
         SELECT now()
          WHERE NOT EXISTS (SELECT FROM postgres_up)
         ON CONFLICT DO NOTHING
-    ), claimed AS (
-        UPDATE email
-           SET claimed_by = $1,
-               next_attempt_at = now() + make_interval(secs => $3)
-         WHERE email_key IN (SELECT email_key
-                              FROM email
-                             WHERE state = 'pending'
-                               AND next_attempt_at <= now()
-                               AND email_key <> ALL($4)
-                               AND (claimed_by IS NULL
-                                    OR (SELECT greatest(since, pg_postmaster_start_time())
-                                          FROM postgres_up) <= now() - make_interval(secs => $3))
-                             ORDER BY next_attempt_at
-                             LIMIT $2
-                               FOR UPDATE SKIP LOCKED)
-        RETURNING email_key, request_id, created_at, attempts, traceparent
+    ), due AS (
+        SELECT email_key, request_id
+          FROM email
+         WHERE state = 'pending'
+           AND next_attempt_at <= now()
+           AND email_key <> ALL($4)
+           AND (claimed_by IS NULL
+                OR (SELECT greatest(since, pg_postmaster_start_time())
+                      FROM postgres_up) <= now() - make_interval(secs => $3))
+         ORDER BY next_attempt_at
+         LIMIT $2
+           FOR UPDATE SKIP LOCKED
     )
-    SELECT {REQUEST_COLUMNS}, firm.name, claimed.email_key, claimed.created_at, claimed.attempts,
-           claimed.traceparent
-      FROM claimed
-     CROSS JOIN LATERAL (SELECT * FROM calculation_request WHERE id = claimed.request_id LIMIT 1) AS request
-     CROSS JOIN LATERAL (SELECT name FROM conveyancer WHERE id = request.conveyancer_id LIMIT 1) AS firm
+    UPDATE email
+       SET claimed_by = CASE WHEN firm IS NOT NULL THEN $1::uuid END,
+           next_attempt_at = now() + CASE WHEN firm IS NOT NULL THEN make_interval(secs => $3)
+                                          ELSE interval '1 hour' END
+      FROM due
+      LEFT JOIN LATERAL (SELECT * FROM calculation_request WHERE id = due.request_id LIMIT 1) AS request
+        ON true
+      LEFT JOIN LATERAL (SELECT name AS firm FROM conveyancer WHERE id = request.conveyancer_id LIMIT 1) AS named
+        ON true
+     WHERE email.email_key = due.email_key
+    RETURNING {REQUEST_COLUMNS}, firm, email.email_key, email.created_at, attempts, traceparent
 """  # noqa: S608 - constants only
 
 
@@ -196,7 +213,9 @@ async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failu
         pending = {row["email_key"] for row in rows}
         await announce_ends(connection, [end for end in ends if end.email_key in pending], requests)
     others = [end.email_key for end in ends if end.email_key not in pending]
-    locked = {row["email_key"] for row in await connection.fetch(_FIND_PENDING, others)} if others else set()
+    # An end whose request was deleted by hand cannot be recorded. Its claim expires.
+    rows = await connection.fetch(f"{_FIND_PENDING} AND {REQUEST_EXISTS}", others) if others else []
+    locked = {row["email_key"] for row in rows}
     return [RowLocked() if end.email_key in locked else None for end in ends]
 
 

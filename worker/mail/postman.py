@@ -120,9 +120,11 @@ class Postman:
         room = self._most_connections * _EMAILS_PER_CONNECTION - self._claims.count
         if rate := self._settings.email_rate:
             room = min(room, max(1, int(rate / 10)))  # at most what the rate allows in 0.1 s
-        claimed = await self._claims.claim(room) if room > 0 else []
+        claimed, passed_over = await self._claims.claim(room) if room > 0 else ([], 0)
         for email in claimed:
             self._waiting.put_nowait(email)
+        if passed_over:
+            self._wake.set()  # Other e-mails may be due.
         return len(claimed)
 
     @property
