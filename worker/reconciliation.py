@@ -17,7 +17,6 @@ from service.postgres.pool import Connection, Pool
 from service.server.background import in_background
 from service.telemetry import logs
 from worker import metrics
-from worker.mail.ledger import REQUEST_EXISTS
 from worker.mail.replies import RECIPIENT_REFUSED
 
 INTERVAL_SECONDS = 300.0
@@ -121,13 +120,13 @@ _OVERDUE_EMAILS = f"""
        AND coalesce(server_reply, '') !~ '{RECIPIENT_REFUSED}'
 """  # noqa: S608 - constants only
 
-_EMAILS_WITHOUT_REQUEST = f"""
+_EMAILS_WITHOUT_REQUEST = """
     SELECT DISTINCT request_id
       FROM email
      WHERE request_id >= $1
        AND state = 'pending'
-       AND {REQUEST_EXISTS} IS NULL
-"""  # noqa: S608 - constants only
+       AND NOT EXISTS (SELECT FROM calculation_request AS request WHERE request.id = request_id)
+"""
 
 _OVERDUE_EVENTS = """
     SELECT DISTINCT request_id
@@ -143,9 +142,6 @@ _CHECKS = {
         _REQUESTS_WITHOUT_EMAIL,
     ),
     "email_overdue": ("has waited for its e-mail for over five minutes", _OVERDUE_EMAILS),
-    "email_without_request": (
-        "was deleted by hand, or its conveyancer was, but an e-mail for it is still pending",
-        _EMAILS_WITHOUT_REQUEST,
-    ),
+    "email_without_request": ("was deleted by hand, but has a pending e-mail", _EMAILS_WITHOUT_REQUEST),
     "event_overdue": ("has an event that has been unpublished for over five minutes", _OVERDUE_EVENTS),
 }

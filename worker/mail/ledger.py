@@ -111,7 +111,7 @@ async def claim(
 ) -> tuple[list[Email], int]:
     """Claim at most *limit* due e-mails. A claim lasts *seconds* by the database's clock, unless renewed.
 
-    Returns the claimed e-mails, and how many others were due first, but have no request.
+    Returns the claimed e-mails, and how many others were due, but cannot be claimed and are due again later.
 
     E-mails *under_way* in this process are excluded, because their claims may have expired while Postgres was
     unreachable. E-mails whose claim has expired are left alone until Postgres has been up for *seconds* after
@@ -121,30 +121,23 @@ async def claim(
     rows = await connection.fetch(_CLAIM, process_id, limit, seconds, under_way)
     emails = [
         Email(CalculationRequest(*request), firm, email_key, created_at, attempts, traceparent)
-        for *request, firm, email_key, created_at, attempts, traceparent in rows
-        if firm is not None
+        for is_claimed, *request, firm, email_key, created_at, attempts, traceparent in rows
+        if is_claimed
     ]
     return emails, len(rows) - len(emails)
 
 
-# SQL for whether the request of an e-mail exists, and its firm: true, or else null. Only a deletion by hand
-# removes a request whose e-mail is pending. A foreign key would not do, because an erasure keeps the e-mail.
-# With LIMIT, Postgres reads each request by its primary key. For a join or EXISTS, a generic plan, which
-# expects many e-mails, might read the whole table.
-REQUEST_EXISTS = """
-    (SELECT true
-       FROM calculation_request AS parent
-       JOIN conveyancer
-         ON conveyancer.id = parent.conveyancer_id
-      WHERE parent.id = email.request_id
-      LIMIT 1)
-"""
-
-# next_attempt_at is when an e-mail is due or, if it is claimed, when its claim expires. An e-mail without its
-# request is due again after an hour, in case the request is restored. Otherwise it would always be due first.
+# next_attempt_at is when an e-mail is due or, if it is claimed, when its claim expires.
+#
+# An e-mail is not claimed if its end could not be recorded: because its request was deleted by hand, or is
+# locked. It is due again later. Otherwise it would always be due before others. A new e-mail is claimed even
+# if its request is locked, because then a consumer may have locked it for a few milliseconds.
 #
 # A crash of Postgres empties postgres_up, which is unlogged. The first claim afterwards adds the row `since`,
 # but does not see it yet: a statement does not see its own INSERT. So it takes over no claim.
+#
+# With LATERAL and LIMIT, Postgres reads each request by its primary key. For a join, a generic plan, which
+# expects many e-mails, might read the whole table.
 _CLAIM = f"""
     WITH recovered AS (
         INSERT INTO postgres_up (since)
@@ -152,7 +145,7 @@ _CLAIM = f"""
          WHERE NOT EXISTS (SELECT FROM postgres_up)
         ON CONFLICT DO NOTHING
     ), due AS (
-        SELECT email_key, request_id
+        SELECT email_key, request_id, created_at > now() - interval '1 s' AS is_new
           FROM email
          WHERE state = 'pending'
            AND next_attempt_at <= now()
@@ -165,16 +158,24 @@ _CLAIM = f"""
            FOR UPDATE SKIP LOCKED
     )
     UPDATE email
-       SET claimed_by = CASE WHEN firm IS NOT NULL THEN $1::uuid END,
-           next_attempt_at = now() + CASE WHEN firm IS NOT NULL THEN make_interval(secs => $3)
-                                          ELSE interval '1 hour' END
+       SET claimed_by = CASE WHEN request.id IS NOT NULL AND (is_new OR is_free) THEN $1::uuid END,
+           next_attempt_at = now() + CASE WHEN request.id IS NULL THEN interval '1 hour' -- It may return.
+                                          WHEN is_new OR is_free THEN make_interval(secs => $3)
+                                          ELSE interval '1 s' END
       FROM due
       LEFT JOIN LATERAL (SELECT * FROM calculation_request WHERE id = due.request_id LIMIT 1) AS request
         ON true
-      LEFT JOIN LATERAL (SELECT name AS firm FROM conveyancer WHERE id = request.conveyancer_id LIMIT 1) AS named
-        ON true
+      LEFT JOIN LATERAL (SELECT true AS is_free
+                           FROM calculation_request
+                          WHERE id = due.request_id
+                            AND NOT is_new
+                          LIMIT 1
+                            FOR NO KEY UPDATE SKIP LOCKED) AS lock ON true
      WHERE email.email_key = due.email_key
-    RETURNING {REQUEST_COLUMNS}, firm, email.email_key, email.created_at, attempts, traceparent
+       AND email.email_key = ANY (ARRAY (SELECT email_key FROM due)) -- so that a generic plan uses the index
+    RETURNING claimed_by IS NOT NULL, {REQUEST_COLUMNS},
+              (SELECT name FROM conveyancer WHERE id = request.conveyancer_id),
+              email.email_key, email.created_at, attempts, traceparent
 """  # noqa: S608 - constants only
 
 
@@ -213,17 +214,17 @@ async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failu
         pending = {row["email_key"] for row in rows}
         await announce_ends(connection, [end for end in ends if end.email_key in pending], requests)
     others = [end.email_key for end in ends if end.email_key not in pending]
-    # An end whose request was deleted by hand cannot be recorded. Its claim expires.
-    rows = await connection.fetch(f"{_FIND_PENDING} AND {REQUEST_EXISTS}", others) if others else []
-    locked = {row["email_key"] for row in rows}
+    locked = {row["email_key"] for row in await connection.fetch(_FIND_PENDING, others)} if others else set()
     return [RowLocked() if end.email_key in locked else None for end in ends]
 
 
+# Without the e-mails whose request was deleted by hand: their ends cannot be recorded, and the claims expire.
 _FIND_PENDING = """
     SELECT email_key
       FROM email
      WHERE email_key = ANY($1)
        AND state = 'pending'
+       AND (SELECT true FROM calculation_request WHERE id = email.request_id LIMIT 1)
 """
 
 

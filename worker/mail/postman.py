@@ -86,7 +86,8 @@ class Postman:
                         for sender in self._idle | self._opening:
                             sender.cancel()
                         await self._give_back_waiting()
-                        await asyncio.gather(*self._senders, return_exceptions=True)
+                        while self._senders:
+                            await asyncio.wait(self._senders)
             finally:
                 for sender in self._senders:
                     sender.cancel()
@@ -120,11 +121,12 @@ class Postman:
         room = self._most_connections * _EMAILS_PER_CONNECTION - self._claims.count
         if rate := self._settings.email_rate:
             room = min(room, max(1, int(rate / 10)))  # at most what the rate allows in 0.1 s
-        claimed, passed_over = await self._claims.claim(room) if room > 0 else ([], 0)
+        claimed, others = await self._claims.claim(room) if room > 0 else ([], 0)
         for email in claimed:
             self._waiting.put_nowait(email)
-        if passed_over:
-            self._wake.set()  # Other e-mails may be due.
+        if others:
+            _log.warning("emails_not_claimable", emails=others)
+            self._wake.set()  # More e-mails may be due.
         return len(claimed)
 
     @property
@@ -220,8 +222,13 @@ class Postman:
         await asyncio.gather(*(self._settle(email, given_back(email, reply)) for email in emails))
 
     async def _settle(self, email: Email, outcome: Outcome) -> None:
+        """Record an outcome. If a row is locked for over a second, the sender goes on meanwhile."""
         with _about(email):
-            await self._claims.settle(email, outcome)
+            recording = asyncio.create_task(self._claims.settle(email, outcome))
+        self._senders.add(recording)  # so that a stop waits for it
+        recording.add_done_callback(self._senders.discard)
+        while not recording.done() and email.email_key not in self._claims.locked:
+            await asyncio.wait([recording], timeout=1.0)
         self._wake.set()
 
     async def _attempt(self, email: Email, session: Session) -> Outcome:

@@ -136,3 +136,23 @@ async def test_outcome_of_an_email_whose_request_is_gone_holds_no_claim(worker_s
         await eventually(lambda: database.fetchval("SELECT claimed_by IS NULL FROM email"))
 
     assert await states(database) == {"pending": 1}
+
+
+async def test_locked_requests_delay_no_others_and_their_emails_are_sent_once_and_recorded_later(
+    worker_settings, mail_server, mail_link, database, other_connection
+):
+    await record_emails(database, 300)
+    twenty_are_sent = "SELECT count(*) = 20 FROM email WHERE state = 'sent'"
+    async with postman_held_before(b"Message-ID:", mail_link, worker_settings, email_concurrency=2):
+        async with other_connection.transaction():
+            await other_connection.execute("SELECT FROM calculation_request FOR UPDATE")
+            mail_link.resume()
+            await eventually(lambda: mail_server.accepted)
+            await record_emails(database, 20)
+            assert await until(lambda: database.fetchval(twenty_are_sent), seconds=5.0)
+            assert len(mail_server.accepted) < 20 + 16  # A few were under way.
+        await eventually(lambda: all_are(database, "sent"))
+
+    assert len(mail_server.accepted) == len({mail.message["Message-ID"] for mail in mail_server.accepted})
+    assert await attempts(database) == 320
+    await assert_sound(database)
