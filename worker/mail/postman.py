@@ -22,7 +22,7 @@ from worker.mail import message
 from worker.mail.claims import Claims
 from worker.mail.ledger import Email, Outcome, Release
 from worker.mail.message import Sender
-from worker.mail.replies import Reply, given_back, outcome_of, without_secret
+from worker.mail.replies import Reply, given_back, outcome_of
 from worker.mail.smtp import Mailer, MailServerUnavailable, Session
 from worker.settings import EmailSettings
 from worker.waiting import Pauses, wait_at_most
@@ -235,7 +235,7 @@ class Postman:
         """Make one attempt to send an e-mail. Returns the outcome."""
         longest_pause = self._settings.longest_email_pause_seconds
         try:
-            secret, request_url = email.request.secret_and_url(self._keys, self._settings.app_url)
+            _, request_url = email.request.secret_and_url(self._keys, self._settings.app_url)
             content = message.compose(email, request_url, self._sender)
             recipient = message.in_ascii(email.request.customer_email)
             with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
@@ -256,7 +256,6 @@ class Postman:
             self._accepted_at = time.monotonic()
             age = datetime.now(UTC) - email.caused_at
             metrics.email_delivery_seconds.observe(max(0.0, age.total_seconds()))
-        reply = reply._replace(text=without_secret(reply.text, secret))
         return outcome_of(reply, email, self._settings, others_accepted=others_accepted)
 
     def _may_send_content(self, email: Email) -> bool:
