@@ -7,9 +7,9 @@ from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
 import aiosmtplib
-from aiosmtplib import SMTPException, SMTPResponse, SMTPResponseException
+from aiosmtplib import SMTPException, SMTPResponse, SMTPResponseException, SMTPServerDisconnected
 
-from service.telemetry import logs
+from service.command_line.connecting import reason
 from service.telemetry.tracing import Attributes
 from worker.mail.replies import NO_REPLY, Reply, storable
 from worker.settings import EmailSettings
@@ -150,7 +150,8 @@ def _reply(to: str, error: Exception) -> Reply:
     if isinstance(error, SMTPResponseException) and error.code >= 400:
         return Reply(to, error.code, storable(error.message))
     missing = to if to == "connection" else f"reply to {to}"
-    return Reply(to, NO_REPLY, f"no {missing}: {logs.summarize(error)}")
+    why = reason(error).replace(SMTPServerDisconnected.__name__, "the connection was lost")
+    return Reply(to, NO_REPLY, f"no {missing}: {why}")
 
 
 def _name_of_this_machine() -> str:
