@@ -120,6 +120,14 @@ _OVERDUE_EMAILS = f"""
        AND coalesce(server_reply, '') !~ '{RECIPIENT_REFUSED}'
 """  # noqa: S608 - constants only
 
+_EMAILS_WITHOUT_REQUEST = """
+    SELECT DISTINCT request_id
+      FROM email
+     WHERE request_id >= $1
+       AND state = 'pending'
+       AND NOT EXISTS (SELECT FROM calculation_request AS request WHERE request.id = request_id)
+"""
+
 _OVERDUE_EVENTS = """
     SELECT DISTINCT request_id
       FROM outbox
@@ -134,5 +142,6 @@ _CHECKS = {
         _REQUESTS_WITHOUT_EMAIL,
     ),
     "email_overdue": ("has waited for its e-mail for over five minutes", _OVERDUE_EMAILS),
+    "email_without_request": ("was deleted by hand, but has a pending e-mail", _EMAILS_WITHOUT_REQUEST),
     "event_overdue": ("has an event that has been unpublished for over five minutes", _OVERDUE_EVENTS),
 }

@@ -88,9 +88,9 @@ def about(uuid: str | None, traceparent: str | None) -> dict[str, Any]:
 
 
 def summarize(error: BaseException) -> str:
-    """Return the class of an expected exception and the classes of its causes."""
-    name = type(error).__name__
-    return name if error.__cause__ is None else f"{name} ({summarize(error.__cause__)})"
+    """Return the class of an expected exception and the classes of its causes, but no CancelledError."""
+    name, cause = type(error).__name__, error.__cause__
+    return f"{name} ({summarize(cause)})" if isinstance(cause, Exception) else name
 
 
 def _tame(_logger: object, _method: str, event: EventDict) -> EventDict:

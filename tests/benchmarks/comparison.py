@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 PER_SECOND, P50, P99 = "per second", "p50 ms", "p99 ms"
+EACH, IN_POSTGRES = "µs of processor time each", "µs of these in Postgres"
 
 Figures = Mapping[str, float]  # by name and unit, such as PER_SECOND
 Measure = Callable[[], Awaitable[Figures]]
@@ -17,7 +18,7 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
 
     side: str
     of: str | None = None
-    figure: str = PER_SECOND
+    figure: str = EACH
     kind: Literal["at least", "at most"] = "at least"
     limit: float
 

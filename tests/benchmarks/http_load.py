@@ -30,7 +30,7 @@ async def load(
 ) -> Figures:
     """Send GETs of *paths*, or POSTs of *body*, over all connections; return how many a second are answered.
 
-    A failed request is an error.
+    Also returns the processor time of one. A failed request is an error.
     """
     seconds = seconds or stand.seconds
     (stand.folder / "paths").write_text("".join(f"{path}\n" for path in paths))
@@ -41,8 +41,11 @@ async def load(
         *("--script", str(_SCRIPT), api.base_url, "--"),
         *(str(stand.folder / "paths"), str(stand.folder / "body"), stand.token),
     ]
+    meter = stand.meter(api)
     output = await stand.run("wrk", command, seconds=seconds + 20)
-    rate = re.search(r"^Requests/sec: +([0-9.]+)$", output, re.MULTILINE)
-    if rate is None or "Non-2xx" in output or "Socket errors" in output:
+    sent = re.search(
+        r"^ +([0-9]+) requests in .*^Requests/sec: +([0-9.]+)$", output, re.MULTILINE | re.DOTALL
+    )
+    if sent is None or "Non-2xx" in output or "Socket errors" in output:
         raise LocalStackError(f"Requests to {api.base_url} failed: {output}")
-    return {PER_SECOND: float(rate[1])}
+    return {PER_SECOND: float(sent[2]), **meter.figures(int(sent[1]))}

@@ -1,6 +1,7 @@
-"""The outboxes of the product and of txoutbox: how each is filled, relayed, and how fast it empties."""
+"""The outboxes of the product and of its peers: how each is filled, relayed, and how fast it empties."""
 
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import msgspec
 
@@ -65,8 +66,9 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
 
             queue = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
             await queue.purge()
-            async with self.relay(stand, url):
-                figures = await rate_of(delivered, events, seconds=_DRAIN_SECONDS)
+            async with self.relay(stand, url) as relay:
+                meter = partial(stand.meter, relay)
+                figures = await rate_of(delivered, events, meter, seconds=_DRAIN_SECONDS)
             await queue.purge()
         return figures
 
@@ -85,4 +87,13 @@ TXOUTBOX = Outbox(
         """,
     append="INSERT INTO outbox (topic, key, payload, headers) VALUES ('request.created', $1, $2, '{}')",
     pending="SELECT count(*) FROM outbox WHERE status = 'pending'",
+)
+FASTSTREAM = Outbox(
+    side="faststream-outbox, tuned",
+    peer="faststream_relay",
+    fill="""
+        INSERT INTO outbox (queue, payload, headers)
+        SELECT 'request.created', $2, '{"content-type": "application/octet-stream"}'
+          FROM generate_series(1, $1::int)
+        """,
 )

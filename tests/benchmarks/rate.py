@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 from deploy.local.errors import LocalStackError
 from tests.benchmarks.comparison import P50, P99, PER_SECOND, Figures
+from tests.benchmarks.processor_time import Meter
 from tests.harness.waiting import until
 
 _START_SECONDS = 30.0
@@ -13,17 +14,23 @@ _PAUSE_SECONDS = 0.02
 _STRAGGLER_SECONDS = 15.0
 
 
-async def rate_of(done: Callable[[], Awaitable[int]], every: int, *, seconds: float) -> Figures:
-    """Return how many a second are *done*, from the first ones until *every* one is, or the time is up."""
+async def rate_of(
+    done: Callable[[], Awaitable[int]], every: int, meter: Callable[[], Meter], *, seconds: float
+) -> Figures:
+    """Return how many a second are *done*, from the first ones until *every* one is, or the time is up.
+
+    Also returns the processor time of one.
+    """
 
     async def is_complete() -> bool:
         return await done() >= every
 
     if not await until(done, seconds=_START_SECONDS, pause_seconds=_PAUSE_SECONDS):
         raise LocalStackError("Nothing is done.")
-    first, began = await done(), time.monotonic()
+    first, began, metered = await done(), time.monotonic(), meter()
     await until(is_complete, seconds=seconds, pause_seconds=_PAUSE_SECONDS)
-    return {PER_SECOND: (await done() - first) / (time.monotonic() - began)}
+    items = await done() - first
+    return {PER_SECOND: items / (time.monotonic() - began), **metered.figures(items)}
 
 
 async def call_steadily(

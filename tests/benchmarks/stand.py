@@ -13,6 +13,7 @@ from deploy.local.machine.folders import CHECKOUT, Place, working_folder
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import run_command
 from tests.benchmarks.comparison import Bar, Comparison, Figures, Measure
+from tests.benchmarks.processor_time import Meter
 from tests.harness import databases, queues
 from tests.harness.issuer import Issuer, api_settings
 from tests.harness.processes import Process, bare_environment, environment_of, python
@@ -33,6 +34,7 @@ class Stand:
         self.seconds = seconds  # of load on the API, for each side and round
         self.amqp_url = servers.broker.url
         self._postgres_url = servers.postgres.url
+        self._postgres_pid = servers.postgres.process.pid
         issuer = Issuer(folder)
         self.token = issuer.token(exp=int(time.time()) + 24 * 3600)
         usual = environment_of(api_settings("", issuer), DATABASE_POOL_SIZE=str(POOL_SIZE))
@@ -59,6 +61,10 @@ class Stand:
         async with databases.connected(self._postgres_url) as connection:
             await connection.execute("CHECKPOINT")
         await asyncio.sleep(0.2)
+
+    def meter(self, side: Process) -> Meter:
+        """Return a meter of the processor time of a side and of Postgres."""
+        return Meter(side.running.pid, self._postgres_pid)
 
     def client(self, api: Process) -> httpx.AsyncClient:
         """Return a client of an API that sends JSON with a token."""

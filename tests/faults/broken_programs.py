@@ -20,7 +20,7 @@ from service.postgres.pool import Connection
 from worker import __main__ as worker
 from worker.consumers import incoming
 from worker.consumers.incoming import Incoming
-from worker.mail import ledger, postman
+from worker.mail import ledger, postman, smtp
 from worker.mail.ledger import Email
 from worker.relay import pointers
 from worker.relay.pointers import OutboxEvent
@@ -63,7 +63,7 @@ def forget_claims() -> None:
     """Claim e-mails that another process is sending."""
     claim = ledger.claim
 
-    async def claim_all(connection: Connection, process_id: UUID, **options: Any) -> list[Email]:
+    async def claim_all(connection: Connection, process_id: UUID, **options: Any) -> tuple[list[Email], int]:
         await connection.execute(
             """
             UPDATE email
@@ -86,7 +86,7 @@ def leave_at_once() -> None:
 
 def store_replies() -> None:
     """Store a mail server's words as they come."""
-    postman.without_secret = lambda text, secret: text  # type: ignore[attr-defined] # noqa: ARG005
+    smtp.storable = lambda text: text  # type: ignore[attr-defined]
 
 
 def keep_sessions() -> None:

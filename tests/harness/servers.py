@@ -34,7 +34,7 @@ class KillableServer:
 
     async def kill(self) -> None:
         """Send SIGKILL to the server and all its children."""
-        for pid in (self.process.pid, *_children(self.process.pid)):
+        for pid in (self.process.pid, *children(self.process.pid)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         await until(lambda: self.process.trouble() is not None, seconds=_START_SECONDS, pause_seconds=0.01)
@@ -111,7 +111,7 @@ def enable_plugin(plugin: str, broker: Server | KillableBroker) -> int:
     return port
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     """Return the children of a process; none on systems without /proc."""
     listed = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(child) for child in listed.read_text().split()] if listed.exists() else []

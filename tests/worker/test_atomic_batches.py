@@ -58,7 +58,7 @@ async def batch_of(kind: str, database, requests) -> Any:
         return lambda connection: calculations.record_results(connection, delivered)
     intents = [EmailToSend(f"{request.uuid}.request.created.1", request.id) for request in requests]
     await ledger.add(database, intents)
-    emails = await ledger.claim(database, uuid4(), under_way=[], limit=1000, seconds=60)
+    emails, _ = await ledger.claim(database, uuid4(), under_way=[], limit=1000, seconds=60)
     assert len(emails) == len(requests)
     return lambda connection: ledger.record_ends(connection, [email.ended("OK") for email in emails])
 
@@ -189,7 +189,7 @@ async def test_first_of_several_results_in_a_batch_is_recorded_and_repeats_of_it
 
 async def test_two_emails_of_a_request_in_a_batch_have_sequences_of_their_own(database, pool, stored_request):
     await ledger.add(database, [EmailToSend(f"event {number}", stored_request.id) for number in range(3)])
-    emails = await ledger.claim(database, uuid4(), under_way=[], limit=10, seconds=60)
+    emails, _ = await ledger.claim(database, uuid4(), under_way=[], limit=10, seconds=60)
 
     await do(pool, lambda own: ledger.record_ends(own, [email.ended("OK") for email in emails]))
 

@@ -17,7 +17,7 @@ from service.command_line.diagnosis import Finding
 from service.settings import load
 from worker import reconciliation
 from worker.mail.message import Sender
-from worker.mail.replies import Reply
+from worker.mail.replies import Reply, storable
 from worker.mail.smtp import Mailer
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BLOCKED, BrokerUnavailable, open_connection
@@ -119,7 +119,7 @@ async def _mail_server(settings: EmailSettings, sender: str) -> AsyncIterator[Fi
         finally:
             connection.close()
     except SMTPResponseException as error:
-        reply = Reply("RCPT", error.code, error.message)
+        reply = Reply("RCPT", error.code, storable(error.message))
         if not isinstance(error, SMTPRecipientRefused) or reply.fault == "sender":
             says = f"it answers {printable(reply.words)} ({type(error).__name__})"
             yield Finding("wrong", "mail server", says, _ASK_MAIL_SERVER)

@@ -15,7 +15,7 @@ from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
 from service.telemetry import logs
 from worker import metrics
-from worker.batches import Batches, Failures
+from worker.batches import LARGEST_BATCH, Batches, Failures
 from worker.mail import ledger
 from worker.mail.ledger import Email, Outcome
 from worker.mail.replies import counted_as
@@ -44,22 +44,23 @@ class Claims:
         self._claim_seconds = settings.email_claim_seconds
         self._seconds = settings.work_timeout_seconds
         self._until: dict[str, float] = {}  # when each claim expires at the earliest, by this machine's clock
+        self.locked: set[str] = set()  # the keys of e-mails whose ends wait for a locked row
         self._ends = Batches(self._record_ends)
 
     @property
     def count(self) -> int:
-        """The number of e-mails that this process has claimed."""
-        return len(self._until)
+        """The number of e-mails that this process has claimed, less at most LARGEST_BATCH locked ones."""
+        return len(self._until) - min(len(self.locked), LARGEST_BATCH)
 
     def has_expired(self, email: Email) -> bool:
         """Whether another process may have claimed the e-mail, because no renewal came in time."""
         return time.monotonic() >= self._until[email.email_key]
 
-    async def claim(self, limit: int) -> list[Email]:
-        """Claim at most *limit* due e-mails."""
+    async def claim(self, limit: int) -> tuple[list[Email], int]:
+        """Claim at most *limit* due e-mails. Returns them, and how many others could not be claimed."""
         until = time.monotonic() + self._claim_seconds
         async with connections.acquired(self._pool, seconds=self._seconds) as connection:
-            emails = await ledger.claim(
+            emails, others = await ledger.claim(
                 connection,
                 self._process_id,
                 under_way=list(self._until),
@@ -67,7 +68,7 @@ class Claims:
                 seconds=self._claim_seconds,
             )
         self._until.update((email.email_key, until) for email in emails)
-        return emails
+        return emails, others
 
     async def renew(self) -> None:
         """Renew the claims forever."""
@@ -87,6 +88,7 @@ class Claims:
             await self._record(outcome)
         finally:
             del self._until[email.email_key]
+            self.locked.discard(email.email_key)
         metrics.emails.labels(counted_as(outcome)).inc()
         # At debug level if given back, because an outage causes thousands of these lines.
         log = _log.debug if outcome.label == "given_back" else _log.info
@@ -121,5 +123,6 @@ class Claims:
     async def _record_ends(self, ends: Sequence[EmailEnd]) -> Failures:
         async with connections.transaction(self._pool, seconds=self._seconds) as connection:
             failures = await ledger.record_ends(connection, ends)
+        self.locked |= {end.email_key for end, failure in zip(ends, failures, strict=True) if failure}
         self._relay.wake()
         return failures

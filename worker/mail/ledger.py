@@ -108,8 +108,10 @@ async def add(connection: Connection, intents: Sequence[EmailToSend]) -> set[UUI
 
 async def claim(
     connection: Connection, process_id: UUID, *, under_way: Sequence[str], limit: int, seconds: float
-) -> list[Email]:
+) -> tuple[list[Email], int]:
     """Claim at most *limit* due e-mails. A claim lasts *seconds* by the database's clock, unless renewed.
+
+    Returns the claimed e-mails, and how many others were due, but cannot be claimed and are due again later.
 
     E-mails *under_way* in this process are excluded, because their claims may have expired while Postgres was
     unreachable. E-mails whose claim has expired are left alone until Postgres has been up for *seconds* after
@@ -117,13 +119,19 @@ async def claim(
     still record the mail server's reply.
     """
     rows = await connection.fetch(_CLAIM, process_id, limit, seconds, under_way)
-    return [
+    emails = [
         Email(CalculationRequest(*request), firm, email_key, created_at, attempts, traceparent)
-        for *request, firm, email_key, created_at, attempts, traceparent in rows
+        for is_claimed, *request, firm, email_key, created_at, attempts, traceparent in rows
+        if is_claimed
     ]
+    return emails, len(rows) - len(emails)
 
 
 # next_attempt_at is when an e-mail is due or, if it is claimed, when its claim expires.
+#
+# An e-mail is not claimed if its end could not be recorded: because its request was deleted by hand, or is
+# locked. It is due again later. Otherwise it would always be due before others. A new e-mail is claimed even
+# if its request is locked, because then a consumer may have locked it for a few milliseconds.
 #
 # A crash of Postgres empties postgres_up, which is unlogged. The first claim afterwards adds the row `since`,
 # but does not see it yet: a statement does not see its own INSERT. So it takes over no claim.
@@ -136,28 +144,38 @@ _CLAIM = f"""
         SELECT now()
          WHERE NOT EXISTS (SELECT FROM postgres_up)
         ON CONFLICT DO NOTHING
-    ), claimed AS (
-        UPDATE email
-           SET claimed_by = $1,
-               next_attempt_at = now() + make_interval(secs => $3)
-         WHERE email_key IN (SELECT email_key
-                              FROM email
-                             WHERE state = 'pending'
-                               AND next_attempt_at <= now()
-                               AND email_key <> ALL($4)
-                               AND (claimed_by IS NULL
-                                    OR (SELECT greatest(since, pg_postmaster_start_time())
-                                          FROM postgres_up) <= now() - make_interval(secs => $3))
-                             ORDER BY next_attempt_at
-                             LIMIT $2
-                               FOR UPDATE SKIP LOCKED)
-        RETURNING email_key, request_id, created_at, attempts, traceparent
+    ), due AS (
+        SELECT email_key, request_id, created_at > now() - interval '1 s' AS is_new
+          FROM email
+         WHERE state = 'pending'
+           AND next_attempt_at <= now()
+           AND email_key <> ALL($4)
+           AND (claimed_by IS NULL
+                OR (SELECT greatest(since, pg_postmaster_start_time())
+                      FROM postgres_up) <= now() - make_interval(secs => $3))
+         ORDER BY next_attempt_at
+         LIMIT $2
+           FOR UPDATE SKIP LOCKED
     )
-    SELECT {REQUEST_COLUMNS}, firm.name, claimed.email_key, claimed.created_at, claimed.attempts,
-           claimed.traceparent
-      FROM claimed
-     CROSS JOIN LATERAL (SELECT * FROM calculation_request WHERE id = claimed.request_id LIMIT 1) AS request
-     CROSS JOIN LATERAL (SELECT name FROM conveyancer WHERE id = request.conveyancer_id LIMIT 1) AS firm
+    UPDATE email
+       SET claimed_by = CASE WHEN request.id IS NOT NULL AND (is_new OR is_free) THEN $1::uuid END,
+           next_attempt_at = now() + CASE WHEN request.id IS NULL THEN interval '1 hour' -- It may return.
+                                          WHEN is_new OR is_free THEN make_interval(secs => $3)
+                                          ELSE interval '1 s' END
+      FROM due
+      LEFT JOIN LATERAL (SELECT * FROM calculation_request WHERE id = due.request_id LIMIT 1) AS request
+        ON true
+      LEFT JOIN LATERAL (SELECT true AS is_free
+                           FROM calculation_request
+                          WHERE id = due.request_id
+                            AND NOT is_new
+                          LIMIT 1
+                            FOR NO KEY UPDATE SKIP LOCKED) AS lock ON true
+     WHERE email.email_key = due.email_key
+       AND email.email_key = ANY (ARRAY (SELECT email_key FROM due)) -- so that a generic plan uses the index
+    RETURNING claimed_by IS NOT NULL, {REQUEST_COLUMNS},
+              (SELECT name FROM conveyancer WHERE id = request.conveyancer_id),
+              email.email_key, email.created_at, attempts, traceparent
 """  # noqa: S608 - constants only
 
 
@@ -200,11 +218,13 @@ async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failu
     return [RowLocked() if end.email_key in locked else None for end in ends]
 
 
+# Without the e-mails whose request was deleted by hand: their ends cannot be recorded, and the claims expire.
 _FIND_PENDING = """
     SELECT email_key
       FROM email
      WHERE email_key = ANY($1)
        AND state = 'pending'
+       AND (SELECT true FROM calculation_request WHERE id = email.request_id LIMIT 1)
 """
 
 

@@ -22,7 +22,7 @@ from worker.mail import message
 from worker.mail.claims import Claims
 from worker.mail.ledger import Email, Outcome, Release
 from worker.mail.message import Sender
-from worker.mail.replies import Reply, given_back, outcome_of, without_secret
+from worker.mail.replies import Reply, given_back, outcome_of
 from worker.mail.smtp import Mailer, MailServerUnavailable, Session
 from worker.settings import EmailSettings
 from worker.waiting import Pauses, wait_at_most
@@ -89,7 +89,8 @@ class Postman:
                         for sender in self._idle | self._opening:
                             sender.cancel()
                         await self._give_back_waiting()
-                        await asyncio.gather(*self._senders, return_exceptions=True)
+                        while self._senders:
+                            await asyncio.wait(self._senders)
             finally:
                 for sender in self._senders:
                     sender.cancel()
@@ -123,9 +124,12 @@ class Postman:
         room = self._most_connections * _EMAILS_PER_CONNECTION - self._claims.count
         if rate := self._settings.email_rate:
             room = min(room, max(1, int(rate / 10)))  # at most what the rate allows in 0.1 s
-        claimed = await self._claims.claim(room) if room > 0 else []
+        claimed, others = await self._claims.claim(room) if room > 0 else ([], 0)
         for email in claimed:
             self._waiting.put_nowait(email)
+        if others:
+            _log.warning("emails_not_claimable", emails=others)
+            self._wake.set()  # More e-mails may be due.
         return len(claimed)
 
     @property
@@ -221,15 +225,20 @@ class Postman:
         await asyncio.gather(*(self._settle(email, given_back(email, reply)) for email in emails))
 
     async def _settle(self, email: Email, outcome: Outcome) -> None:
+        """Record an outcome. If a row is locked for over a second, the sender goes on meanwhile."""
         with _about(email):
-            await self._claims.settle(email, outcome)
+            recording = asyncio.create_task(self._claims.settle(email, outcome))
+        self._senders.add(recording)  # so that a stop waits for it
+        recording.add_done_callback(self._senders.discard)
+        while not recording.done() and email.email_key not in self._claims.locked:
+            await asyncio.wait([recording], timeout=1.0)
         self._wake.set()
 
     async def _attempt(self, email: Email, session: Session) -> Outcome:
         """Make one attempt to send an e-mail. Returns the outcome."""
         longest_pause = self._settings.longest_email_pause_seconds
         try:
-            secret, request_url = email.request.secret_and_url(self._keys, self._settings.app_url)
+            _, request_url = email.request.secret_and_url(self._keys, self._settings.app_url)
             content = message.compose(email, request_url, self._sender)
             recipient = message.in_ascii(email.request.customer_email)
             with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
@@ -250,7 +259,6 @@ class Postman:
             self._accepted_at = time.monotonic()
             age = datetime.now(UTC) - email.caused_at
             metrics.email_delivery_seconds.observe(max(0.0, age.total_seconds()))
-        reply = reply._replace(text=without_secret(reply.text, secret))
         return outcome_of(reply, email, self._settings, others_accepted=others_accepted)
 
     def _may_send_content(self, email: Email) -> bool:

@@ -7,11 +7,11 @@ from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
 import aiosmtplib
-from aiosmtplib import SMTPException, SMTPResponse, SMTPResponseException
+from aiosmtplib import SMTPException, SMTPResponse, SMTPResponseException, SMTPServerDisconnected
 
-from service.telemetry import logs
+from service.command_line.connecting import reason
 from service.telemetry.tracing import Attributes
-from worker.mail.replies import NO_REPLY, Reply
+from worker.mail.replies import NO_REPLY, Reply, storable
 from worker.settings import EmailSettings
 
 _DEFAULT_PORTS = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
@@ -69,7 +69,7 @@ class Session:
     async def _run(self, to: str, command: Awaitable[SMTPResponse]) -> Reply:
         try:
             response = await command
-            self._latest = Reply(to, response.code, _readable(response.message))
+            self._latest = Reply(to, response.code, storable(response.message))
         except Exception as error:  # noqa: BLE001 - whatever it is, the session ends
             self._latest = _reply(to, error)
         return self._latest
@@ -148,18 +148,10 @@ class Mailer:
 def _reply(to: str, error: Exception) -> Reply:
     """Return why a command failed, as a reply. A code below 400 refuses nothing, so it counts as no reply."""
     if isinstance(error, SMTPResponseException) and error.code >= 400:
-        return Reply(to, error.code, _readable(error.message))
+        return Reply(to, error.code, storable(error.message))
     missing = to if to == "connection" else f"reply to {to}"
-    return Reply(to, NO_REPLY, f"no {missing}: {logs.summarize(error)}")
-
-
-def _readable(text: str) -> str:
-    """Return a text of aiosmtplib as Postgres can store it: without NUL, and without surrogates.
-
-    The surrogates stand for bytes that are not UTF-8.
-    """
-    text = text.encode(errors="surrogateescape").decode(errors="replace")
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    why = reason(error).replace(SMTPServerDisconnected.__name__, "the connection was lost")
+    return Reply(to, NO_REPLY, f"no {missing}: {why}")
 
 
 def _name_of_this_machine() -> str:

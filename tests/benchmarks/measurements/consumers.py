@@ -1,4 +1,4 @@
-"""Consumers: calculations recorded and e-mails accepted a second, beside creates."""
+"""Consumers: what it costs to record a calculation and to send an e-mail, compared with a create."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,6 +26,11 @@ _EMAILS_A_SECOND = 1_500  # likewise
 _PATIENCE = 4  # times as long is the wait until all are done: a worker reads a queue faster than it sends
 _SESSIONS = 32  # with the mail server
 
+_LIMITS = [
+    Bar(side="calculation", of="create", kind="at most", limit=2.0),
+    Bar(side="e-mail", of="create", kind="at most", limit=4.0),
+]
+
 Handle = Callable[[Stand, str, Connection, int], Awaitable[Figures]]
 
 
@@ -43,14 +48,11 @@ async def measure(stand: Stand) -> list[Comparison]:
     async with stand.api(await stand.database("ours")) as api:
         await create_on(stand, api, seconds=1)
         sides = {
-            "ours": partial(ours, _record_calculations, _CALCULATIONS_A_SECOND * stand.seconds),
+            "calculation": partial(ours, _record_calculations, _CALCULATIONS_A_SECOND * stand.seconds),
+            "e-mail": partial(ours, _send_emails, _EMAILS_A_SECOND * stand.seconds),
             "create": partial(create_on, stand, api),
         }
-        floor = Bar(side="ours", of="create", limit=0.5)
-        recorded = await compare("calculations recorded", sides, [floor], stand)
-    sending = {"ours": partial(ours, _send_emails, _EMAILS_A_SECOND * stand.seconds)}
-    floor = Bar(side="ours", limit=400)  # No mail server takes more from one sender.
-    return [recorded, await compare("e-mails accepted", sending, [floor], stand)]
+        return [await compare("consumers", sides, _LIMITS, stand)]
 
 
 async def _record_calculations(stand: Stand, url: str, connection: Connection, messages: int) -> Figures:
@@ -64,8 +66,9 @@ async def _record_calculations(stand: Stand, url: str, connection: Connection, m
     uuids = [uuid_of(row["id"]) for row in rows]
     calculations = [CalculationCreated(uuid, f"calculation-{uuid}") for uuid in uuids]
     await _fill(stand, topology.CALCULATION_RESULTS, [msgspec.json.encode(each) for each in calculations])
-    async with stand.worker(url, "calculations", ready=False):
-        return await rate_of(recorded, messages, seconds=stand.seconds * _PATIENCE)
+    async with stand.worker(url, "calculations", ready=False) as worker:
+        meter = partial(stand.meter, worker)
+        return await rate_of(recorded, messages, meter, seconds=stand.seconds * _PATIENCE)
 
 
 async def _send_emails(stand: Stand, url: str, connection: Connection, messages: int) -> Figures:
@@ -80,8 +83,9 @@ async def _send_emails(stand: Stand, url: str, connection: Connection, messages:
 
         await _fill(stand, topology.NOTIFICATIONS, bodies)
         settings = {"smtp_url": mail_server.url, "EMAIL_CONCURRENCY": str(_SESSIONS)}
-        async with stand.worker(url, "notifications", ready=False, **settings):
-            return await rate_of(accepted, messages, seconds=stand.seconds * _PATIENCE)
+        async with stand.worker(url, "notifications", ready=False, **settings) as worker:
+            meter = partial(stand.meter, worker)
+            return await rate_of(accepted, messages, meter, seconds=stand.seconds * _PATIENCE)
 
 
 async def _fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:

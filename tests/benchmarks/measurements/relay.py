@@ -1,22 +1,22 @@
-"""Relay: pending events to a durable quorum queue, compared with the fastest relay from PyPI that was found.
+"""Relay: pending events to a durable quorum queue, compared with the fastest relays found on PyPI.
 
-Both sides start with a full outbox and the same empty queue. The rate of each is that at which the queue
+All sides start with a full outbox and the same empty queue. The rate of each is that at which the queue
 fills, from the first events until the last one is settled in the outbox, or until its time is up.
 """
 
 from functools import partial
 
 from tests.benchmarks.comparison import Bar, Comparison, Figures
-from tests.benchmarks.outboxes import OURS, TXOUTBOX, Outbox
+from tests.benchmarks.outboxes import FASTSTREAM, OURS, TXOUTBOX, Outbox
 from tests.benchmarks.stand import Stand, compare
 from tests.harness import databases
 
-_FLOOR = Bar(side=OURS.side, of=TXOUTBOX.side, limit=1.5)
+_FLOORS = [Bar(side=peer.side, of=OURS.side, limit=1.5) for peer in (TXOUTBOX, FASTSTREAM)]
 
 
 async def measure(stand: Stand) -> list[Comparison]:
-    sides = {outbox.side: partial(_relay, outbox, stand) for outbox in (OURS, TXOUTBOX)}
-    return [await compare("relay", sides, [_FLOOR], stand)]
+    sides = {outbox.side: partial(_relay, outbox, stand) for outbox in (OURS, TXOUTBOX, FASTSTREAM)}
+    return [await compare("relay", sides, _FLOORS, stand)]
 
 
 async def _relay(outbox: Outbox, stand: Stand) -> Figures:

@@ -1,5 +1,6 @@
 """JWK sets with doubled, wrong, forbidden and huge keys (RFC 7517, 7518 and 8725), beside a good one."""
 
+import hashlib
 import itertools
 import json
 from functools import cache
@@ -57,8 +58,11 @@ def token(issuer: Issuer, kind: str, number: int = 0, algorithm: str | None = No
 async def trusting(issuer: Issuer, *entries: Any) -> AccessTokens:
     """Publish entries, which are JSON as bytes or what JSON is made of. Return what verifies tokens."""
     encoded = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in entries]
-    issuer.jwks.write_bytes(b'{"keys": [' + b",".join(encoded) + b"]}")
-    keys = SigningKeys(issuer.jwks.as_uri())
+    document = b'{"keys": [' + b",".join(encoded) + b"]}"
+    # A file of its own: a set that is fetched again by a token with an unknown key has not changed.
+    published = issuer.jwks.with_name(hashlib.sha256(document).hexdigest())
+    published.write_bytes(document)
+    keys = SigningKeys(published.as_uri())
     await keys.refresh()
     return AccessTokens(api_settings("postgresql://nowhere", issuer), keys)
 

@@ -13,10 +13,10 @@ from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.server import check_postgres
 from tests.harness import databases
 from tests.harness.servers import KillableServer
-from tests.harness.waiting import eventually
+from tests.harness.waiting import eventually, until
 from tests.worker.conftest import postman_held_before, running_postman, settings_with, store
-from tests.worker.mail.conftest import all_are, attempts, is_claimed, record_emails
-from tests.worker.steps import intend
+from tests.worker.mail.conftest import all_are, attempts, is_claimed, record_emails, states
+from tests.worker.steps import assert_sound, intend
 from worker.mail import ledger
 
 UP_FOR_A_DAY = "UPDATE postgres_up SET since = now() - interval '1 day'"
@@ -39,7 +39,8 @@ async def server(tmp_path):
 
 async def claims(connection, *, seconds: float) -> int:
     """Claim what is due, for *seconds*. Returns the number of e-mails claimed."""
-    return len(await ledger.claim(connection, uuid4(), under_way=[], limit=10, seconds=seconds))
+    emails, _ = await ledger.claim(connection, uuid4(), under_way=[], limit=10, seconds=seconds)
+    return len(emails)
 
 
 async def test_expired_claims_are_left_alone_for_as_long_again_after_crash_recovery_and_a_restart(server):
@@ -105,3 +106,53 @@ async def test_claim_taken_over_is_neither_used_nor_renewed_nor_released(
 
     assert mail_server.accepted == []
     assert await is_claimed(database)
+
+
+async def test_pending_emails_whose_requests_are_gone_delay_no_others_and_are_found(
+    worker_settings, mail_server, database
+):
+    """As after a deletion with psql, which leaves the ledger as it is."""
+    await database.execute(
+        """
+        INSERT INTO email (email_key, request_id, next_attempt_at)
+        SELECT 'gone ' || n, gen_random_uuid(), now() - interval '1 hour'
+          FROM generate_series(1, 2000) AS n
+        """
+    )
+    await record_emails(database, 20)
+
+    async with running_postman(worker_settings):
+        assert await until(lambda: len(mail_server.accepted) == 20, seconds=5.0)
+
+    await assert_sound(database, found=["email_without_request"])
+    assert not await is_claimed(database)
+
+
+async def test_outcome_of_an_email_whose_request_is_gone_holds_no_claim(worker_settings, mail_link, database):
+    await record_emails(database, 1)
+    async with postman_held_before(b"Message-ID:", mail_link, worker_settings, email_claim_seconds=1.0):
+        await database.execute("DELETE FROM calculation_request")
+        mail_link.resume()
+        await eventually(lambda: database.fetchval("SELECT claimed_by IS NULL FROM email"))
+
+    assert await states(database) == {"pending": 1}
+
+
+async def test_locked_requests_delay_no_others_and_their_emails_are_sent_once_and_recorded_later(
+    worker_settings, mail_server, mail_link, database, other_connection
+):
+    await record_emails(database, 300)
+    twenty_are_sent = "SELECT count(*) = 20 FROM email WHERE state = 'sent'"
+    async with postman_held_before(b"Message-ID:", mail_link, worker_settings, email_concurrency=2):
+        async with other_connection.transaction():
+            await other_connection.execute("SELECT FROM calculation_request FOR UPDATE")
+            mail_link.resume()
+            await eventually(lambda: mail_server.accepted)
+            await record_emails(database, 20)
+            assert await until(lambda: database.fetchval(twenty_are_sent), seconds=5.0)
+            assert len(mail_server.accepted) < 20 + 16  # A few were under way.
+        await eventually(lambda: all_are(database, "sent"))
+
+    assert len(mail_server.accepted) == len({mail.message["Message-ID"] for mail in mail_server.accepted})
+    assert await attempts(database) == 320
+    await assert_sound(database)

@@ -16,7 +16,7 @@ from worker.waiting import Pauses
 
 RELEASED = """
     SELECT claimed_by IS NULL AND attempts = 0 AND created_at < next_attempt_at
-           AND server_reply = 'no connection: SMTPConnectError (ConnectionRefusedError)'
+           AND server_reply = 'no connection: connection refused'
       FROM email
 """
 

@@ -1,13 +1,14 @@
 """Whose fault a mail server's refusal is: the rows of the table on the page, sent by a real server."""
 
 import re
+from urllib.parse import quote
 
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
 from tests.harness.mail_server import ScriptedMailServer
 from tests.worker.mail.sending import sending_to
-from worker.mail.replies import Reply
+from worker.mail.replies import Reply, storable
 
 PAGE = (CHECKOUT / "worker/README.md").read_text()
 ROWS = re.findall(r"^\| (\w+) \| `([45].+)` \| .+ \| (\w+) \|$", PAGE, re.MULTILINE)
@@ -52,3 +53,28 @@ def test_word_in_a_quoted_address_blames_nobody(word):
 @pytest.mark.parametrize("at", ["RCPT", "content"])
 def test_lost_session_is_passing(at):
     assert {Reply(at, 0).fault, Reply(at, 421, "4.7.0 sender blocked").fault} == {"passing"}
+
+
+SECRET = "3D-vQ_x-A7kE9mN2pR4tY6uI8oL0sD1fG3hJ5zX7cV9"
+LINK = f"https://sdlt.example.com/calculator/request/req_1?secret={SECRET}"
+QUOTED = {
+    "whole": LINK,
+    "cut off": LINK[:-9],
+    "in two lines": f"{LINK[:-9]}\n{LINK[-9:]}",
+    "in two lines with a code": f"{LINK[:-9]}\n5.7.1 {LINK[-9:]}",
+    "folded": f"{LINK[:-9]}\n {LINK[-9:]}",
+    "quoted-printable": f"{LINK[:-9]}=\n{LINK[-9:]}".replace("secret=", "sec=\nret=3D"),
+    "all bytes quoted": LINK.replace("=", "=3D").replace("-", "=2D").replace("_", "=5F"),
+    "percent-encoded": quote(LINK, safe=""),
+    "percent-encoded twice": quote(quote(LINK, safe="").replace("-", "%2D").replace("_", "%5f"), safe=""),
+    "without its link": f"token '{SECRET}' is unknown",
+}
+
+
+@pytest.mark.parametrize("quoted", QUOTED.values(), ids=QUOTED)
+def test_secret_is_removed_however_a_reply_quotes_it(quoted):
+    stored = storable(f"5.7.1 Spam: {quoted} ({'.' * 60}) see https://example.com/why, id 1.2")
+
+    assert not any(SECRET[start : start + 4] in stored for start in range(len(SECRET) - 3))
+    assert stored.startswith("5.7.1 Spam: ")
+    assert stored.endswith(f"({'.' * 60}) see https://example.com/why, id 1.2")

@@ -25,6 +25,7 @@ BUSY = [b"450 Busy", b"451 4.7.1 Greylisted"]
 BLAMING_US = [b"454 4.7.1 Relay access denied", b"432 Sender thread limit exceeded"]
 LOST = [None, b"421 Going down", b"nonsense", UNFINISHED]
 IMPOSSIBLE = b"354 Go ahead"
+WHY = {None: ": the connection was lost", UNFINISHED: ": no answer in time"}
 
 # For each command and reply: the outcome.
 OUTCOMES = [
@@ -58,6 +59,7 @@ async def test_reply_decides_on_this_email_alone_and_the_next_takes_a_new_connec
         assert (outcome.reply, outcome.smtp_code) == (words, int(answer[:3]))
     else:
         assert outcome.reply
+        assert outcome.reply.endswith(WHY.get(answer, ""))
 
 
 async def test_reply_too_many_is_not_taken_for_the_reply_to_the_next_email(rude_server):
