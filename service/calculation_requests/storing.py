@@ -90,8 +90,7 @@ class Storage:
                 earlier = await reading.find_by_idempotency_key(connection, idempotency, conveyancer_id=firm)
             if earlier is not None:
                 return earlier, True
-            left = waits_until - time.monotonic()
-            if left <= 0:
+            if (left := waits_until - time.monotonic()) <= 0:
                 raise IdempotencyKeyInFlight
             await asyncio.sleep(min(pause, left))
             pause *= 2
