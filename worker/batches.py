@@ -22,8 +22,12 @@ Failures: TypeAlias = Sequence[Failure]
 _log = structlog.get_logger()
 
 
-class RowLocked(Exception):
-    """Another transaction has locked a row that the item changes. A retry soon may succeed."""
+class TryAgain(Exception):
+    """A retry soon may succeed."""
+
+
+class RowLocked(TryAgain):
+    """Another transaction has locked a row that the item changes."""
 
 
 class WorkCancelled(Exception):
@@ -49,16 +53,16 @@ class Batches(Generic[Item]):
         self._working: asyncio.Task[None] | None = None
 
     async def process(self, item: Item) -> None:
-        """Process *item*. Retry while Postgres is down or a row is locked.
+        """Process *item*. Retry while Postgres is down, or the failure is to TryAgain.
 
         Raises any other failure that *work* returned or raised for the item, such as a RabbitMQ outage.
         """
         pause = _SHORTEST_PAUSE_SECONDS
         while (failure := await self._process_once(item)) is not None:
-            if not isinstance(failure, (PostgresUnavailable, RowLocked)):
+            if not isinstance(failure, (PostgresUnavailable, TryAgain)):
                 raise failure
-            if isinstance(failure, RowLocked) and pause == _LONGEST_PAUSE_SECONDS:
-                _log.warning("row_locked")
+            if isinstance(failure, TryAgain) and pause == _LONGEST_PAUSE_SECONDS:
+                _log.warning("item_waits", reason=type(failure).__name__)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the items
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
