@@ -23,11 +23,7 @@ _log = structlog.get_logger()
 
 
 class TryAgain(Exception):
-    """A retry soon may succeed."""
-
-
-class RowLocked(TryAgain):
-    """Another transaction has locked a row that the item changes."""
+    """A retry soon may succeed, for example because another transaction has locked a row."""
 
 
 class WorkCancelled(Exception):
@@ -39,7 +35,7 @@ class Batches(Generic[Item]):
 
     A batch never waits for more items to arrive. The more items a batch has, the less an item costs. *work*
     processes a batch in one Postgres transaction or over one RabbitMQ connection, and returns a failure or
-    None for each item. It should return RowLocked rather than wait for a lock, because waiting would delay
+    None for each item. It should return TryAgain rather than wait for a lock, because waiting would delay
     the other items. If *work* raises an exception that is not a Postgres outage, each item is processed
     alone, so that only the faulty item fails.
     """
@@ -62,7 +58,7 @@ class Batches(Generic[Item]):
             if not isinstance(failure, (PostgresUnavailable, TryAgain)):
                 raise failure
             if isinstance(failure, TryAgain) and pause == _LONGEST_PAUSE_SECONDS:
-                _log.warning("item_waits", reason=type(failure).__name__)
+                _log.warning("item_waits", reason=str(failure))
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the items
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 

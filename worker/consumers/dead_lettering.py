@@ -20,10 +20,6 @@ _ROUTING = ("CC", "BCC")
 _SENDER = "x-user-id"
 
 
-class DeadLetterRefused(TryAgain):
-    """The dead-letter queue is full, or is not bound."""
-
-
 def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message:
     """Return a copy whose headers say why the message was refused, for other teams to read.
 
@@ -42,15 +38,14 @@ async def publish_letters(settings: WorkerSettings, queue: Queue, letters: Seque
     """Publish dead letters of *queue*. A message may be acknowledged only after its copy is confirmed.
 
     So a crash may duplicate a message but never lose it. All confirms together may take
-    BROKER_TIMEOUT_SECONDS. The messages whose copies are not confirmed by then return to their queue. But
-    those whose copies are refused stay in flight, so that they do not reach the delivery limit: RabbitMQ 3.10
-    never tries again to move a message that is refused then, even if the dead-letter queue gets room.
+    BROKER_TIMEOUT_SECONDS. The messages whose copies are not confirmed by then return to their queue. Those
+    whose copies are refused are retried: at the delivery limit, RabbitMQ 3.10 would move them no more.
 
     The letters have a connection of their own, because during an alarm RabbitMQ reads nothing from a
     publishing connection, not even acknowledgements.
     """
     confirmed = 0
-    failure: Exception = DeadLetterRefused()
+    failure: Exception = TryAgain("the dead-letter queue is full, or is not bound")
     try:
         async with (
             open_channel(settings, name=queue.dead_letters) as channel,

@@ -68,14 +68,11 @@ EXCHANGES: Final = {
 #
 # The delivery limit is huge, so that reading a dead letter never loses it. By default, RabbitMQ 4 drops a
 # message after 20 redeliveries. RabbitMQ 3.10 does not support -1, which means no limit.
-#
-# Without reject-publish, another team's policy with `max-length` would silently drop dead letters. A refused
-# dead letter stays in its queue. Against other policies, ours needs a higher priority: see deploy/README.md.
 DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
     "x-queue-type": "quorum",
     "x-delivery-limit": 1_000_000_000,
     "x-message-ttl": _DEAD_LETTER_DAYS * 86_400_000,  # in milliseconds
-    "x-overflow": "reject-publish",
+    "x-overflow": "reject-publish",  # Otherwise a policy with `max-length` would silently drop dead letters.
 }
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def amqp_url(own_broker):
 @pytest.fixture
 def control(own_broker):
     """Run commands on the broker. The policies that they set are removed after the test."""
-    yield partial(asyncio.to_thread, run_as_operator, broker=own_broker)
+    yield lambda commands: asyncio.to_thread(run_as_operator, commands, own_broker)
     every_policy = "rabbitmqctl -q list_policies --no-table-headers | cut -f2"
     run_as_operator(f"for name in $({every_policy}); do rabbitmqctl clear_policy $name; done", own_broker)
 
@@ -53,7 +54,7 @@ async def test_dead_letters_that_a_full_queue_refuses_stay_until_there_is_room_a
 
     async with running(calculation_consumer.run):
         await eventually(lambda: database.fetchval("SELECT max(calculation_id) FROM calculation_request"))
-        await eventually(lambda: "DeadLetterRefused" in str(logs))
+        await eventually(lambda: "the dead-letter queue is full" in str(logs))
         await eventually(all_are_buried)
 
     assert "message_failed" not in str(logs)  # so no delivery was counted
@@ -61,8 +62,9 @@ async def test_dead_letters_that_a_full_queue_refuses_stay_until_there_is_room_a
 
 async def test_policy_on_the_page_keeps_the_policies_of_other_teams_off_our_queues(channel, control):
     (ours,) = (block for block in code_blocks(INSTALLATION, "Users", "sh") if "set_policy" in block)
-    harm = {"max-length": 3, "overflow": "drop-head", "message-ttl": 1, "delivery-limit": 0, "expires": 1}
-    await control(f"{ours}\n{theirs(**harm)}")
+    times = {"message-ttl": 1, "expires": 1}  # in milliseconds
+    lengths: dict[str, Any] = {"max-length": 3, "overflow": "drop-head", "delivery-limit": 0}
+    await control(f"{ours}\n{theirs(**lengths, **times)}")
 
     for message_id in IDS:
         await publish(channel, QUEUE, b"living", message_id=message_id)
@@ -72,5 +74,5 @@ async def test_policy_on_the_page_keeps_the_policies_of_other_teams_off_our_queu
         queue = await channel.get_queue(name)
         for _ in range(3):
             await (await eventually(partial(queue.get, fail=False))).reject(requeue=True)
-        await eventually(lambda: holds(channel, name, len(IDS)))
+        await eventually(partial(holds, channel, name, len(IDS)))
         assert set(await take_ids(queue)) == set(IDS)
