@@ -18,6 +18,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 
 from deploy.local.machine.folders import Place
 from deploy.local.servers import lookup as servers
+from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from deploy.local.servers.server import Server
 from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
@@ -92,6 +93,17 @@ def amqp_url(broker_start: Future[Server]) -> str:
     server = broker_start.result()
     LOGS["RabbitMQ"] = server.last_lines
     return server.url
+
+
+@pytest.fixture(scope="session")
+def own_broker(broker_start: Future[Server]) -> Iterator[Server]:
+    """A RabbitMQ that a test may configure: a process here, even if other tests use another one."""
+    server = broker_start.result()
+    if server.process is not None:
+        yield server
+        return
+    with scratch.folder() as folder, rabbitmq_node(Place(folder=folder)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

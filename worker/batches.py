@@ -22,8 +22,8 @@ Failures: TypeAlias = Sequence[Failure]
 _log = structlog.get_logger()
 
 
-class RowLocked(Exception):
-    """Another transaction has locked a row that the item changes. A retry soon may succeed."""
+class TryAgain(Exception):
+    """A retry soon may succeed, for example because another transaction has locked a row."""
 
 
 class WorkCancelled(Exception):
@@ -35,7 +35,7 @@ class Batches(Generic[Item]):
 
     A batch never waits for more items to arrive. The more items a batch has, the less an item costs. *work*
     processes a batch in one Postgres transaction or over one RabbitMQ connection, and returns a failure or
-    None for each item. It should return RowLocked rather than wait for a lock, because waiting would delay
+    None for each item. It should return TryAgain rather than wait for a lock, because waiting would delay
     the other items. If *work* raises an exception that is not a Postgres outage, each item is processed
     alone, so that only the faulty item fails.
 
@@ -52,16 +52,16 @@ class Batches(Generic[Item]):
         self._working: asyncio.Task[None] | None = None
 
     async def process(self, item: Item) -> None:
-        """Process *item*. Retry while Postgres is down or a row is locked.
+        """Process *item*. Retry while Postgres is down, or the failure is to TryAgain.
 
         Raises any other failure that *work* returned or raised for the item, such as a RabbitMQ outage.
         """
         pause = _SHORTEST_PAUSE_SECONDS
         while (failure := await self._process_once(item)) is not None:
-            if not isinstance(failure, (PostgresUnavailable, RowLocked)):
+            if not isinstance(failure, (PostgresUnavailable, TryAgain)):
                 raise failure
-            if isinstance(failure, RowLocked) and pause == _LONGEST_PAUSE_SECONDS:
-                _log.warning("row_locked")
+            if isinstance(failure, TryAgain) and pause == _LONGEST_PAUSE_SECONDS:
+                _log.warning("item_waits", reason=str(failure))
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the items
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 

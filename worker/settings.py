@@ -22,7 +22,7 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     # At least 30 days, because EMAIL_GIVE_UP_SECONDS may be as long, and until then an e-mail is retried.
     retention_days: Annotated[int, msgspec.Meta(ge=30, le=36_500)] | None = None
 
-    consumer_prefetch: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256
+    consumer_prefetch: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 256  # a short integer of AMQP
 
     @property
     def work_timeout_seconds(self) -> float:

@@ -28,7 +28,7 @@ class Pauses:
         """Log an outage, and pause, but not after *stop*."""
         await wait_at_most(self.log(error), stop)
 
-    def log(self, error: Exception, *, longest: float = _LONGEST_SECONDS, **facts: int) -> float:
+    def log(self, error: Exception, *, longest: float = _LONGEST_SECONDS, **facts: int | str) -> float:
         """Log an outage with *facts*. Return the seconds to pause: more each time, up to *longest*."""
         seconds = min(self._seconds, longest) * random.uniform(0.5, 1.0)  # noqa: S311 - spreads replicas
         self._seconds = max(self._seconds, min(2 * self._seconds, longest))

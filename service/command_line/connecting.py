@@ -16,12 +16,14 @@ from service.settings import DatabaseSettings, InvalidSetting, load
 
 LOCK_SECONDS = 5.0  # the longest that a transaction waits for a lock, because others may queue behind it
 
-# The exceptions whose messages are written for operators, and the words for some others.
+# The exceptions whose messages are written for operators, and words for others. {1} is the last argument.
 EXPLAINED = (click.ClickException, InvalidSetting, PostgresUnavailable, SchemaOutdated)
-_WORDS: dict[type[BaseException], str] = {
+WORDS: dict[type[BaseException] | tuple[type[BaseException], ...], str] = {
     ssl.SSLCertVerificationError: "its certificate is not accepted: {0.verify_message}",
+    ssl.SSLError: "TLS fails ({0.reason}): is this its port for TLS?",
     asyncpg.InvalidAuthorizationSpecificationError: "it rejects the login",
     ConnectionRefusedError: "connection refused",
+    (EOFError, ConnectionResetError): "it closed the connection: is this its port, and is it one for TLS?",
     socket.gaierror: "unknown host",
     TimeoutError: "no answer in time",
 }
@@ -86,10 +88,12 @@ def reason(error: BaseException) -> str:
     if isinstance(error, EXPLAINED):
         return str(error) or error.__doc__ or ""
     cause: BaseException | None = error
-    while cause is not None:
-        for kind, words in _WORDS.items():
+    seen: list[BaseException] = []
+    while cause is not None and cause not in seen:  # aiormq and asyncio may make a circle of causes.
+        seen.append(cause)
+        for kind, words in WORDS.items():
             if isinstance(cause, kind):
-                return words.format(cause)
+                return words.format(cause, *cause.args[-1:])
         if isinstance(cause, Exception):  # A CancelledError explains nothing.
             error = cause
         cause = cause.__cause__ or cause.__context__

@@ -150,7 +150,8 @@ def _messages() -> Iterator[dict[str, Any]]:
         message["examples"][0]["headers"] = headers
         yield {**message, "headers": _headers(event.type)}
     (name, enveloped), (bare_name, bare) = msgspec.to_builtins(RECEIVED_EXAMPLES).items()
-    yield _message(name, "In the CloudEvents envelope.", schema_name(CalculationCreated), enveloped)
+    about = "In the CloudEvents envelope. The member `data_base64` may replace `data`."
+    yield _message(name, about, schema_name(CalculationCreated), enveloped)
     yield _message(bare_name, "Without the CloudEvents envelope.", CalculationCreated.__name__, bare)
 
 

@@ -51,6 +51,7 @@ def test_policy_applies_to_the_workers_queues_and_changes_none_of_their_argument
     assert all(re.search(policy["pattern"], queue["name"]) for queue in specifications("Queue"))
     assert not re.search(policy["pattern"], "notifications-of-another-team")
     assert not {f"x-{name}" for name in policy["definition"]} & arguments
+    assert policy["priority"] > 0  # the default, and so that of other teams' policies
 
 
 def test_every_broker_of_ours_refuses_messages_that_would_fill_a_workers_memory():

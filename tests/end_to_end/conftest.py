@@ -1,7 +1,6 @@
 """Fixtures: an API and a worker as processes, a caller, and another team's subscription."""
 
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Future
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,7 @@ import httpx
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from deploy.local.machine.folders import Place
 from deploy.local.machine.ports import accepts, free_port
-from deploy.local.servers.rabbitmq_node import rabbitmq_node
-from deploy.local.servers.server import Server
 from service.authentication import api_keys
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
@@ -20,7 +16,6 @@ from tests.deploy.mail_catching import mail_catcher
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.events import Subscriber
 from tests.end_to_end.journeys import JourneyStack
-from tests.harness import scratch
 from tests.harness.examples import CONVEYANCER
 from tests.harness.issuer import Issuer
 from tests.harness.processes import (
@@ -34,17 +29,6 @@ from tests.harness.processes import (
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
-
-
-@pytest.fixture(scope="session")
-def own_broker(broker_start: Future[Server]) -> Iterator[Server]:
-    """A RabbitMQ that a test may configure: a process here, even if other tests use another one."""
-    server = broker_start.result()
-    if server.process is not None:
-        yield server
-        return
-    with scratch.folder() as folder, rabbitmq_node(Place(folder=folder)) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from tests.harness.waiting import eventually
 from tests.worker.steps import store_many
-from worker.batches import LARGEST_BATCH, RowLocked
+from worker.batches import LARGEST_BATCH, TryAgain
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.mail import ledger
@@ -41,7 +41,7 @@ async def do(pool, batch) -> Any:
 
     async def failures_if_free() -> Any:
         failures = await attempt(pool, batch)
-        return None if any(isinstance(each, RowLocked) for each in failures) else failures
+        return None if any(isinstance(each, TryAgain) for each in failures) else failures
 
     return await eventually(failures_if_free)
 
@@ -168,7 +168,7 @@ async def test_row_that_another_session_has_locked_delays_its_own_item_alone(dat
         others = await announced(database)
 
     for each in (first, second):
-        assert Counter(map(type, each)) == {RowLocked: 1, NoneType: LARGEST_BATCH - 1}
+        assert Counter(map(type, each)) == {TryAgain: 1, NoneType: LARGEST_BATCH - 1}
     assert others == {0: 1, 1: LARGEST_BATCH - 1}
     assert list(await attempt(pool, batch)) == [None] * LARGEST_BATCH
     assert await announced(database) == {1: LARGEST_BATCH}

@@ -48,6 +48,7 @@ def test_only_the_role_that_sends_emails_needs_what_e_mails_need(name):
         ("EMAIL_CONCURRENCY", "0"),
         ("EMAIL_CONCURRENCY", "1000"),
         ("RETENTION_DAYS", "29"),
+        ("CONSUMER_PREFETCH", "65536"),
     ],
 )
 def test_invalid_setting_is_named_and_not_shown(name, value):

@@ -13,7 +13,7 @@ from service.outbox.events import CalculationCreated, CloudEvent, RequestCalcula
 from service.outbox.waking import RelayWaker
 from service.postgres import connections
 from service.postgres.pool import Connection, Pool
-from worker.batches import Failure, Failures, RowLocked
+from worker.batches import Failure, Failures, TryAgain
 from worker.consumers.consumer import NO_UUID, Consumer
 from worker.consumers.incoming import Incoming, Malformed
 from worker.rabbitmq.topology import CALCULATION_RESULTS
@@ -72,7 +72,7 @@ def decode(message: Incoming, traceparent: str | None) -> Result:
 async def record_results(connection: Connection, results: Sequence[Result]) -> Failures:
     """Record each result once, however often it is delivered, in the caller's transaction.
 
-    The failures are RequestNotFound, RequestErased, CalculationAlreadyRecorded and RowLocked. If a batch has
+    The failures are RequestNotFound, RequestErased, CalculationAlreadyRecorded and TryAgain. If a batch has
     several results for a request, the first counts.
     """
     ids = {result.request_id for result in results}
@@ -87,7 +87,7 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
             if result.request_id in free:
                 failures.append(_record(free[result.request_id], result))
             elif result.request_id in locked:
-                failures.append(RowLocked())
+                failures.append(TryAgain("the row is locked"))
             elif result.request_id in erased:
                 failures.append(RequestErased(f"{result.path}request_uuid: the request was erased"))
             else:

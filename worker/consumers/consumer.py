@@ -99,7 +99,7 @@ class Consumer(Generic[Content]):
                     await self._consume(channel, pauses, stop)
             except _OUTAGES as error:
                 self._obstacle = str(error) if isinstance(error, BrokerUnavailable) else ""
-                await pauses.log_and_wait(error, stop)
+                await wait_at_most(pauses.log(error, obstacle=self._obstacle), stop)
 
     async def _check_commits(self) -> None:
         """Raise PostgresUnavailable unless Postgres commits. A read succeeds even if commits cannot."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractIncomingMessage
+from aiormq.exceptions import DeliveryError
 
-from worker.batches import Failures
+from worker.batches import Failures, TryAgain
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, open_channel
 from worker.rabbitmq.topology import Queue
@@ -37,13 +38,14 @@ async def publish_letters(settings: WorkerSettings, queue: Queue, letters: Seque
     """Publish dead letters of *queue*. A message may be acknowledged only after its copy is confirmed.
 
     So a crash may duplicate a message but never lose it. All confirms together may take
-    BROKER_TIMEOUT_SECONDS. The messages whose copies are not confirmed by then return to their queue.
+    BROKER_TIMEOUT_SECONDS. The messages whose copies are not confirmed by then return to their queue. Those
+    whose copies are refused are retried: at the delivery limit, RabbitMQ 3.10 would move them no more.
 
     The letters have a connection of their own, because during an alarm RabbitMQ reads nothing from a
     publishing connection, not even acknowledgements.
     """
     confirmed = 0
-    failure: Exception = BrokerUnavailable("a dead letter was refused")
+    failure: Exception = TryAgain("the dead-letter queue is full, or is not bound")
     try:
         async with (
             open_channel(settings, name=queue.dead_letters) as channel,
@@ -63,7 +65,7 @@ async def publish_letters(settings: WorkerSettings, queue: Queue, letters: Seque
             if not any(isinstance(outcome, BaseException) for outcome in outcomes):
                 confirmed = len(letters)
     except (BrokerUnavailable, *BROKER_ERRORS) as error:
-        failure = error
+        failure = failure if isinstance(error, DeliveryError) else error
     return [None] * confirmed + [failure] * (len(letters) - confirmed)
 
 

@@ -53,6 +53,13 @@ def read(body: bytes) -> Incoming:
         return Incoming(body, f"not readable JSON: {json_faults.why_unreadable(body, error)}")
     outer = json if isinstance(json, dict) else {}
     is_event = "specversion" in outer
+    # SDKs write bytes like this (JSON Event Format for CloudEvents, section 3.1.1). An event has one of both.
+    if is_event and "data_base64" in outer and "data" not in outer:
+        try:
+            outer["data"] = msgspec.json.decode(msgspec.convert(outer.pop("data_base64"), bytes))
+            body = msgspec.json.encode(outer)
+        except json_faults.UNREADABLE:
+            return Incoming(body, "data_base64: Expected JSON in base64")
     data = outer.get("data") if is_event else outer
     inner = data if isinstance(data, dict) else {}
     names = (inner.get("request_uuid"), inner.get("uuid"), outer.get("subject"))

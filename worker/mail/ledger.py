@@ -30,7 +30,7 @@ from service.outbox.events import Reason
 from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
 from worker import metrics
-from worker.batches import Failures, RowLocked
+from worker.batches import Failures, TryAgain
 
 
 class Email(msgspec.Struct, frozen=True):
@@ -205,7 +205,7 @@ async def renew(
 async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failures:
     """Record and announce the ends of e-mails in the caller's transaction.
 
-    Returns RowLocked for each e-mail whose row, or whose request's row, another transaction has locked, and
+    Returns TryAgain for each e-mail whose row, or whose request's row, another transaction has locked, and
     None for the others. An e-mail that had already ended is left alone.
     """
     async with change_all(connection, {end.request_id for end in ends}, waits=False) as requests:
@@ -215,7 +215,7 @@ async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failu
         await announce_ends(connection, [end for end in ends if end.email_key in pending], requests)
     others = [end.email_key for end in ends if end.email_key not in pending]
     locked = {row["email_key"] for row in await connection.fetch(_FIND_PENDING, others)} if others else set()
-    return [RowLocked() if end.email_key in locked else None for end in ends]
+    return [TryAgain("the row is locked") if end.email_key in locked else None for end in ends]
 
 
 # Without the e-mails whose request was deleted by hand: their ends cannot be recorded, and the claims expire.

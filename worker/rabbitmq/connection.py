@@ -8,9 +8,12 @@ import aio_pika
 import aiormq.abc
 import structlog
 from aio_pika.abc import AbstractChannel, AbstractConnection
+from aiormq import exceptions
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError
+from pamqp.commands import Connection
 from yarl import URL
 
+from service.command_line import connecting
 from service.telemetry import logs
 from worker import metrics
 from worker.rabbitmq import message_properties, topology
@@ -20,6 +23,7 @@ BLOCKED = "RabbitMQ blocks publishers"
 
 # aio-pika raises these when the broker or its network fails, or a timeout expires.
 BROKER_ERRORS = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
+_REFUSALS = (exceptions.ChannelClosed, exceptions.ConnectionClosed, exceptions.ProbableAuthenticationError)
 
 CLOSE_SECONDS = 2.0  # to close a connection or a consumer cleanly
 _HEARTBEAT_SECONDS = 10  # aiormq gives up a silent broker after (10 + 1) * 3 = 33 s.
@@ -29,6 +33,9 @@ _READY_SECONDS = 0.1
 _log = structlog.get_logger()
 
 message_properties.decode_tolerantly()
+connecting.WORDS[_REFUSALS] = "it refuses: {1}"  # RabbitMQ's texts name users, but show no password.
+# Otherwise, if RabbitMQ refuses a virtual host, aiormq raises an InvalidFrameError without RabbitMQ's text.
+Connection.Open.valid_responses.append("Connection.Close")
 
 
 class BrokerUnavailable(Exception):
@@ -89,12 +96,7 @@ async def is_blocked(channel: aiormq.abc.AbstractChannel) -> bool:
 async def open_connection(url: str | URL, *, name: str, seconds: float) -> AsyncIterator[AbstractConnection]:
     """Connect within *seconds*, yield the connection, and close it. Raises BrokerUnavailable."""
     async with _in_time(seconds):
-        try:
-            connection = await aio_pika.connect(
-                URL(url).update_query(heartbeat=_HEARTBEAT_SECONDS, name=name)
-            )
-        except StopAsyncIteration as error:  # by aiormq, if the connection is closed at once
-            raise ConnectionResetError from error
+        connection = await aio_pika.connect(URL(url).update_query(heartbeat=_HEARTBEAT_SECONDS, name=name))
     try:
         yield connection
     finally:
@@ -114,8 +116,9 @@ async def _in_time(seconds: float) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(seconds):
             yield
-    except (*BROKER_ERRORS, RuntimeError) as error:  # RuntimeError by aiormq, on a closed connection
-        raise BrokerUnavailable from error
+    # aiormq raises the last two on a closed connection.
+    except (*BROKER_ERRORS, RuntimeError, StopAsyncIteration) as error:
+        raise BrokerUnavailable(f"RabbitMQ at AMQP_URL is unavailable: {connecting.reason(error)}") from error
 
 
 async def _declare(connection: AbstractConnection, *, creates: bool) -> dict[str, str]:

@@ -72,6 +72,7 @@ DEAD_LETTER_ARGUMENTS: Final[dict[str, FieldValue]] = {
     "x-queue-type": "quorum",
     "x-delivery-limit": 1_000_000_000,
     "x-message-ttl": _DEAD_LETTER_DAYS * 86_400_000,  # in milliseconds
+    "x-overflow": "reject-publish",  # Otherwise a policy with `max-length` would silently drop dead letters.
 }
 
 

@@ -78,7 +78,7 @@ class Relay:
                     await self._relay_on(channel, pauses, stop)
             except BrokerUnavailable as error:
                 self._obstacle = str(error) or _NOT_CONNECTED
-                await pauses.log_and_wait(error, stop)
+                await wait_at_most(pauses.log(error, obstacle=self._obstacle), stop)
 
     async def _relay_on(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
         """Relay on one channel until *stop*. Wait after a pass that published nothing.

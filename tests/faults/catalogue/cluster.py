@@ -36,7 +36,7 @@ async def kill_majority(world: World) -> None:
     """SIGKILL to two nodes at once. The third then closes its connections."""
     victims = world.chance.sample(world.cluster.nodes.nodes, k=2)
     await asyncio.gather(*(node.kill() for node in victims))
-    await _is_named(world, world.of_role("relay")[0], "not connected to RabbitMQ", "wrong    rabbitmq")
+    await _is_named(world, world.of_role("relay")[0], "RabbitMQ at AMQP_URL is", "wrong    rabbitmq")
     await asyncio.gather(*(node.start() for node in victims))
 
 

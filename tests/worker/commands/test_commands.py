@@ -87,7 +87,7 @@ def test_wrong_argument_is_explained_before_anything_is_done(command, part):
         (LIST, {"DATABASE_URL": ""}, "missing environment variable DATABASE_URL"),
         (DEAD, {"AMQP_URL": ""}, "missing environment variable AMQP_URL"),
         (LIST, {"DATABASE_URL": f"postgresql://{NOBODY}"}, "Postgres at DATABASE_URL is unavailable: "),
-        (DEAD, {"AMQP_URL": f"amqp://{NOBODY}"}, "reach"),
+        (DEAD, {"AMQP_URL": f"amqp://{NOBODY}"}, "RabbitMQ at AMQP_URL is unavailable: "),
         (LIST, {"DATABASE_URL": "postgresql://127.0.0.1:zqmark/"}, "DATABASE_URL: "),
         (LIST, {"DATABASE_URL": "postgresql://user:zqmark/1@127.0.0.1/"}, "DATABASE_URL: "),
         (DEAD, {"AMQP_URL": "amqp://127.0.0.1:zqmark/"}, "AMQP_URL: "),

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Mapping
 from functools import partial
+from socket import SO_LINGER, SOL_SOCKET
 
 import pytest
 from aio_pika import Message
@@ -104,8 +105,9 @@ async def test_command_says_what_is_wrong_and_prints_no_secret(environment):
         ("postgres", "user", "nobody-here", "it rejects the login"),
         ("rabbitmq", "port", 1, "connection refused"),
         ("rabbitmq", "host", "nowhere.invalid", "unknown host"),
-        ("rabbitmq", "password", "hunter2", "ProbableAuthenticationError"),
-        ("rabbitmq", "path", "/nowhere", "InvalidFrameError"),
+        ("rabbitmq", "password", "hunter2", "it refuses: ACCESS_REFUSED - Login was refused"),
+        ("rabbitmq", "path", "/nowhere", "it refuses: NOT_ALLOWED - vhost nowhere not found"),
+        ("rabbitmq", "scheme", "amqps", r"TLS fails \(WRONG_VERSION_NUMBER\): is this its port for TLS\?"),
         ("mail server", "scheme", "smtp+starttls", "SMTPException"),  # It does not offer STARTTLS.
     ],
 )
@@ -114,7 +116,26 @@ async def test_server_that_cannot_be_used_is_found(environment, check, part, val
 
     finding = await found(environment, check, getattr(url, f"with_{part}")(value))
 
-    assert re.match(f"wrong: (Postgres at DATABASE_URL is unavailable: )?{says}; ", finding)
+    assert re.match(f"wrong: (Postgres at DATABASE_URL is unavailable: )?{says}.*; ", finding)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"", None])
+async def test_another_server_at_the_address_of_rabbitmq_is_found(environment, answer):
+    """Such as RabbitMQ's listeners for HTTP and for TLS, to a client that speaks AMQP. None is a reset."""
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8)  # AMQP's greeting
+        if answer is None:
+            writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        else:
+            writer.write(answer)
+        writer.close()
+
+    async with asyncio.timeout(10), await asyncio.start_server(converse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        says = await found(environment, "rabbitmq", f"amqp://127.0.0.1:{port}")
+
+    assert says.startswith("wrong: it closed the connection: is this its port, and is it one for TLS?; ")
 
 
 async def test_no_check_waits_long_for_a_server_that_is_or_becomes_silent(
@@ -231,6 +252,15 @@ async def test_missing_queue_is_found_and_not_created(environment, channel):
 
     for _ in range(2):
         assert (await found(environment, "queue notifications")).startswith("wrong: missing")
+
+
+async def test_refusal_of_a_queue_is_found_in_the_words_of_rabbitmq(environment, channel):
+    await channel.queue_delete(topology.NOTIFICATIONS.name)
+    await channel.declare_queue(topology.NOTIFICATIONS.name, exclusive=True)
+
+    findings = await examine_worker(environment)
+
+    assert "it refuses: RESOURCE_LOCKED - cannot obtain exclusive access" in str(findings)
 
 
 async def test_messages_that_nobody_reads_and_dead_letters_are_found(environment, channel):

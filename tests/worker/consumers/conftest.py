@@ -10,7 +10,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from service.postgres.pool import Pool
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, take
-from worker.batches import Failures, RowLocked
+from worker.batches import Failures, TryAgain
 from worker.consumers.consumer import Consumer
 from worker.consumers.incoming import Incoming
 from worker.rabbitmq.topology import NOTIFICATIONS, Queue
@@ -50,7 +50,7 @@ class Work:
             raise ZeroDivisionError
         if 7 in numbers:
             raise asyncio.CancelledError
-        failures = {13: Refused(), **{number: RowLocked() for number in self.locked}}
+        failures = {13: Refused(), **{number: TryAgain("the row is locked") for number in self.locked}}
         self.done += [number for number in numbers if number not in failures]
         return [failures.get(number) for number in numbers]
 

@@ -1,5 +1,6 @@
 """The consumer of calculation.created sets and announces the calculation of a request once."""
 
+import json
 import re
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,9 +31,16 @@ def decode(body: bytes) -> Result:
     return calculations.decode(incoming.read(body), None)
 
 
-def cloud_event(data: dict[str, Any], **changes: Any) -> bytes:
+def cloud_event(data: dict[str, Any] | str, **changes: Any) -> bytes:
     attributes = {"specversion": "1.0", "id": "1", "source": "/sdlt", "type": "calculation.created"}
     return msgspec.json.encode({**attributes, **changes, "data": data})
+
+
+def as_base64(data: bytes) -> bytes:
+    """Return what the Python SDK 2.2 writes if it is given the data as bytes."""
+    event = {"specversion": "1.0", "id": "1", "source": "/sdlt", "type": "calculation.created"}
+    event |= {"time": "2026-11-28T14:40:17.701570Z", "datacontenttype": "application/json; charset=utf-8"}
+    return msgspec.json.encode({**event, "data_base64": data})
 
 
 def bare_data(**data: Any) -> bytes:
@@ -97,6 +105,11 @@ _CHARACTERS = "Control, line-separator and bidirectional characters are not allo
         (cloud_event(GOOD, type="zqmark"), "type: Expected calculation.created"),
         (cloud_event(GOOD, time="zqmark"), "time: Invalid RFC3339 encoded datetime"),
         (cloud_event(GOOD, id=None), "id: Expected a string, got null"),
+        (as_base64(b"[" * 9_000), "data_base64: Expected JSON in base64"),
+        (as_base64(b"").replace(b'""', b'"zqmark!"'), "data_base64: Expected JSON in base64"),
+        (as_base64(b"{}").replace(b'"e30="', b"7"), "data_base64: Expected JSON in base64"),
+        (as_base64(b"{}"), "data: Object missing required field request_uuid"),
+        (cloud_event(json.dumps(GOOD)), "data: Expected an object, got a string"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -151,6 +164,19 @@ def test_topic_is_the_request_that_the_result_is_recorded_for(*, as_event):
 
     assert uuid_of(decode(body).request_id) == meant
     assert incoming.read(body).uuid == meant
+
+
+async def test_message_that_the_python_sdk_of_cloudevents_makes_of_bytes_is_recorded(
+    calculation_consumer, channel, database, stored_request
+):
+    data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
+    body = as_base64(json.dumps(data).encode())
+
+    async with running(calculation_consumer.run):
+        await publish(channel, CALCULATION_RESULTS, body, content_type="application/cloudevents+json")
+        await eventually(lambda: database.fetchrow(CALCULATED))
+
+    assert (incoming.read(body).uuid, incoming.read(body).calculation_id) == (stored_request.uuid, "calc-1")
 
 
 def test_unknown_fields_are_ignored_and_the_longest_message_and_calculation_id_are_accepted():
