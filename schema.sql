@@ -35,8 +35,9 @@ CREATE TABLE api_key (
 CREATE TABLE calculation_request (
     id                            uuid PRIMARY KEY,
     conveyancer_id                text NOT NULL,
-    created_at                    timestamptz NOT NULL,
-    updated_at                    timestamptz NOT NULL,
+    -- Both are written by Postgres, whose clock all processes share. The API and events show whole seconds.
+    created_at                    timestamptz NOT NULL DEFAULT date_trunc('second', now()),
+    updated_at                    timestamptz NOT NULL DEFAULT date_trunc('second', now()),
     customer_email                text NOT NULL,
     customer_phone                text,
     customer_first_name           text NOT NULL,

@@ -58,8 +58,9 @@ async def store(
 async def store_old(connection: Connection, at: datetime, number: int = 0) -> CalculationRequest:
     """Store a request as one that was made then. Its id is the first one of that time, or a later one."""
     old_id = UUID(int=first_id_at(at).int + number)
-    request = msgspec.structs.replace(stored.new_request(), id=old_id, created_at=at)
+    request = msgspec.structs.replace(stored.new_request(), id=old_id)
     assert await stored.insert(connection, request)
+    await connection.execute("UPDATE calculation_request SET created_at = $1 WHERE id = $2", at, old_id)
     return request
 
 
