@@ -77,7 +77,7 @@ class Storage:
             with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
                 row = await self._group_commit.execute(request.id, arguments, until=until)
             if row is not None:
-                request.created_at = request.updated_at = row["created_at"]
+                request.created_at = request.updated_at = row[1]
                 self._relay.wake()
                 return request, False
             if idempotency is None:

@@ -6,8 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import asyncpg
-
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
@@ -24,7 +22,7 @@ class _Member(NamedTuple):
 
     row_id: Any
     arguments: Sequence[Any]
-    answer: "asyncio.Future[asyncpg.Record | None]"
+    answer: "asyncio.Future[Sequence[Any] | None]"
 
 
 class GroupCommit:
@@ -49,7 +47,7 @@ class GroupCommit:
 
     async def execute(
         self, row_id: object, arguments: Sequence[Any], *, until: float
-    ) -> asyncpg.Record | None:
+    ) -> Sequence[Any] | None:
         """Run the statement with *arguments*; return its row, whose id is *row_id*, or None.
 
         The leader's deadline applies to the whole group. The other callers' deadlines are not much later,
