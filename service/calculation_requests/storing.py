@@ -149,11 +149,12 @@ INSERT = f"""
                                        AND key_sha256 = sha256(convert_to($2, 'UTF8')))
                     AND pg_try_advisory_xact_lock(hashtextextended($2, hashtextextended($1, 0)))))
         ON CONFLICT (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-        RETURNING id, sequence, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') AS time
+        RETURNING id, sequence, created_at,
+                  to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') AS time
     )
     INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
     SELECT $4, inserted.id, '{events.RequestCreated.type}', inserted.sequence, $5,
            overlay($6 PLACING time::bytea FROM position('{_NOT_STORED:%Y-%m-%dT%H:%M:%SZ}'::bytea IN $6))
       FROM inserted
-    RETURNING request_id, date_trunc('second', outbox.created_at)
+    RETURNING request_id, (SELECT created_at FROM inserted)
 """  # noqa: S608 - constants only
