@@ -18,21 +18,20 @@ _REFUSED_SECONDS = 1.5
 
 @asynccontextmanager
 async def _wrong_clock(world: World, role: str, days: int) -> AsyncIterator[Worker]:
-    """Start one process of a role again, on a machine whose clock is wrong, which the process must say."""
+    """Start one process of a role again, with a wrong clock until the block is left."""
     worker = world.chance.choice(world.of_role(role))
     await worker.restart(clock_off_by=days)
     try:
         await worker.may_become_ready()
         yield worker
-        await world.is_named(worker, _BOTH_SHOWN, _BOTH_SHOWN)
     finally:
         await worker.restart()
 
 
 async def _of_relay(days: int, world: World) -> None:
     """A relay begins to erase when it starts. By the wrong clock, every request may be old enough."""
-    async with _wrong_clock(world, "relay", days):
-        await asyncio.sleep(world.some_seconds())
+    async with _wrong_clock(world, "relay", days) as relay:
+        await world.is_named(relay, _BOTH_SHOWN, _BOTH_SHOWN)
 
 
 async def _of_sender(days: int, world: World) -> None:
