@@ -25,7 +25,7 @@ from service.settings import KEY_WAIT_SHARE
 from service.telemetry import tracing
 
 _FIRST_PAUSE_SECONDS = 0.005  # before checking again whether a key is free: about as long as a commit takes
-_NOT_STORED = datetime(1970, 1, 1, tzinfo=UTC)  # until Postgres gives it a time
+_NOT_STORED = datetime(1970, 1, 1, tzinfo=UTC)  # the time of a request until Postgres sets it
 
 
 def new_request(sent: Mapping[str, Any], *, conveyancer_id: str, keys: SecretKeyRing) -> CalculationRequest:

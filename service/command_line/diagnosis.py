@@ -59,7 +59,7 @@ async def postgres(settings: Settings, ring: SecretKeyRing) -> AsyncIterator[Fin
     async with connecting.postgres(settings.database_url) as connection:
         yield await _write(connection)
         if says := await schema.check(connection):
-            yield Finding("wrong", "clock", says, "correct it: until then nothing is erased by age")
+            yield Finding("wrong", "clock", says, "correct the wrong one: until then, nothing old is erased")
         for finding in await _secret_keys(connection, ring):
             yield finding
 
