@@ -35,8 +35,9 @@ CREATE TABLE api_key (
 CREATE TABLE calculation_request (
     id                            uuid PRIMARY KEY,
     conveyancer_id                text NOT NULL,
-    created_at                    timestamptz NOT NULL,
-    updated_at                    timestamptz NOT NULL,
+    -- Both are written by Postgres, whose clock all processes share. The API and events show whole seconds.
+    created_at                    timestamptz NOT NULL DEFAULT date_trunc('second', now()),
+    updated_at                    timestamptz NOT NULL DEFAULT date_trunc('second', now()),
     customer_email                text NOT NULL,
     customer_phone                text,
     customer_first_name           text NOT NULL,
@@ -60,6 +61,9 @@ CREATE TABLE calculation_request (
     idempotency_key               text,     -- from the create's header Idempotency-Key
     idempotency_sha256            bytea     -- of the normalised body: a repeat must have the same hash
 ) WITH (fillfactor = 90);
+
+-- For finding the requests of a time, such as the oldest. The clocks of APIs, which are in the ids, may differ.
+CREATE INDEX calculation_request_created_at ON calculation_request (created_at);
 
 -- For listing a conveyancer's requests, newest first. The index is read backwards from the cursor.
 CREATE INDEX calculation_request_listing ON calculation_request (conveyancer_id, id);

@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
 from service.calculation_requests import reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import (
-    COLUMNS,
     CalculationRequest,
     Idempotency,
     IdempotencyKeyInFlight,
@@ -28,16 +25,16 @@ from service.settings import KEY_WAIT_SHARE
 from service.telemetry import tracing
 
 _FIRST_PAUSE_SECONDS = 0.005  # before checking again whether a key is free: about as long as a commit takes
+_NOT_STORED = datetime(1970, 1, 1, tzinfo=UTC)  # the time of a request until Postgres sets it
 
 
 def new_request(sent: Mapping[str, Any], *, conveyancer_id: str, keys: SecretKeyRing) -> CalculationRequest:
     """Return the row of a new request, made from the columns that the caller sent."""
-    created_at = datetime.now(UTC).replace(microsecond=0)  # The API and events show no fractions of seconds.
     return CalculationRequest(
         id=new_request_id(),
         conveyancer_id=conveyancer_id,
-        created_at=created_at,
-        updated_at=created_at,
+        created_at=_NOT_STORED,
+        updated_at=_NOT_STORED,
         calculation_id=None,
         secret_salt=secrets.token_bytes(16),
         secret_key_id=keys.current_id,
@@ -78,8 +75,9 @@ class Storage:
         arguments = insert_arguments(request, idempotency, traceparent)
         while True:
             with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
-                is_new = await self._group_commit.execute(request.id, arguments, until=until)
-            if is_new:
+                row = await self._group_commit.execute(request.id, arguments, until=until)
+            if row is not None:
+                request.created_at = request.updated_at = row[1]
                 self._relay.wake()
                 return request, False
             if idempotency is None:
@@ -114,13 +112,13 @@ def insert_arguments(
         *(idempotency or (None, None)),  # $2, $3
         lanes.lane_of(request.id),  # $4
         traceparent,  # $5
-        events.encode(created, time=request.created_at, traceparent=traceparent),  # $6
-        *msgspec.structs.astuple(request),  # $7 and so on: COLUMNS
+        events.encode(created, time=_NOT_STORED, traceparent=traceparent),  # $6
+        *(getattr(request, name) for name in _COLUMNS),  # $7 and so on
     )
 
 
-# Stores a request and its request.created event, and returns the id, if all these conditions hold. Otherwise
-# stores neither. All but the first apply only if there is an idempotency key, called "the key" here.
+# Stores a request and its request.created event, and returns its id and time, if all these conditions hold.
+# Otherwise stores neither. All but the first apply only if there is an idempotency key, "the key" here.
 #
 # - The conveyancer is active. A foreign key would make all inserts of a firm share a lock on the firm's row.
 # - No request is stored with the key. The lock of the fourth condition would not exclude an earlier create of
@@ -131,10 +129,12 @@ def insert_arguments(
 #
 # The statement never waits for another create, because waiting would delay the whole group, and groups with
 # the same keys could deadlock. ON CONFLICT alone would wait for a create that is storing the key.
-_COLUMN_VALUES = ", ".join(f"${7 + index}" for index in range(len(CalculationRequest.__struct_fields__)))
+# The time is Postgres's, because machines' clocks differ. It replaces _NOT_STORED in the event.
+_COLUMNS = [name for name in CalculationRequest.__struct_fields__ if name not in {"created_at", "updated_at"}]
+_COLUMN_VALUES = ", ".join(f"${7 + index}" for index in range(len(_COLUMNS)))
 INSERT = f"""
     WITH inserted AS (
-        INSERT INTO calculation_request ({COLUMNS}, idempotency_key, idempotency_sha256)
+        INSERT INTO calculation_request ({", ".join(_COLUMNS)}, idempotency_key, idempotency_sha256)
         SELECT {_COLUMN_VALUES}, $2, $3
           FROM active_conveyancer
          WHERE active_conveyancer.id = $1
@@ -149,10 +149,12 @@ INSERT = f"""
                                        AND key_sha256 = sha256(convert_to($2, 'UTF8')))
                     AND pg_try_advisory_xact_lock(hashtextextended($2, hashtextextended($1, 0)))))
         ON CONFLICT (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-        RETURNING id, sequence
+        RETURNING id, sequence, created_at,
+                  to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') AS time
     )
     INSERT INTO outbox (lane, request_id, type, sequence, traceparent, payload)
-    SELECT $4, inserted.id, '{events.RequestCreated.type}', inserted.sequence, $5, $6
+    SELECT $4, inserted.id, '{events.RequestCreated.type}', inserted.sequence, $5,
+           overlay($6 PLACING time::bytea FROM position('{_NOT_STORED:%Y-%m-%dT%H:%M:%SZ}'::bytea IN $6))
       FROM inserted
-    RETURNING request_id
+    RETURNING request_id, (SELECT created_at FROM inserted)
 """  # noqa: S608 - constants only

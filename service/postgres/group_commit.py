@@ -18,11 +18,11 @@ LARGEST_GROUP = 8
 
 
 class _Member(NamedTuple):
-    """A caller that waits to know whether the statement returned its id."""
+    """A caller that waits for the row with its id."""
 
     row_id: Any
     arguments: Sequence[Any]
-    answer: "asyncio.Future[bool]"
+    answer: "asyncio.Future[Sequence[Any] | None]"
 
 
 class GroupCommit:
@@ -45,8 +45,10 @@ class GroupCommit:
         self._gathering: list[_Member] = []  # the group that callers may join, its leader first
         self._gathers_until = -math.inf
 
-    async def execute(self, row_id: object, arguments: Sequence[Any], *, until: float) -> bool:
-        """Run the statement with *arguments*; return whether it returned *row_id*.
+    async def execute(
+        self, row_id: object, arguments: Sequence[Any], *, until: float
+    ) -> Sequence[Any] | None:
+        """Run the statement with *arguments*; return its row, whose id is *row_id*, or None.
 
         The leader's deadline applies to the whole group. The other callers' deadlines are not much later,
         because they join only while the leader has more than JOIN_SHARE of its time left.
@@ -83,10 +85,10 @@ class GroupCommit:
                 [member.arguments for member in present],
                 timeout=until - time.monotonic(),
             )
-        ids = {row[0] for row in rows}
+        by_id = {row[0]: row for row in rows}
         for member in present:
             if not member.answer.done():
-                member.answer.set_result(member.row_id in ids)
+                member.answer.set_result(by_id.get(member.row_id))
 
     def _end_gathering(self, group: list[_Member]) -> None:
         if self._gathering is group:

@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import asyncpg
@@ -75,8 +76,11 @@ async def read_version(connection: Connection) -> int:
     return version or 0
 
 
-async def check(connection: Connection) -> None:
-    """Raise SchemaOutdated if the schema is too old or missing, PostgresUnavailable on a read-only server."""
+async def check(connection: Connection) -> str | None:
+    """Raise SchemaOutdated if the schema is too old or missing, PostgresUnavailable on a read-only server.
+
+    Returns a warning if the clocks of this machine and of Postgres differ by more than a minute.
+    """
     try:
         version = await read_version(connection)
     except asyncpg.InsufficientPrivilegeError:
@@ -87,12 +91,16 @@ async def check(connection: Connection) -> None:
         raise SchemaOutdated
     if await connection.fetchval("SHOW transaction_read_only") == "on":
         raise PostgresUnavailable.counted()
+    here, there = datetime.now(UTC), await connection.fetchval("SELECT clock_timestamp()")
+    if abs(here - there) <= timedelta(minutes=1):
+        return None
+    return f"this machine's clock shows {here:%Y-%m-%dT%H:%M:%SZ}, and Postgres's {there:%Y-%m-%dT%H:%M:%SZ}"
 
 
-async def check_ready(pool: Pool, *, seconds: float) -> None:
-    """Check that Postgres answers, accepts writes, and has a recent enough schema. Raises as `check` does."""
+async def check_ready(pool: Pool, *, seconds: float) -> str | None:
+    """Check that Postgres answers, accepts writes, and has a recent enough schema, as `check` does."""
     async with connections.acquired(pool, seconds=seconds) as connection:
-        await check(connection)
+        return await check(connection)
 
 
 async def _apply(connection: Connection, versions: Sequence[str]) -> None:

@@ -48,9 +48,12 @@ async def insert(
     idempotency: Idempotency | None = None,
     traceparent: str | None = None,
 ) -> bool:
-    """Store a request and its request.created; return whether it was stored."""
+    """Store a request and its request.created; return whether it was stored. Sets the request's times."""
     arguments = storing.insert_arguments(request, idempotency, traceparent)
-    return await connection.fetchval(storing.INSERT, *arguments) is not None
+    row = await connection.fetchrow(storing.INSERT, *arguments)
+    if row is not None:
+        request.created_at = request.updated_at = row[1]
+    return row is not None
 
 
 @asynccontextmanager

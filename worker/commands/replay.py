@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from uuid import UUID
 
 import click
@@ -36,13 +35,14 @@ class Tally(msgspec.Struct):
 @click.option("--uuid", "request_id", type=parameters.uuid, help="Only events of this request: req_…")
 @answering
 @on_record
-async def replay_events(*, since: datetime | None, request_id: UUID | None, by: Operator) -> Answer:
+async def replay_events(*, since: parameters.Time | None, request_id: UUID | None, by: Operator) -> Answer:
     """Publish events again with the same ids and bodies, but without their traces."""
     if since is None and request_id is None:
         raise click.UsageError("say which events to replay: --from, or --uuid")
     async with connecting.postgres() as connection:
         if request_id is not None:
             await event_history.read_internally(connection, request_id)  # Raises RequestNotFound.
+        since = await parameters.at(connection, since)
         chosen = dict(await connection.fetch(_CHOOSE, since, request_id))
         subject = f"{sum(map(len, chosen.values()))} events from {cell(since)} on"
         await operator_actions.record(connection, "outbox replay", [(request_id, subject)], by)

@@ -5,7 +5,6 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -224,10 +223,10 @@ def _first_of_each_request(rows: Sequence[OutboxRow]) -> list[OutboxRow]:
 
 
 def _report(delivered: Sequence[OutboxRow], failed: Sequence[OutboxRow], result: PublishResult) -> None:
-    now = datetime.now(UTC)
+    now = time.monotonic()
     for row in delivered:
         metrics.events_published.labels(row.type).inc()
-        metrics.delivery_seconds.observe(max(0.0, (now - row.created_at).total_seconds()))
+        metrics.delivery_seconds.observe(max(0.0, now - row.written))
         if row.is_held:
             _log.info("held_event_published", attempts=row.attempts + 1, **_story(row))
     for row in failed:

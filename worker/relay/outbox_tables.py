@@ -6,6 +6,7 @@ wait, and `hold` moves them, too. When the failed event is due, `read` returns i
 it, `delete` deletes it. A trigger in schema.sql then makes the next held event of its request due.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
@@ -30,6 +31,7 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str | None
     payload: bytes
     created_at: datetime
+    written: float  # at created_at, by time.monotonic: only Postgres's clock can be compared with created_at
     attempts: int
     is_held: bool  # in outbox_held
     must_wait: bool  # whether an earlier event of its request is in outbox_held
@@ -69,14 +71,16 @@ async def read(connection: Connection, lanes: Sequence[int], *, pending: int, he
     There are at most *held* held events. Each is the first event of its request. Those that have never failed
     come first, then those that were due first.
     """
-    return [OutboxRow(**row) for row in await connection.fetch(_READ, lanes, pending, held)]
+    rows = await connection.fetch(_READ, lanes, pending, held, time.monotonic())
+    return [OutboxRow(**row) for row in rows]
 
 
 # must_wait is not an EXISTS, with which Postgres reads all of outbox_held: with 100,000 held events, reading
 # 1,000 pending events took 250 ms instead of 50. The NOT EXISTS keeps the order even if a person has made a
 # later event of a request due.
 _READ = """
-    SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, 0 AS attempts,
+    SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at,
+           $4 - extract(epoch FROM statement_timestamp() - created_at)::float8 AS written, 0 AS attempts,
            false AS is_held,
            (SELECT id
               FROM outbox_held
@@ -89,8 +93,8 @@ _READ = """
                           ORDER BY outbox.id
                           LIMIT $2) AS event
      UNION ALL
-   (SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at, attempts,
-           true AS is_held, false AS must_wait
+   (SELECT event.lane, id, request_id, type, sequence, traceparent, payload, created_at,
+           $4 - extract(epoch FROM statement_timestamp() - created_at)::float8, attempts, true, false
       FROM unnest($1::smallint[]) AS lane
      CROSS JOIN LATERAL (SELECT *
                            FROM outbox_held AS candidate

@@ -36,7 +36,7 @@ class Callers:
     async def execute(self, row_id: int, note: str) -> bool:
         """Store a row; return whether it was stored."""
         until = time.monotonic() + self._seconds
-        return await self._group_commit.execute(row_id, (row_id, note), until=until)
+        return await self._group_commit.execute(row_id, (row_id, note), until=until) is not None
 
 
 @pytest.fixture(autouse=True)
