@@ -120,7 +120,7 @@ _OVERDUE_EMAILS = f"""
 _EMAILS_WITHOUT_REQUEST = """
     SELECT DISTINCT request_id
       FROM email
-     WHERE request_id >= $1
+     WHERE created_at >= $1
        AND state = 'pending'
        AND NOT EXISTS (SELECT FROM calculation_request AS request WHERE request.id = request_id)
 """
