@@ -14,6 +14,7 @@ import msgspec
 import structlog
 from jwt.algorithms import AllowedPublicKeys, OKPAlgorithm
 
+from service.addresses import connect_to_any
 from service.telemetry import api_metrics
 
 _ED_25519 = "Ed25519"  # RFC 9864: EdDSA, limited to this curve
@@ -104,7 +105,7 @@ class SigningKeys:
         try:
             self._last_attempt = began = time.monotonic()
             async with asyncio.timeout(_FETCH_SECONDS):
-                document = await self._download()
+                document = await connect_to_any(self._download, seconds=_FETCH_SECONDS)
             self._by_id, self._fetched_at = _read_jwk_set(document), began
         except Exception as error:  # noqa: BLE001 - whatever the failure, the cached keys stay in use
             self._failure = error

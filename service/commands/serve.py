@@ -3,6 +3,7 @@
 import click
 import uvloop
 
+from service.addresses import EventLoop
 from service.api.outer_layer import OuterLayer
 from service.app import create_app
 from service.server import http_server
@@ -20,7 +21,7 @@ def serve() -> None:
     address = http_server.find_address(settings.host, settings.port)
     with tracing.exporting(settings, service="calculation-requests-api"):
         http_server.spare_loaded_objects()
-        uvloop.run(_serve(settings, address))
+        uvloop.run(_serve(settings, address), loop_factory=EventLoop)
 
 
 async def _serve(settings: ServiceSettings, address: http_server.Address) -> None:

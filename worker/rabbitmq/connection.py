@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import aio_pika
 import aiormq.abc
@@ -11,6 +12,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 from yarl import URL
 
+from service.addresses import connect_to_any
 from service.telemetry import logs
 from worker import metrics
 from worker.rabbitmq import message_properties, topology
@@ -90,9 +92,8 @@ async def open_connection(url: str | URL, *, name: str, seconds: float) -> Async
     """Connect within *seconds*, yield the connection, and close it. Raises BrokerUnavailable."""
     async with _in_time(seconds):
         try:
-            connection = await aio_pika.connect(
-                URL(url).update_query(heartbeat=_HEARTBEAT_SECONDS, name=name)
-            )
+            asked = URL(url).update_query(heartbeat=_HEARTBEAT_SECONDS, name=name)
+            connection = await connect_to_any(partial(aio_pika.connect, asked), seconds=seconds)
         except StopAsyncIteration as error:  # by aiormq, if the connection is closed at once
             raise ConnectionResetError from error
     try:
