@@ -10,31 +10,26 @@ from asyncio.staggered import staggered_race  # undocumented; asyncio itself con
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import uvloop
 
 _MOST_ATTEMPTS = 5
-_LONGEST_DELAY_SECONDS = 2.0  # RFC 8305, section 8
-
-_passed_over: ContextVar[Iterator[int] | None] = ContextVar("_passed_over", default=None)
 
 Connected = TypeVar("Connected")
+
+# Has as many items as the current attempt passes over addresses. They are taken as the addresses are found.
+_passed_over: ContextVar[Iterator[int] | None] = ContextVar("_passed_over", default=None)
 
 
 class EventLoop(uvloop.Loop):
     """The event loop of both processes and of all commands. `connect_to_any` needs it."""
 
     async def create_connection(
-        self,
-        protocol_factory: Callable[[], Any],
-        host: Any = None,  # noqa: ANN401 - uvloop's types allow no None
-        port: Any = None,  # noqa: ANN401
-        **options: Any,  # noqa: ANN401
-    ) -> tuple[Any, Any]:
+        self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
+    ) -> Any:
         """Connect to the first address that the current attempt does not pass over."""
-        passed_over = _passed_over.get()
-        if host is not None and passed_over is not None:
+        if host is not None and (passed_over := _passed_over.get()) is not None:
             found = await self.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             addresses = [address[0] for *_, address in found if next(passed_over, None) is None]
             if not addresses:
@@ -57,9 +52,8 @@ async def connect_to_any(connect: Callable[[], Awaitable[Connected]], *, seconds
         return await connect()
 
     attempts = [partial(attempt, number) for number in range(_MOST_ATTEMPTS)]
-    delay = min(seconds / 5, _LONGEST_DELAY_SECONDS)
-    connected: Connected | None
-    connected, _, errors = await staggered_race(attempts, delay)
-    if connected is None:
+    delay = min(seconds / _MOST_ATTEMPTS, 2.0)  # RFC 8305 allows two seconds.
+    connected, winner, errors = await staggered_race(attempts, delay)
+    if winner is None:
         raise errors[0] or TimeoutError
-    return connected
+    return cast("Connected", connected)

@@ -87,6 +87,7 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("up to a minute if it refuses us", "worker.mail.postman:_LONGEST_PAUSE_AFTER_REFUSAL_SECONDS", 60),
         ("a second without an e-mail", "worker.mail.postman:_IDLE_SECONDS", 1),
         ("traces get 2 s", "service.telemetry.tracing:FLUSH_SECONDS", 2),
+        ("keep them for longer than 200 s", "service.postgres.pool:_LONGEST_IDLE_SECONDS", 200),
         ("fetched every 5 minutes", "service.authentication.signing_keys:_REFRESH_SECONDS", 300),
         ("is trusted for 5 minutes", "service.authentication.authenticator:_LONGEST_CACHED_SECONDS", 300),
         ("lanes are released after 3 s", "service.postgres.connections:SILENCE_SECONDS", 3),

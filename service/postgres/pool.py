@@ -172,16 +172,12 @@ class Pool:
 async def connect(url: str, *, timeout: float, **options: Any) -> Connection:  # noqa: ANN401, ASYNC109 - asyncpg's
     """Connect to Postgres with asyncpg's *options*. A user without the right CONNECT is a rejected login."""
     until = time.monotonic() + timeout
-
-    async def attempt() -> Connection:
-        connection: Connection = await asyncpg.connect(url, timeout=until - time.monotonic(), **options)
-        return connection
-
     try:
-        connection = await connect_to_any(attempt, seconds=timeout)
+        return await connect_to_any(
+            lambda: asyncpg.connect(url, timeout=until - time.monotonic(), **options), seconds=timeout
+        )
     except asyncpg.InsufficientPrivilegeError as error:
         raise asyncpg.InvalidAuthorizationSpecificationError(str(error)) from error
-    return connection
 
 
 @asynccontextmanager

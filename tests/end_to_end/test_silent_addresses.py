@@ -128,7 +128,7 @@ async def test_second_address_of_a_name_is_reached_and_proves_the_name_if_the_fi
     async def reach_mail_server() -> None:
         (await Mailer(email_settings(smtp_url=urls[2])).connect()).close()
 
-    async def reach_all() -> list[Any]:
+    async def reach_all() -> Any:
         reached = (reach_postgres(), reach_broker(), reach_mail_server(), SigningKeys(urls[3]).refresh())
         async with asyncio.timeout(20):
             return await asyncio.gather(*reached, return_exceptions=True)
