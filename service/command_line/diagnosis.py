@@ -11,6 +11,7 @@ from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import connecting
 from service.command_line.answering import Answer
 from service.command_line.connecting import reason
+from service.postgres import schema
 from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
 from service.settings import Settings
@@ -56,6 +57,7 @@ async def check(name: str, findings: AsyncIterator[Finding], *, do: str) -> list
 async def postgres(settings: Settings, ring: SecretKeyRing) -> AsyncIterator[Finding]:
     """Say whether Postgres takes writes, and whether *ring* has the keys that were in use before."""
     async with connecting.postgres(settings.database_url) as connection:
+        await schema.check_settings(connection)
         yield await _write(connection)
         for finding in await _secret_keys(connection, ring):
             yield finding

@@ -19,6 +19,7 @@ OUTAGE_ERRORS = (
     asyncpg.ObjectNotInPrerequisiteStateError,  # The database accepts no connections at the moment.
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.TransactionTimeoutError,
 )
 
 
@@ -36,7 +37,8 @@ def is_outage(error: BaseException) -> bool:
     """Whether a retry may succeed later. After asyncpg's ValueError for a bad argument or DSN it cannot."""
     if isinstance(error, ValueError):
         return isinstance(error, ssl.SSLCertVerificationError)  # The certificate may be renewed.
-    return isinstance(error, OUTAGE_ERRORS)
+    # The first is a deadlock, for example. The second is a schema that is missing or too old, or its rights.
+    return isinstance(error, (*OUTAGE_ERRORS, asyncpg.TransactionRollbackError, asyncpg.SyntaxOrAccessError))
 
 
 def is_harmless(error: BaseException) -> bool:

@@ -22,6 +22,21 @@ from service.postgres.pool import Connection, Pool
 _SCHEMA = Path(__file__).parents[2] / "schema.sql"  # beside the package, in a checkout and in the image
 _ROLES = Path(__file__).with_name("roles.sql")
 
+# Settings that a session takes over from role, database or server. With other values, a call could fail for
+# the isolation of its session, a crash could undo what was answered, and triggers would not run. They are not
+# set when a session begins, because a transaction pooler would refuse it.
+_SETTINGS = {
+    "server_encoding": "UTF8",
+    "default_transaction_isolation": "read committed",
+    "synchronous_commit": "on",
+    "session_replication_role": "origin",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "transaction_timeout": "0",  # from Postgres 17 on
+}
+# The numbers are milliseconds: at least 5 s, a worker's default deadline.
+_ALSO_ACCEPTED = re.compile(r"read uncommitted|remote_write|remote_apply|[5-9]\d{3}|\d{5,}")
+
 _LOCK = 0x5D17_0001  # key of the advisory lock held while applying the schema; an arbitrary number
 _ATTEMPTS = 600  # while a table is locked, or another process applies the schema
 _PAUSE_SECONDS = 1.0  # between two attempts
@@ -49,6 +64,7 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
 
     Raises SchemaOutdated if the schema cannot be applied.
     """
+    await check_settings(connection)
     for _ in range(_ATTEMPTS):
         # pg_advisory_lock would hold a snapshot while it waits, which would block CREATE INDEX CONCURRENTLY.
         if await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
@@ -58,7 +74,7 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
                     return await read_version(connection)
             finally:
                 if not connection.is_closed():
-                    await connection.execute(f"RESET lock_timeout; SELECT pg_advisory_unlock({_LOCK})")
+                    await connection.execute(f"RESET ALL; SELECT pg_advisory_unlock({_LOCK})")
         await asyncio.sleep(_PAUSE_SECONDS)
     raise SchemaOutdated(
         "A table stays locked, or another process is applying the schema: "
@@ -77,6 +93,7 @@ async def read_version(connection: Connection) -> int:
 
 async def check(connection: Connection) -> None:
     """Raise SchemaOutdated if the schema is too old or missing, PostgresUnavailable on a read-only server."""
+    await check_settings(connection)
     try:
         version = await read_version(connection)
     except asyncpg.InsufficientPrivilegeError:
@@ -87,6 +104,15 @@ async def check(connection: Connection) -> None:
         raise SchemaOutdated
     if await connection.fetchval("SHOW transaction_read_only") == "on":
         raise PostgresUnavailable.counted()
+
+
+async def check_settings(connection: Connection) -> None:
+    """Raise SchemaOutdated if this session has a setting with which the service does not work."""
+    settings = "SELECT name, setting FROM pg_settings WHERE name = ANY($1::text[])"
+    for name, setting in await connection.fetch(settings, [*_SETTINGS]):
+        if setting != _SETTINGS[name] and not _ALSO_ACCEPTED.fullmatch(setting):
+            how = "CREATE DATABASE" if name == "server_encoding" else "ALTER DATABASE or ALTER ROLE"
+            raise SchemaOutdated(f"Postgres has {name} = {setting}: choose {_SETTINGS[name]} by {how}.")
 
 
 async def check_ready(pool: Pool, *, seconds: float) -> None:
@@ -127,5 +153,5 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
         # Statements queue behind an ALTER TABLE that waits for its lock, and their callers time out after a
         # second. A concurrent index build waits for open transactions, and nothing queues behind it.
         lock_wait = "1h" if "CONCURRENTLY" in part else "200ms"
-        await connection.execute(f"SET lock_timeout = '{lock_wait}'")
+        await connection.execute(f"SET lock_timeout = '{lock_wait}'; SET statement_timeout = 0")
         await connection.execute(part)
