@@ -138,7 +138,7 @@ async def test_process_claims_no_more_than_its_connections_carry_and_opens_one_w
     server = ParticularMailServer(connections=1)
     server.goes_on.clear()
     async with server, running_postman(worker_settings, smtp_url=server.url, email_concurrency=8) as postman:
-        await eventually(lambda: server.connections > 1)
+        await eventually(lambda: server.connections > 1 and not postman._opening)  # noqa: SLF001
         monkeypatch.setattr(postman._pauses, "_seconds", 60.0)  # noqa: SLF001 - as after many refusals
         earlier = server.connections
         await eventually(lambda: server.connections > earlier)
