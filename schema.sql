@@ -63,6 +63,9 @@ CREATE TABLE calculation_request (
     idempotency_sha256            bytea     -- of the normalised body: a repeat must have the same hash
 ) WITH (fillfactor = 90);
 
+-- For finding the requests of a time, such as the oldest. The clocks of APIs, which are in the ids, may differ.
+CREATE INDEX calculation_request_created_at ON calculation_request (created_at);
+
 -- For listing a conveyancer's requests, newest first. The index is read backwards from the cursor.
 CREATE INDEX calculation_request_listing ON calculation_request (conveyancer_id, id);
 

@@ -1,7 +1,6 @@
 """The uuid of a calculation request: `req_` and a UUIDv7 as 22 base62 characters, so it sorts by time."""
 
 import re
-from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import product
 from uuid import UUID
@@ -15,16 +14,6 @@ _DIGITS = {character: digit for digit, character in enumerate(_ALPHABET)}
 _PAIRS = ["".join(pair) for pair in product(_ALPHABET, repeat=2)]  # Two digits at a time take half as long.
 _WIDTH = 22
 _SHAPE = re.compile(rf"req_[0-9A-Za-z]{{{_WIDTH}}}", re.ASCII)
-
-
-def first_id_at(time: datetime) -> UUID:
-    """Return the lowest id that a request of this time can have (RFC 9562, section 5.7)."""
-    return UUID(int=max(0, int(time.timestamp() * 1000)) << 80)
-
-
-def time_of(request_id: UUID) -> datetime:
-    """Return when a UUIDv7 was made, to the millisecond."""
-    return datetime.fromtimestamp((request_id.int >> 80) / 1000, UTC)
 
 
 @lru_cache(maxsize=128)  # While an HTTP request is served, its uuid is needed up to four times.

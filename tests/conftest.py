@@ -13,13 +13,13 @@ import aio_pika
 import httpx
 import hypothesis
 import pytest
-import uvloop
 from aio_pika.abc import AbstractChannel, AbstractConnection
 
 from deploy.local.machine.folders import Place
 from deploy.local.servers import lookup as servers
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from deploy.local.servers.server import Server
+from service.addresses import EventLoop
 from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
 from tests.harness import databases, failures, scratch, skips
@@ -67,7 +67,7 @@ def _asyncio_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     pytest-asyncio's hook `pytest_asyncio_loop_factories` gives it to asynchronous tests only: their fixtures
     would be torn down by each of the other tests.
     """
-    return uvloop.new_event_loop
+    return EventLoop
 
 
 @pytest.fixture(scope="session")

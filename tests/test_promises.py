@@ -90,6 +90,7 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("traces get 2 s", "service.telemetry.tracing:FLUSH_SECONDS", 2),
         ("each is tried, up to 20", "service.authentication.signing_keys:_MOST", 20),
         ("(at most 1 MiB)", "service.authentication.signing_keys:_LARGEST_DOCUMENT", MIB),
+        ("keep them for longer than 200 s", "service.postgres.pool:_LONGEST_IDLE_SECONDS", 200),
         ("fetched every 5 minutes", "service.authentication.signing_keys:_REFRESH_SECONDS", 300),
         ("is trusted for 5 minutes", "service.authentication.authenticator:_LONGEST_CACHED_SECONDS", 300),
         ("that it was publishing are released after 3 s", "service.postgres.connections:SILENCE_SECONDS", 3),

@@ -12,6 +12,7 @@ import click
 import structlog
 import uvloop
 
+from service.addresses import EventLoop
 from service.command_line.answering import run
 from service.server.http_server import Address, find_address, spare_loaded_objects, stop_on_signals
 from service.settings import load
@@ -37,7 +38,7 @@ def _work(roles: Collection[str]) -> int:
     try:
         with tracing.exporting(settings, service="calculation-requests-worker"):
             spare_loaded_objects()
-            uvloop.run(_run(settings, roles, probes))
+            uvloop.run(_run(settings, roles, probes), loop_factory=EventLoop)
     except BaseExceptionGroup as failures:
         for failure in failures.exceptions:
             _log.critical("worker_failed", **logs.describe(failure))

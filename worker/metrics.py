@@ -58,14 +58,14 @@ email_delivery_seconds = Histogram(
 discrepancies = Gauge(
     "reconciliation_discrepancies", "Discrepancies found by the last reconciliation.", ["kind"]
 )
-reconciled_at = Gauge(
-    "reconciliation_last_success_timestamp_seconds", "Unix time of the last reconciliation that succeeded."
+reconciliation_age = Gauge(
+    "reconciliation_age_seconds", "Time since this process's last reconciliation that succeeded."
 )
 
 FROM_POSTGRES = (outbox_pending, outbox_retrying, outbox_oldest_age, emails_pending, emails_oldest_age)
 
 # NaN in a process until one of its roles sets the gauge, or forever if no role does.
-for _gauge in (*FROM_POSTGRES, reconciled_at):
+for _gauge in (*FROM_POSTGRES, reconciliation_age):
     _gauge.set(math.nan)
 
 # Create the series now, because Prometheus sees no increase in a series that starts at 1.

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import cast
 
-import asyncpg
 import structlog
 
 from service.calculation_requests.request_secrets import SecretKeyRing, remember_keys
@@ -101,7 +100,7 @@ async def read_gauges(pool: Pool, readings: Sequence[Reading], *, seconds: float
         async with connections.acquired(pool, seconds=seconds) as connection:
             for reading in readings:
                 await reading(connection)
-    except (PostgresUnavailable, asyncpg.UndefinedTableError):
+    except PostgresUnavailable:
         for gauge in metrics.FROM_POSTGRES:
             gauge.set(math.nan)
 

@@ -2,14 +2,14 @@
 
 import asyncio
 import random
-from datetime import UTC, datetime, timedelta
+import time
+from datetime import datetime
 from functools import partial
-from uuid import UUID
 
 import msgspec
 import structlog
 
-from service.identifiers import first_id_at, uuid_of
+from service.identifiers import uuid_of
 from service.outbox.events import RequestCreated
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
@@ -33,11 +33,12 @@ class Discrepancy(msgspec.Struct, frozen=True):
     uuids: list[str]
 
 
-async def find_discrepancies(connection: Connection, first_id: UUID) -> list[Discrepancy]:
-    """Return every discrepancy, even with a count of 0, of the requests from *first_id* on.
+async def find_discrepancies(connection: Connection, since: datetime | None = None) -> list[Discrepancy]:
+    """Return every discrepancy, even with a count of 0, of what was stored since then, or in the last day.
 
     Needs a REPEATABLE READ transaction, so that all statements see the same snapshot.
     """
+    since = since or await connection.fetchval("SELECT now() - interval '1 day'")
     discrepancies = []
     for name, (meaning, statement) in _CHECKS.items():
         rows = await connection.fetch(
@@ -47,16 +48,11 @@ async def find_discrepancies(connection: Connection, first_id: UUID) -> list[Dis
              ORDER BY request_id
              LIMIT 10
             """,  # noqa: S608 - constants only
-            first_id,
+            since,
         )
         count = rows[0]["total"] if rows else 0
         discrepancies.append(Discrepancy(name, meaning, count, [uuid_of(row["request_id"]) for row in rows]))
     return discrepancies
-
-
-async def find_recent(connection: Connection) -> list[Discrepancy]:
-    """Return the discrepancies of the last day's requests. Only `reconcile` checks older ones."""
-    return await find_discrepancies(connection, first_id_at(datetime.now(UTC) - timedelta(days=1)))
 
 
 async def run(pool: Pool, stop: asyncio.Event) -> None:
@@ -77,20 +73,21 @@ async def look(pool: Pool) -> None:
     try:
         async with connections.transaction(pool, seconds=30.0) as connection:  # for a whole day's requests
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            discrepancies = await find_recent(connection)
+            discrepancies = await find_discrepancies(connection)
     except PostgresUnavailable as error:
         _log.warning("reconciliation_failed", error=logs.summarize(error))
         return
     for discrepancy in discrepancies:
         metrics.discrepancies.labels(discrepancy.name).set(discrepancy.count)
-    metrics.reconciled_at.set_to_current_time()
+    succeeded_at = time.monotonic()
+    metrics.reconciliation_age.set_function(lambda: time.monotonic() - succeeded_at)
 
 
 # Within five minutes, request.created should be published and the e-mail recorded in the ledger.
 _NOT_IN_THE_LEDGER = """
     SELECT id AS request_id
       FROM calculation_request AS request
-     WHERE id >= $1
+     WHERE created_at >= $1
        AND created_at < now() - interval '5 min'
        AND NOT EXISTS (SELECT
                          FROM email
@@ -113,7 +110,7 @@ _OVERDUE_EMAILS = f"""
       FROM email
       JOIN calculation_request AS request
         ON request.id = request_id
-     WHERE request_id >= $1
+     WHERE request.created_at >= $1
        AND state = 'pending'
        AND CASE WHEN email_key LIKE '%.{RequestCreated.type}.1' THEN request.created_at
                 ELSE email.created_at END < now() - interval '5 min'
@@ -123,7 +120,7 @@ _OVERDUE_EMAILS = f"""
 _EMAILS_WITHOUT_REQUEST = """
     SELECT DISTINCT request_id
       FROM email
-     WHERE request_id >= $1
+     WHERE created_at >= $1
        AND state = 'pending'
        AND NOT EXISTS (SELECT FROM calculation_request AS request WHERE request.id = request_id)
 """
@@ -131,11 +128,11 @@ _EMAILS_WITHOUT_REQUEST = """
 _OVERDUE_EVENTS = """
     SELECT DISTINCT request_id
       FROM outbox
-     WHERE request_id >= $1
+     WHERE created_at >= $1
        AND created_at < now() - interval '5 min'
 """
 
-# Each discrepancy's meaning, and the statement that finds it in the requests from the id $1 on.
+# Each discrepancy's meaning, and the statement that finds it in what was stored since $1.
 _CHECKS = {
     "request_without_email": (
         "stored over five minutes ago and published, but not in the ledger of e-mails",

@@ -16,6 +16,7 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from jwt.algorithms import AllowedPublicKeys, OKPAlgorithm
 
+from service.addresses import connect_to_any
 from service.telemetry import api_metrics
 
 _ED_25519 = "Ed25519"  # RFC 9864: EdDSA, limited to this curve
@@ -111,7 +112,7 @@ class SigningKeys:
         try:
             self._last_attempt = began = time.monotonic()
             async with asyncio.timeout(_FETCH_SECONDS):
-                document = await self._download()
+                document = await connect_to_any(self._download, seconds=_FETCH_SECONDS)
             if document != self._document:
                 known, self.unused = self.unused, {}
                 self._by_id = await asyncio.to_thread(_read_keys, document, self.unused, known)

@@ -27,7 +27,7 @@ from service.settings import KEY_WAIT_SHARE
 from service.telemetry import tracing
 
 _FIRST_PAUSE_SECONDS = 0.005  # before checking again whether a key is free: about as long as a commit takes
-_NOT_STORED = datetime(1970, 1, 1, tzinfo=UTC)  # until Postgres gives it a time
+_NOT_STORED = datetime(1970, 1, 1, tzinfo=UTC)  # the time of a request until Postgres sets it
 
 
 def new_request(sent: Mapping[str, Any], *, conveyancer_id: str, keys: SecretKeyRing) -> CalculationRequest:
@@ -80,7 +80,7 @@ class Storage:
             with tracing.span("INSERT calculation_request", "client", lambda: _SPAN):
                 row = await self._group_commit.execute(request.id, arguments, until=until, party=firm)
             if row is not None:
-                request.created_at = request.updated_at = row["created_at"]
+                request.created_at = request.updated_at = row[1]
                 self._relay.wake()
                 return request, False
             if idempotency is None:
@@ -125,12 +125,12 @@ def insert_arguments(
 #   the same group commit, because a session can acquire its own lock again.
 # - No request with the key was erased.
 # - No other session is storing a request with the key. The key is locked until the transaction ends. The
-# highest
-#   bit of the number that is locked is set. All other locks of the service have numbers without it.
+#   highest bit of the number that is locked is set. All other locks of the service have numbers without it.
 # - No create with the key was committed after this statement began. ON CONFLICT checks this.
 #
 # The statement never waits for another create, because waiting would delay the whole group, and groups with
 # the same keys could deadlock. ON CONFLICT alone would wait for a create that is storing the key.
+# The time is Postgres's, because machines' clocks differ.
 _COLUMNS = [name for name in CalculationRequest.__struct_fields__ if name not in {"created_at", "updated_at"}]
 _COLUMN_VALUES = ", ".join(f"${6 + index}" for index in range(len(_COLUMNS)))
 INSERT = f"""

@@ -4,7 +4,6 @@ A command is an async function that returns an Answer. Its decorators are click'
 click.ClickException and the errors that `run` expects are printed as one line for the operator.
 """
 
-import asyncio
 import functools
 import getpass
 import json
@@ -17,7 +16,9 @@ from typing import Any
 import click
 import msgspec
 import structlog
+import uvloop
 
+from service.addresses import EventLoop
 from service.calculation_requests.model import RequestNotFound
 from service.command_line import parameters
 from service.command_line.connecting import EXPLAINED
@@ -64,7 +65,7 @@ def answering(function: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[
         logging.disable()
         structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
         try:
-            answer = asyncio.run(function(**arguments))
+            answer = uvloop.run(function(**arguments), loop_factory=EventLoop)
         except KeyboardInterrupt:
             kept = "Interrupted. Work done so far is kept, and the command can be run again."
             raise click.ClickException(kept) from None

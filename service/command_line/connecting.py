@@ -76,7 +76,7 @@ async def bounded_transaction(connection: Connection) -> AsyncIterator[None]:
     Postgres ends the session if the transaction is idle for SILENCE_SECONDS. Raises
     asyncpg.LockNotAvailableError if a lock is not acquired in LOCK_SECONDS.
     """
-    async with connection.transaction():
+    async with connection.transaction(isolation="read_committed"):
         await connection.execute(connections.allow_silence(connections.SILENCE_SECONDS))
         await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s'")
         yield

@@ -3,12 +3,16 @@
 import re
 from contextlib import suppress
 from datetime import MAXYEAR, UTC, datetime, timedelta
+from typing import TypeAlias, cast
 from uuid import UUID
 
 import click
 
 from service import text_rules
 from service.identifiers import parse_uuid
+from service.postgres.pool import Connection
+
+Time: TypeAlias = datetime | timedelta  # or a span before now
 
 
 def line(text: str) -> str:
@@ -28,10 +32,10 @@ def uuid(text: str) -> UUID:
     raise click.BadParameter(f"{text!r} is not the uuid of a request: req_ and 22 letters or digits")
 
 
-def time(text: str) -> datetime:
+def time(text: str) -> Time:
     """Read a time: ISO 8601, in UTC unless it has an offset; or a span before now, such as 90m, 2h or 3d."""
     if span := re.fullmatch("([0-9]{1,4})([mhd])", text):
-        return datetime.now(UTC) - int(span[1]) * timedelta(minutes={"m": 1, "h": 60, "d": 1440}[span[2]])
+        return int(span[1]) * timedelta(minutes={"m": 1, "h": 60, "d": 1440}[span[2]])
     try:
         read = datetime.fromisoformat(text)
     except ValueError:
@@ -39,6 +43,13 @@ def time(text: str) -> datetime:
     if not 1970 < read.year < MAXYEAR:  # No request is older. Later times overflow in calculations.
         raise click.BadParameter(f"{text!r} is not a time like 2026-01-31T09:30:00Z, or 2h")
     return read if read.tzinfo else read.replace(tzinfo=UTC)
+
+
+async def at(connection: Connection, given: Time | None) -> datetime | None:
+    """Return a given time. A span ends now by the clock of Postgres, which dated the rows."""
+    if isinstance(given, timedelta):
+        given = cast("datetime", await connection.fetchval("SELECT now() - $1::interval", given))
+    return given
 
 
 COUNT = click.IntRange(1, 10_000)

@@ -3,6 +3,7 @@
 import click
 import uvloop
 
+from service.addresses import EventLoop
 from service.api.outer_layer import OuterLayer
 from service.app import create_app
 from service.server import http_server, probes
@@ -22,7 +23,7 @@ def serve() -> None:
     probes_address = find_address(settings.host, settings.health_port)
     with tracing.exporting(settings, service="calculation-requests-api"):
         http_server.spare_loaded_objects()
-        uvloop.run(_serve(settings, address, probes_address))
+        uvloop.run(_serve(settings, address, probes_address), loop_factory=EventLoop)
 
 
 async def _serve(settings: ServiceSettings, address: Address, probes_address: Address) -> None:

@@ -70,7 +70,7 @@ async def transaction(
     Postgres ends the session if the transaction is idle for SILENCE_SECONDS. Otherwise, if a client's machine
     disappeared from the network, the client's locks would be held until TCP noticed two hours later.
     """
-    begin = f"BEGIN; {allow_silence(SILENCE_SECONDS)}"
+    begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; {allow_silence(SILENCE_SECONDS)}"
     if not waits_for_disk:
         begin += "; SET LOCAL synchronous_commit = off"
     begin += f"; {settings}"

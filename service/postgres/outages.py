@@ -19,7 +19,10 @@ OUTAGE_ERRORS = (
     asyncpg.ObjectNotInPrerequisiteStateError,  # The database accepts no connections at the moment.
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.TransactionTimeoutError,
 )
+# A deadlock, for example, and a schema that is missing or too old.
+_OTHERS = (asyncpg.TransactionRollbackError, asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError)
 
 
 class PostgresUnavailable(Exception):
@@ -36,7 +39,7 @@ def is_outage(error: BaseException) -> bool:
     """Whether a retry may succeed later. After asyncpg's ValueError for a bad argument or DSN it cannot."""
     if isinstance(error, ValueError):
         return isinstance(error, ssl.SSLCertVerificationError)  # The certificate may be renewed.
-    return isinstance(error, OUTAGE_ERRORS)
+    return isinstance(error, (*OUTAGE_ERRORS, *_OTHERS))
 
 
 def is_harmless(error: BaseException) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import asyncpg
 
+from service.addresses import connect_to_any
 from service.postgres.outages import PostgresUnavailable
 from service.settings import CONNECT_SHARE, Settings
 from service.telemetry import metrics
@@ -18,7 +19,7 @@ Connection: TypeAlias = "asyncpg.Connection[Any]"
 _QUEUE_PER_CONNECTION = 32  # callers that may wait per connection
 _LARGEST_SHARE = 0.5  # of the queue, for one party
 _RECONNECT_PAUSE_SECONDS = 0.25  # after a failed attempt to connect, so that rejecting callers is cheap
-_LONGEST_IDLE_SECONDS = 300.0  # Networks drop idle connections silently.
+_LONGEST_IDLE_SECONDS = 200.0  # Networks drop idle connections silently, usual balancers after 240 s.
 
 
 class Pool:
@@ -163,13 +164,15 @@ class Pool:
         self.idle.pop(connection, None)
 
 
-async def connect(url: str, **options: Any) -> Connection:  # noqa: ANN401 - asyncpg's
+async def connect(url: str, *, timeout: float, **options: Any) -> Connection:  # noqa: ANN401, ASYNC109 - asyncpg's
     """Connect to Postgres with asyncpg's *options*. A user without the right CONNECT is a rejected login."""
+    until = time.monotonic() + timeout
     try:
-        connection: Connection = await asyncpg.connect(url, **options)
+        return await connect_to_any(
+            lambda: asyncpg.connect(url, timeout=until - time.monotonic(), **options), seconds=timeout
+        )
     except asyncpg.InsufficientPrivilegeError as error:
         raise asyncpg.InvalidAuthorizationSpecificationError(str(error)) from error
-    return connection
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import asyncpg
@@ -22,6 +23,21 @@ from service.postgres.pool import Connection, Pool
 
 _SCHEMA = Path(__file__).parents[2] / "schema.sql"  # beside the package, in a checkout and in the image
 _ROLES = Path(__file__).with_name("roles.sql")
+
+# Settings that a session takes over from role, database or server. With other values, a call could fail for
+# the isolation of its session, a crash could undo what was answered, and triggers would not run. They are not
+# set when a session begins, because a transaction pooler would refuse it.
+_SETTINGS = {
+    "server_encoding": "UTF8",
+    "default_transaction_isolation": "read committed",
+    "synchronous_commit": "on",
+    "session_replication_role": "origin",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "transaction_timeout": "0",  # from Postgres 17 on
+}
+# The numbers are milliseconds: at least 5 s, a worker's default deadline.
+_ALSO_ACCEPTED = re.compile(r"read uncommitted|remote_write|remote_apply|[5-9]\d{3}|\d{5,}")
 
 _LOCK = 0x5D17_0001  # key of the advisory lock held while applying the schema; an arbitrary number
 _ATTEMPTS = 600  # while a table is locked, or another process applies the schema
@@ -54,6 +70,7 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
 
     Raises SchemaOutdated if the schema cannot be applied.
     """
+    await check_settings(connection)
     for _ in range(_ATTEMPTS):
         # pg_advisory_lock would hold a snapshot while it waits, which would block CREATE INDEX CONCURRENTLY.
         if await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
@@ -63,7 +80,7 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
                     return await read_version(connection)
             finally:
                 if not connection.is_closed():
-                    await connection.execute(f"RESET lock_timeout; SELECT pg_advisory_unlock({_LOCK})")
+                    await connection.execute(f"RESET ALL; SELECT pg_advisory_unlock({_LOCK})")
         await asyncio.sleep(_PAUSE_SECONDS)
     raise SchemaOutdated(
         "A table stays locked, or another process is applying the schema: "
@@ -82,11 +99,13 @@ async def read_version(connection: Connection) -> int:
     return version or 0
 
 
-async def check(connection: Connection) -> None:
+async def check(connection: Connection) -> str | None:
     """Raise SchemaOutdated if the schema is too old or missing, or the events must be adapted to this server.
 
-    Raises PostgresUnavailable on a read-only server.
+    Raises PostgresUnavailable on a read-only server. Returns a warning if the clocks of this machine and of
+    Postgres differ by more than a minute.
     """
+    await check_settings(connection)
     try:
         version = await read_version(connection)
     except asyncpg.InsufficientPrivilegeError:
@@ -98,6 +117,10 @@ async def check(connection: Connection) -> None:
     await check_transactions(connection)
     if await connection.fetchval("SHOW transaction_read_only") == "on":
         raise PostgresUnavailable.counted()
+    here, there = datetime.now(UTC), await connection.fetchval("SELECT clock_timestamp()")
+    if abs(here - there) <= timedelta(minutes=1):
+        return None
+    return f"this machine's clock shows {here:%Y-%m-%dT%H:%M:%SZ}, and Postgres's {there:%Y-%m-%dT%H:%M:%SZ}"
 
 
 async def check_transactions(connection: Connection) -> None:
@@ -119,10 +142,19 @@ _HAS_FUTURE_TRANSACTIONS = """
 """
 
 
-async def check_ready(pool: Pool, *, seconds: float) -> None:
-    """Check that Postgres answers, accepts writes, and has a recent enough schema. Raises as `check` does."""
+async def check_settings(connection: Connection) -> None:
+    """Raise SchemaOutdated if this session has a setting with which the service does not work."""
+    settings = "SELECT name, setting FROM pg_settings WHERE name = ANY($1::text[])"
+    for name, setting in await connection.fetch(settings, [*_SETTINGS]):
+        if setting != _SETTINGS[name] and not _ALSO_ACCEPTED.fullmatch(setting):
+            how = "CREATE DATABASE" if name == "server_encoding" else "ALTER DATABASE or ALTER ROLE"
+            raise SchemaOutdated(f"Postgres has {name} = {setting}: choose {_SETTINGS[name]} by {how}.")
+
+
+async def check_ready(pool: Pool, *, seconds: float) -> str | None:
+    """Check that Postgres answers, accepts writes, and has a recent enough schema, as `check` does."""
     async with connections.acquired(pool, seconds=seconds) as connection:
-        await check(connection)
+        return await check(connection)
 
 
 async def _apply(connection: Connection, versions: Sequence[str]) -> None:
@@ -159,7 +191,7 @@ async def _apply(connection: Connection, versions: Sequence[str]) -> None:
         # Statements queue behind an ALTER TABLE that waits for its lock, and their callers time out after a
         # second. A concurrent index build waits for open transactions, and nothing queues behind it.
         lock_wait = "1h" if "CONCURRENTLY" in part else "200ms"
-        await connection.execute(f"SET lock_timeout = '{lock_wait}'")
+        await connection.execute(f"SET lock_timeout = '{lock_wait}'; SET statement_timeout = 0")
         await connection.execute(part)
     if await connection.fetchval(_HAS_FUTURE_TRANSACTIONS):
         # A logical copy brought the events from another server, whose transactions mean nothing here: later

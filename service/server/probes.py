@@ -41,13 +41,14 @@ def lasting_readiness(pool: Pool, *, seconds: float) -> Check:
     outdated schema still fails the returned check, because other processes may not have this fault.
     """
     has_passed, opened = False, 0  # *opened*: how many connections the pool had opened by then
+    warning: str | None = None
 
     async def run() -> str | None:
-        nonlocal has_passed, opened
+        nonlocal has_passed, opened, warning
         if has_passed and pool.opened and pool.opened_count == opened:
-            return _REJECTED_LOGIN if pool.is_login_rejected else None
+            return _REJECTED_LOGIN if pool.is_login_rejected else warning
         try:
-            await schema.check_ready(pool, seconds=seconds)
+            warning = await schema.check_ready(pool, seconds=seconds)
         except PostgresUnavailable as error:
             if pool.is_login_rejected and not pool.opened:
                 has_passed = False
@@ -55,7 +56,7 @@ def lasting_readiness(pool: Pool, *, seconds: float) -> Check:
                 raise
             return _state(error)
         has_passed, opened = True, pool.opened_count
-        return None
+        return warning
 
     return run
 

@@ -46,7 +46,7 @@ PENDING = "emails_pending"
 REFUSED = 'emails_total{outcome="failed"}'
 INTERNAL_ERROR = 'emails_total{outcome="internal_error"}'
 FAILURES = 'background_failures_total{work="relay"}'
-RECONCILED = "reconciliation_last_success_timestamp_seconds"
+RECONCILED = "reconciliation_age_seconds"
 STANDBYS = "cnpg_pg_replication_streaming_replicas"
 NOT_ARCHIVED = "cnpg_pg_stat_archiver_last_failed_time"
 ARCHIVED = "cnpg_pg_stat_archiver_last_archived_time"
@@ -292,9 +292,9 @@ CASES: dict[str, list[Case]] = {
         silent("all adds up", {'reconciliation_discrepancies{kind="request_without_email"}': "0x60"}, at=11),
     ],
     "ReconciliationNotRun": [
-        fires("never again", {RECONCILED: "0x320"}, at=75),
-        silent("not yet", {RECONCILED: " ".join(["NaN"] * 20 + ["300"] * 40)}, at=12),
-        silent("every time", {RECONCILED: "0+15x320"}, at=75),
+        fires("never again", {RECONCILED: "0+15x320"}, at=75),
+        silent("not yet", {RECONCILED: " ".join(["NaN"] * 20 + ["0"] * 40)}, at=12),
+        silent("every time", {RECONCILED: "300x320"}, at=75),
     ],
     "EngineNotWatched": [
         silent("all are", ALL_ENGINES, at=17),

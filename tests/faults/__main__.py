@@ -19,7 +19,7 @@ from tests.faults.verdict.invariants import check_all
 from tests.faults.verdict.records import Record
 from tests.faults.verdict.report import table, verdict
 
-_ROUND_SECONDS = 190.0  # in which every fault is injected once, mixed or alone
+_ROUND_SECONDS = 210.0  # in which every fault is injected once, mixed or alone
 
 
 def main() -> int:

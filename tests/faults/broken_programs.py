@@ -1,9 +1,11 @@
 """The programs with one part broken on purpose, to see the harness find it: `… NAME worker relay`."""
 
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import count
 from typing import Any
@@ -11,11 +13,13 @@ from uuid import UUID
 
 import msgspec
 from aiosmtplib import SMTP
+from msgspec.structs import replace
 
 from service import __main__ as service
 from service import json_faults
 from service.api import requests
 from service.authentication.signing_keys import SigningKeys
+from service.postgres import connections
 from service.postgres.pool import Connection
 from worker import __main__ as worker
 from worker.consumers import incoming
@@ -25,6 +29,7 @@ from worker.mail.ledger import Email
 from worker.relay import pointers
 from worker.relay.pointers import OutboxEvent
 from worker.relay.publisher import Publisher, PublishResult
+from worker.retention import Retention
 
 _FORGET_EVERY = 50
 
@@ -117,6 +122,28 @@ def keep_bodies() -> None:
     incoming.read = read_and_keep
 
 
+def trust_clocks() -> None:
+    """Compare stored times with this machine's clock, and erase by the APIs' clocks, which are in the ids."""
+    claim = ledger.claim
+
+    async def find_oldest(self: Retention) -> list[UUID]:
+        oldest = datetime.now(UTC) - timedelta(days=self._days)
+        async with connections.acquired(self._pool, seconds=self._seconds) as connection:
+            rows = await connection.fetch(
+                "SELECT id FROM calculation_request WHERE id < $1 LIMIT 10",
+                UUID(int=int(oldest.timestamp() * 1000) << 80),
+            )
+        return [row["id"] for row in rows]
+
+    async def claim_by_clock(*arguments: Any, **options: Any) -> tuple[list[Email], int]:
+        offset = time.monotonic() - time.time()
+        claimed, others = await claim(*arguments, **options)
+        return [replace(each, added=each.created_at.timestamp() + offset) for each in claimed], others
+
+    Retention._find_oldest = find_oldest  # type: ignore[method-assign] # noqa: SLF001
+    ledger.claim = claim_by_clock
+
+
 def fetch_keys_once() -> None:
     """Never fetch the issuer's keys again. `end_to_end/test_authorization_server.py` finds it."""
     SigningKeys._fetch = cache(SigningKeys._fetch)  # type: ignore[method-assign] # noqa: SLF001
@@ -132,6 +159,7 @@ BREAKAGES: dict[str, Callable[[], Any]] = {
     "keeps-sessions": keep_sessions,
     "keeps-bodies": keep_bodies,
     "forgets-keys": forget_keys,
+    "trusts-clocks": trust_clocks,
     "fetches-keys-once": fetch_keys_once,
 }
 _PROGRAMS = {"service": service.main, "worker": worker.main}

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import Place, Report, working_folder
-from tests.faults.catalogue.fault import CLUSTER_FAULTS, FAULTS, Fault
+from tests.faults.catalogue.fault import CLOCKS, CLUSTER_FAULTS, FAULTS, Fault
 from tests.faults.plan import LOCAL, Plan
 from tests.faults.verdict.latency import recovered_after
 from tests.faults.verdict.records import Record, Recovery
@@ -18,6 +19,7 @@ from tests.faults.verdict.stocktaking import drained, take_stock
 from tests.faults.world import stage
 from tests.faults.world.clustered import clustered_servers
 from tests.faults.world.world import World
+from tests.harness.programs import variables_of_clock
 from tests.harness.servers import Servers, private_servers
 from tests.harness.waiting import until
 
@@ -81,7 +83,7 @@ async def _live(plan: Plan, world: World, report: Report) -> None:
 async def _inject_all(plan: Plan, world: World, report: Report) -> None:
     """Inject one round in a cluster, else rounds until the plan is fulfilled or its overtime is over."""
     faults = CLUSTER_FAULTS if plan.cluster else FAULTS
-    faults = [fault for fault in faults if not plan.faults or fault.name in plan.faults]
+    faults = _possible([fault for fault in faults if not plan.faults or fault.name in plan.faults], report)
     record = world.record
     began = time.monotonic()
     for group in mixed(faults, world.chance) if plan.cluster else rounds(faults, world.chance):
@@ -97,6 +99,18 @@ async def _inject_all(plan: Plan, world: World, report: Report) -> None:
             f"recovered in {last.seconds:5.2f} s from {' + '.join(last.faults)}"
         )
         await asyncio.sleep(_PAUSE_SECONDS)
+
+
+def _possible(faults: list[Fault], report: Report) -> list[Fault]:
+    """Leave out the faults of clocks, and say so, on a machine without libfaketime."""
+    of_clocks = [fault for fault in faults if CLOCKS in fault.touches]
+    try:
+        if of_clocks:
+            variables_of_clock(0)
+    except LocalStackError as reason:
+        report(f"left out: {', '.join(fault.name for fault in of_clocks)}: {reason}")
+        return [fault for fault in faults if fault not in of_clocks]
+    return faults
 
 
 def _shortfalls(plan: Plan, faults: Sequence[Fault], record: Record) -> Iterator[str]:

@@ -54,6 +54,9 @@ async def test_broken_program_is_found_in_a_cluster():
         # Twice, because on a busy machine one fault leaves few connections open.
         ("keeps-sessions", ["sender refused", "--times", "2"], "BREACH: mail connections bounded"),
         ("keeps-bodies", ["deep messages"], "BREACH: memory bounded"),
+        ("trusts-clocks", ["relay's clock ahead"], "BREACH: nothing lost"),
+        ("trusts-clocks", ["API's clock behind"], "BREACH: nothing lost"),
+        ("trusts-clocks", ["sender's clock ahead"], "BREACH: nothing lost"),
         ("forgets-keys", ["APIs killed amid repeats"], "BREACH: one key is one request"),
     ],
 )

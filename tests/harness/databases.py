@@ -95,6 +95,11 @@ async def connected(url: str, **options: Any) -> AsyncIterator[Connection]:
         await connection.close()
 
 
+def failing_for_all_roles(table: str) -> str:
+    """Return SQL after which every statement of our roles on *table* fails, as by a fault of our own."""
+    return f"CREATE POLICY fault ON {table} USING (1 / 0 = 1); ALTER TABLE {table} ENABLE ROW LEVEL SECURITY"
+
+
 async def has_waiting_statement(database: Connection) -> bool:
     return await count_waiting_statements(database) > 0
 

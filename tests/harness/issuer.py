@@ -65,8 +65,8 @@ def api_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
 class HttpsIssuer(AnsweringServer):
     """A key server that answers every request with `answer`, and counts the requests."""
 
-    def __init__(self, authority: Authority) -> None:
-        super().__init__(status(503), authority.server_context())
+    def __init__(self, authority: Authority, *, address: str = "127.0.0.1") -> None:
+        super().__init__(status(503), authority.server_context(address=address))
 
     @property
     def url(self) -> str:

@@ -1,9 +1,14 @@
-"""Programs that come from Debian's packages."""
+"""Programs and libraries that come from Debian's packages."""
+
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
+
+Found = TypeVar("Found")
 
 
 def debian_program(program: str, *, package: str | None = None) -> list[str]:
@@ -11,7 +16,30 @@ def debian_program(program: str, *, package: str | None = None) -> list[str]:
 
     Skips the test if the program is neither installed nor to be downloaded.
     """
+    return _or_skip(program, lambda: packages.command(program, package=package or program))
+
+
+def clock_off_by(days: int) -> dict[str, str]:
+    """Return the variables with which a process has a clock that is so many days ahead, or behind if < 0.
+
+    Its monotonic clock is right. Skips the test if libfaketime cannot be downloaded.
+    """
+    return _or_skip("libfaketime", lambda: variables_of_clock(days))
+
+
+def variables_of_clock(days: int) -> dict[str, str]:
+    """Return what `clock_off_by` does. Raises LocalStackError instead of a skip."""
+    found = packages.unpacked("libfaketime").glob("usr/lib/*/faketime/libfaketime.so.1")
+    return {
+        "LD_PRELOAD": str(next(found)),
+        "FAKETIME": f"{days:+d}d",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DISABLE_SHM": "1",
+    }
+
+
+def _or_skip(name: str, find: Callable[[], Found]) -> Found:
     try:
-        return packages.command(program, package=package or program)
+        return find()
     except LocalStackError as reason:
-        pytest.skip(f"{program} is missing: {reason}")
+        pytest.skip(f"{name} is missing: {reason}")

@@ -52,7 +52,7 @@ async def insert(
     arguments = storing.insert_arguments(request, idempotency, traceparent)
     row = await connection.fetchrow(storing.INSERT, *arguments)
     if row is not None:
-        request.created_at = request.updated_at = row["created_at"]
+        request.created_at = request.updated_at = row[1]
     return row is not None
 
 

@@ -1,6 +1,7 @@
 """What the tests of the worker have in common: stored requests, their events, and what the broker got."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from structlog.typing import EventDict
 
 from service.calculation_requests.changing import change
 from service.calculation_requests.model import CalculationRequest
-from service.identifiers import first_id_at, new_request_id
+from service.identifiers import new_request_id
 from service.outbox import asyncapi
 from service.outbox.events import RequestCreated, RequestEmailSent
 from service.outbox.waking import RelayWaker
@@ -57,7 +58,7 @@ async def store(
 
 async def store_old(connection: Connection, at: datetime, number: int = 0) -> CalculationRequest:
     """Store a request as one that was made then. Its id is the first one of that time, or a later one."""
-    old_id = UUID(int=first_id_at(at).int + number)
+    old_id = UUID(int=(int(at.timestamp() * 1000) << 80) + number)  # a UUIDv7 (RFC 9562, section 5.7)
     request = msgspec.structs.replace(stored.new_request(), id=old_id)
     assert await stored.insert(connection, request)
     await connection.execute("UPDATE calculation_request SET created_at = $1 WHERE id = $2", at, old_id)
@@ -90,11 +91,12 @@ def outbox_event(number: int, **changes: Any) -> OutboxEvent:
         request_id=new_request_id(),
         sequence=number,
         traceparent=None,
-        created_at=datetime.now(UTC),
+        written=time.monotonic(),
         attempts=0,
         is_held=False,
         type="request.calculated",
         event_id=str(number),
+        time=datetime.now(UTC),
         payload=b"{}",
     )
     return msgspec.structs.replace(event, **changes)

@@ -33,7 +33,7 @@ def row_of(payload: dict[str, Any]) -> OutboxEvent:
         event_id=payload["id"],
         traceparent=payload["traceparent"],
         payload=msgspec.json.encode(asyncapi.example_of(event, traceparent=payload["traceparent"])),
-        created_at=asyncapi.EXAMPLE_TIME,
+        time=asyncapi.EXAMPLE_TIME,
     )
 
 
@@ -47,7 +47,7 @@ async def test_example_of_an_event_is_what_is_published(publisher, tap, event):
     message = await eventually(lambda: take(tap))
     assert outcome.confirmed == {row.event_id}
     assert (message.message_id, message.delivery_mode) == (row.event_id, DeliveryMode.PERSISTENT)
-    assert message.timestamp == row.created_at.replace(microsecond=0)
+    assert message.timestamp == row.time
     assert message.routing_key == DOCUMENT["channels"][event.type]["address"]
     assert message.content_type == MESSAGES[event.type]["contentType"]
     assert message.type == MESSAGES[event.type]["bindings"]["amqp"]["messageType"]

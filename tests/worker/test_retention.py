@@ -30,7 +30,7 @@ async def kept(database) -> set[UUID]:
 
 
 async def test_two_workers_erase_each_older_request_once_and_no_other(database, retention):
-    for number in range(30):
+    for number in range(10):
         await store_old(database, days_ago(DAYS + 1), number)
     young = [await store_old(database, days_ago(DAYS - 1), number) for number in range(3)]
 
@@ -38,9 +38,19 @@ async def test_two_workers_erase_each_older_request_once_and_no_other(database, 
     await retention.erase_old(asyncio.Event())
 
     assert await kept(database) == {request.id for request in young}
-    assert await database.fetchval("SELECT count(*) FROM erased_request") == 30
-    assert await database.fetchval("SELECT count(*) FROM event WHERE type = 'request.email_failed'") == 30
+    assert await database.fetchval("SELECT count(*) FROM erased_request") == 10
+    assert await database.fetchval("SELECT count(*) FROM event WHERE type = 'request.email_failed'") == 10
     await assert_sound(database, found=["email_overdue"])  # Nothing sends the e-mails of the young.
+
+
+async def test_round_erases_few_requests_and_the_oldest(database, retention):
+    stored = [await store_old(database, days_ago(DAYS + 20 - number)) for number in range(12)]
+
+    await retention.erase_old(asyncio.Event())
+    assert await kept(database) == {request.id for request in stored[10:]}
+    await retention.erase_old(asyncio.Event())
+
+    assert await kept(database) == set()
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ async def _requests(settings: EmailSettings) -> AsyncIterator[Finding]:
         connecting.postgres(settings.database_url) as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
-        found = [each for each in await reconciliation.find_recent(connection) if each.count]
+        found = [each for each in await reconciliation.find_discrepancies(connection) if each.count]
     for discrepancy in found:
         do = f"`python -m worker trace {discrepancy.uuids[0]}` shows one of them, `reconcile` all"
         yield Finding("wrong", discrepancy.name, f"{discrepancy.count} requests: {discrepancy.meaning}", do)

@@ -26,7 +26,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     request_id: UUID | None = None
     conveyancer_id: str | None = None
     reply: str | None = None  # the code or a part of the mail server's last reply
-    since: datetime | None = None  # for settled_at or, if the e-mail is pending, created_at
+    since: parameters.Time | None = None  # for settled_at or, if the e-mail is pending, created_at
 
     def check_is_narrow(self) -> None:
         """Raise UsageError if all e-mails are chosen."""
@@ -180,6 +180,7 @@ async def read(
 
     *only_last* leaves out e-mails that another e-mail has followed, and those of erased requests.
     """
+    choice = msgspec.structs.replace(choice, since=await parameters.at(connection, choice.since))
     rows = await connection.fetch(_READ, *msgspec.structs.astuple(choice), state, only_last, limit)
     return [LedgerEmail(**row) for row in rows]
 
@@ -215,6 +216,7 @@ async def _find_unrecorded(connection: Connection, choice: Choice) -> list[str]:
 
     Such an e-mail is chosen by the uuid, firm and created_at of its request.
     """
+    choice = msgspec.structs.replace(choice, since=await parameters.at(connection, choice.since))
     rows = await connection.fetch(
         """
         SELECT id

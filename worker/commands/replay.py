@@ -35,13 +35,14 @@ class Tally(msgspec.Struct):
 @click.option("--uuid", "request_id", type=parameters.uuid, help="Only events of this request: req_…")
 @answering
 @on_record
-async def replay_events(*, since: datetime | None, request_id: UUID | None, by: Operator) -> Answer:
+async def replay_events(*, since: parameters.Time | None, request_id: UUID | None, by: Operator) -> Answer:
     """Publish events again with the same ids and bodies, but without their traces."""
     if since is None and request_id is None:
         raise click.UsageError("say which events to replay: --from, or --uuid")
     async with connecting.postgres() as connection:
         if request_id is not None and not await reading.find_existing(connection, [request_id]):
             await reading.raise_not_found(connection, request_id)
+        since = await parameters.at(connection, since)
         chosen = await connection.fetch(_CHOOSE, since, request_id)
         subject = f"{sum(row['events'] for row in chosen)} events from {cell(since)} on"
         await operator_actions.record(connection, "outbox replay", [(request_id, subject)], by)

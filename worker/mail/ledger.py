@@ -15,6 +15,7 @@ A refusal is a reply that is not an acceptance, or no reply at all (replies.py).
 a connection to the mail server takes it (postman.py).
 """
 
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal, TypeAlias
@@ -23,10 +24,9 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests.changing import change_all
-from service.calculation_requests.email_changes import EmailEnd, announce_ends, first_email_key
+from service.calculation_requests.email_changes import EmailEnd, announce_ends
 from service.calculation_requests.model import REQUEST_COLUMNS, CalculationRequest
-from service.identifiers import time_of
-from service.outbox.events import Reason
+from service.outbox.events import Reason, RequestCreated
 from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
 from worker import metrics
@@ -42,12 +42,10 @@ class Email(msgspec.Struct, frozen=True):
     created_at: datetime
     attempts: int
     traceparent: str | None
-
-    @property
-    def caused_at(self) -> datetime:
-        """When the request was created or, for a later e-mail of the request, when that e-mail was added."""
-        is_first = self.email_key == first_email_key(self.request.id)
-        return time_of(self.request.id) if is_first else self.created_at
+    # By time.monotonic, because only Postgres's clock can be compared with stored times: when the e-mail was
+    # added, and when its request was created or, for a later e-mail of the request, when that was added.
+    added: float
+    caused: float
 
     def ended(self, reply: str, reason: Reason | None = None, smtp_code: int = 0) -> EmailEnd:
         """Return the outcome `sent` or, with a *reason*, `failed`."""
@@ -118,11 +116,10 @@ async def claim(
     a crash, failover or restart. The process that claimed them could not renew the claims meanwhile, and may
     still record the mail server's reply.
     """
-    rows = await connection.fetch(_CLAIM, process_id, limit, seconds, under_way)
+    rows = await connection.fetch(_CLAIM, process_id, limit, seconds, under_way, time.monotonic())
+    number = len(CalculationRequest.__struct_fields__)
     emails = [
-        Email(CalculationRequest(*request), firm, email_key, created_at, attempts, traceparent)
-        for is_claimed, *request, firm, email_key, created_at, attempts, traceparent in rows
-        if is_claimed
+        Email(CalculationRequest(*row[:number]), *row[number:]) for is_claimed, *row in rows if is_claimed
     ]
     return emails, len(rows) - len(emails)
 
@@ -135,6 +132,8 @@ async def claim(
 #
 # A crash of Postgres empties postgres_up, which is unlogged. The first claim afterwards adds the row `since`,
 # but does not see it yet: a statement does not see its own INSERT. So it takes over no claim.
+#
+# The request's time has no fractions of seconds, and its e-mail is nearly always added at once.
 #
 # With LATERAL and LIMIT, Postgres reads each request by its primary key. For a join, a generic plan, which
 # expects many e-mails, might read the whole table.
@@ -175,7 +174,12 @@ _CLAIM = f"""
        AND email.email_key = ANY (ARRAY (SELECT email_key FROM due)) -- so that a generic plan uses the index
     RETURNING claimed_by IS NOT NULL, {REQUEST_COLUMNS},
               (SELECT name FROM conveyancer WHERE id = request.conveyancer_id),
-              email.email_key, email.created_at, attempts, traceparent
+              email.email_key, email.created_at, attempts, traceparent,
+              $5 - extract(epoch FROM now() - email.created_at)::float8,
+              $5 - extract(epoch FROM now() - least(
+                   email.created_at,
+                   CASE WHEN email.email_key LIKE '%.{RequestCreated.type}.1'
+                        THEN request.created_at + interval '1 s' END))::float8
 """  # noqa: S608 - constants only
 
 

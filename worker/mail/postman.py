@@ -4,7 +4,6 @@ import asyncio
 import math
 import time
 from contextlib import AbstractContextManager, suppress
-from datetime import UTC, datetime
 from typing import cast
 
 import structlog
@@ -257,8 +256,7 @@ class Postman:
         others_accepted = time.monotonic() < self._accepted_at + longest_pause
         if reply.is_acceptance:
             self._accepted_at = time.monotonic()
-            age = datetime.now(UTC) - email.caused_at
-            metrics.email_delivery_seconds.observe(max(0.0, age.total_seconds()))
+            metrics.email_delivery_seconds.observe(max(0.0, self._accepted_at - email.caused))
         return outcome_of(reply, email, self._settings, others_accepted=others_accepted)
 
     def _may_send_content(self, email: Email) -> bool:

@@ -1,7 +1,7 @@
 """The meaning of a mail server's reply for an e-mail: whose fault a refusal is, and the outcome."""
 
 import re
-from datetime import UTC, datetime
+import time
 from typing import Literal, NamedTuple, TypeAlias
 
 from worker.mail.ledger import Email, Outcome, Release
@@ -95,7 +95,7 @@ def outcome_of(reply: Reply, email: Email, settings: EmailSettings, *, others_ac
     fault = reply.fault
     if reply.code >= 500 and fault != "sender":
         return email.ended(reply.words, "refused", reply.code)
-    age = (datetime.now(UTC) - email.created_at).total_seconds()
+    age = time.monotonic() - email.added
     if email.attempts and age >= settings.email_give_up_seconds and (fault != "sender" or others_accepted):
         return email.ended(reply.words, "gave_up", reply.code)
     # A larger power, such as 2 ** 1024, may be too large for a float.

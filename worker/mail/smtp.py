@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 import aiosmtplib
 from aiosmtplib import SMTPException, SMTPResponse, SMTPResponseException, SMTPServerDisconnected
 
+from service.addresses import connect_to_any
 from service.command_line.connecting import reason
 from service.telemetry.tracing import Attributes
 from worker.mail.replies import NO_REPLY, Reply, storable
@@ -114,6 +115,12 @@ class Mailer:
     async def connect(self) -> aiosmtplib.SMTP:
         """Return a new connection, encrypted and logged in. Raises aiosmtplib's errors."""
         self._greeting_name = self._greeting_name or await asyncio.to_thread(_name_of_this_machine)
+        connection = await connect_to_any(self._greet, seconds=self._seconds)
+        if self._username is not None:
+            await self._log_in(connection, self._username)
+        return connection
+
+    async def _greet(self) -> aiosmtplib.SMTP:
         connection = aiosmtplib.SMTP(
             hostname=self._host,
             port=self._port,
@@ -124,8 +131,6 @@ class Mailer:
             local_hostname=self._greeting_name,
         )
         await connection.connect()
-        if self._username is not None:
-            await self._log_in(connection, self._username)
         return connection
 
     async def _log_in(self, connection: aiosmtplib.SMTP, username: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import aio_pika
 import aiormq.abc
@@ -13,6 +14,7 @@ from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 from pamqp.commands import Connection
 from yarl import URL
 
+from service.addresses import connect_to_any
 from service.command_line import connecting
 from service.telemetry import logs
 from worker import metrics
@@ -96,7 +98,8 @@ async def is_blocked(channel: aiormq.abc.AbstractChannel) -> bool:
 async def open_connection(url: str | URL, *, name: str, seconds: float) -> AsyncIterator[AbstractConnection]:
     """Connect within *seconds*, yield the connection, and close it. Raises BrokerUnavailable."""
     async with _in_time(seconds):
-        connection = await aio_pika.connect(URL(url).update_query(heartbeat=_HEARTBEAT_SECONDS, name=name))
+        asked = URL(url).update_query(heartbeat=_HEARTBEAT_SECONDS, name=name)
+        connection = await connect_to_any(partial(aio_pika.connect, asked), seconds=seconds)
     try:
         yield connection
     finally:

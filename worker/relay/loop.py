@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -191,10 +190,10 @@ class Relay:
 
 
 def _report(delivered: Sequence[OutboxEvent], failed: Sequence[OutboxEvent], result: PublishResult) -> None:
-    now = datetime.now(UTC)
+    now = time.monotonic()
     for event in delivered:
         metrics.events_published.labels(event.type).inc()
-        metrics.delivery_seconds.observe(max(0.0, (now - event.created_at).total_seconds()))
+        metrics.delivery_seconds.observe(max(0.0, now - event.written))
         if event.is_held:
             _log.info("held_event_published", attempts=event.attempts + 1, **_story(event))
     for event in failed:

@@ -6,6 +6,7 @@ does not confirm it. Then it is held, with the later events of its request, unti
 attempt. Once RabbitMQ has confirmed a held event, the later events of its request are pending again.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -31,11 +32,12 @@ class OutboxEvent(msgspec.Struct, frozen=True, kw_only=True):
     request_id: UUID
     sequence: int
     traceparent: str | None
-    created_at: datetime
+    written: float  # at created_at, by time.monotonic: only Postgres's clock can be compared with created_at
     attempts: int
     is_held: bool
     type: str
     event_id: str  # also the AMQP message id
+    time: datetime
     payload: bytes  # the message body
 
 
@@ -46,7 +48,7 @@ async def lock(connection: Connection, *, pending: int, held: int) -> list[Outbo
     read in a second statement, because its snapshot must be younger than the locks. Otherwise an event would
     be published as it was before an erasure that was committed meanwhile.
     """
-    pointers = await connection.fetch(_LOCK, pending, held)
+    pointers = await connection.fetch(_LOCK, pending, held, time.monotonic())
     keys = [row["request_id"] for row in pointers], [row["sequence"] for row in pointers]
     rows = await connection.fetch(_READ, *keys) if pointers else []
     return [_event(pointers[row["place"] - 1], row) for row in rows]
@@ -55,7 +57,7 @@ async def lock(connection: Connection, *, pending: int, held: int) -> list[Outbo
 def _event(pointer: Mapping[str, Any], kept: Mapping[str, Any]) -> OutboxEvent:
     event = kept_event(kept, pointer["traceparent"])
     payload = msgspec.json.encode(event)
-    return OutboxEvent(**pointer, type=event.type, event_id=event.id, payload=payload)
+    return OutboxEvent(**pointer, type=event.type, event_id=event.id, time=kept["time"], payload=payload)
 
 
 # Postgres allows no FOR UPDATE with UNION, so each part locks its own rows. `IS NULL` is not written as NOT
@@ -66,9 +68,12 @@ _FIRST = """
       WHERE earlier.request_id = outbox.request_id
         AND earlier.sequence < outbox.sequence
       LIMIT 1) IS NULL"""
+_POINTER = """
+    ctid, request_id, sequence, traceparent, attempts, next_attempt_at IS NOT NULL AS is_held,
+    $3 - extract(epoch FROM statement_timestamp() - created_at)::float8 AS written"""
 _LOCK = f"""
     WITH pending AS MATERIALIZED (
-        SELECT ctid, request_id, sequence, traceparent, created_at, attempts, false AS is_held
+        SELECT {_POINTER}
           FROM outbox
          WHERE next_attempt_at IS NULL
            AND {_FIRST}
@@ -76,7 +81,7 @@ _LOCK = f"""
          LIMIT $1
            FOR UPDATE OF outbox SKIP LOCKED
     ), held AS MATERIALIZED (
-        SELECT ctid, request_id, sequence, traceparent, created_at, attempts, true AS is_held
+        SELECT {_POINTER}
           FROM outbox
          WHERE next_attempt_at <= statement_timestamp()
            AND {_FIRST}

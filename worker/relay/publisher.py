@@ -127,7 +127,7 @@ class Publisher:
             headers=headers,
             delivery_mode=DeliveryMode.PERSISTENT,
             message_id=event_id,
-            timestamp=row.created_at,
+            timestamp=row.time,
             message_type=row.type,
         )
         mandatory = row.type in events.MUST_BE_ROUTED

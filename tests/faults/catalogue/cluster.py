@@ -4,10 +4,8 @@ import asyncio
 from functools import partial
 
 from tests.faults.catalogue.fault import CLUSTER_FAULTS, fault
-from tests.faults.world.workers import Worker
 from tests.faults.world.world import World
 from tests.harness.rabbitmq_cluster import Node
-from tests.harness.waiting import until
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BLOCKED
 
@@ -15,7 +13,6 @@ _DOWN_SECONDS = 5.0
 _DYING_SECONDS = 1.0
 _FROZEN_SECONDS = 30.0
 _APART_SECONDS = 60.0
-_NAMED_SECONDS = 60.0
 
 _of_cluster = partial(fault, repeats=True, among=CLUSTER_FAULTS)
 
@@ -36,7 +33,7 @@ async def kill_majority(world: World) -> None:
     """SIGKILL to two nodes at once. The third then closes its connections."""
     victims = world.chance.sample(world.cluster.nodes.nodes, k=2)
     await asyncio.gather(*(node.kill() for node in victims))
-    await _is_named(world, world.of_role("relay")[0], "RabbitMQ at AMQP_URL is", "wrong    rabbitmq")
+    await world.is_named(world.of_role("relay")[0], "RabbitMQ at AMQP_URL is", "wrong    rabbitmq")
     await asyncio.gather(*(node.start() for node in victims))
 
 
@@ -76,7 +73,7 @@ async def alarm_one_node(world: World) -> None:
     node = world.chance.choice(world.cluster.nodes.nodes)
     await node.raise_disk_alarm()
     try:
-        await _is_named(world, world.of_role("relay")[0], BLOCKED, BLOCKED)
+        await world.is_named(world.of_role("relay")[0], BLOCKED, BLOCKED)
     finally:
         await node.clear_disk_alarm()
 
@@ -87,7 +84,7 @@ async def kill_node_and_primary(world: World) -> None:
     servers = world.cluster
     leader = await servers.nodes.leader(topology.NOTIFICATIONS.name)
     await asyncio.gather(leader.kill(), servers.pair.primary.kill())
-    await _is_named(world, world.of_role("api")[0], "Postgres is unreachable", "wrong    postgres")
+    await world.is_named(world.of_role("api")[0], "Postgres is unreachable", "wrong    postgres")
     await servers.pair.promote()
     servers.to_postgres.lead_to(servers.pair.standby_url)
     await leader.start()
@@ -102,16 +99,3 @@ async def _connect_relays_to_leader(world: World) -> Node:
         await relay.broker.cut()
     await asyncio.gather(*(relay.may_become_ready() for relay in relays))
     return leader
-
-
-async def _is_named(world: World, process: Worker, by_probe: str, by_doctor: str) -> None:
-    """Record that the outage of this moment is not named, unless both name it in time."""
-    said = "", ""
-
-    async def are_right() -> bool:
-        nonlocal said
-        said = await process.explanations()
-        return by_probe in said[0] and by_doctor in said[1]
-
-    if not await until(are_right, seconds=_NAMED_SECONDS):
-        world.record.unnamed.append(f"{process.name} says {said[0]}, and doctor: {said[1]}")

@@ -26,6 +26,7 @@ class Fault(msgspec.Struct, frozen=True):
         world.record.spans.append(Span(self.name, began, time.monotonic(), self.repeats_events))
 
 
+CLOCKS = "clocks"  # touched by faults that need libfaketime
 FAULTS: list[Fault] = []
 CLUSTER_FAULTS: list[Fault] = []  # of a cluster of RabbitMQ and a pair of Postgres
 

@@ -137,7 +137,10 @@ def _by_itself(record: Record, interval: Interval) -> bool:
 
 
 def others_served(record: Record) -> Iterable[str]:
-    """While one caller or team floods a process, others get answers: every probe, and 99 % of the calls."""
+    """In a flood of one caller or team, others get answers: every probe, and 99 % of the calls.
+
+    So do the callers of an API whose clock is wrong: refused tokens would prove nothing.
+    """
     for call, answers in record.calls.items():
         unanswered = answers.count(False)
         if unanswered > (0 if call == LIVEZ else _UNANSWERED * len(answers)):

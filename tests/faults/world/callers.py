@@ -50,11 +50,11 @@ class Callers:
         """Create *rate* requests a second and a few under keys until *stop*, and wait for their outcomes."""
         await asyncio.gather(
             self._repeat(self._insert, rate * (1 - _HTTP_SHARE), stop),
-            self._repeat(self._post, rate * _HTTP_SHARE, stop),
+            self._repeat(self.post, rate * _HTTP_SHARE, stop),
             self._repeat(self.create_with_key, _KEYS_PER_SECOND, stop),
         )
 
-    async def _repeat(self, create: Callable[[], Awaitable[None]], rate: float, stop: asyncio.Event) -> None:
+    async def _repeat(self, create: Callable[[], Awaitable[Any]], rate: float, stop: asyncio.Event) -> None:
         slots = asyncio.Semaphore(_AT_ONCE)
 
         async def create_one() -> None:
@@ -78,15 +78,17 @@ class Callers:
         else:
             self._conclude(key, uuid_of(request.id))
 
-    async def _post(self) -> None:
+    async def post(self, api: httpx.AsyncClient | None = None) -> int | None:
+        """Send a create to an API, or to any. Returns the status of the answer, if there is one."""
         key, body = self._next()
         try:
-            response = await self.chance.choice(self.apis).post("/v1/request", json=body)
+            response = await (api or self.chance.choice(self.apis)).post("/v1/request", json=body)
         except _CUT_OFF:
             self._conclude(key, None)
-            return
+            return None
         self.record.statuses[response.status_code] += 1
         self._conclude(key, _uuid_in(response))
+        return response.status_code
 
     async def create_with_key(self) -> None:
         """Send one create two or three times at once and then again, each until an API answers."""

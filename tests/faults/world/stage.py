@@ -26,6 +26,8 @@ from tests.harness.http import bearer
 from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
 from tests.harness.servers import Servers
 
+RETENTION_DAYS = 30  # so that a wrong clock could let a relay erase requests
+
 _APP_URL = "https://app.example.com"
 
 
@@ -93,6 +95,7 @@ def _settings(plan: Plan, issuer: Issuer, mail: MailServer) -> dict[str, str]:
         "AUTH_JWKS_URL": issuer.jwks.as_uri(),
         "SMTP_URL": mail.url,
         "MAIL_FROM": "Calculations <calculations@service.example.com>",
+        "RETENTION_DAYS": str(RETENTION_DAYS),
         "EMAIL_CLAIM_SECONDS": str(plan.email_claim_seconds),
         # By default the longest pauses between retries would outlast the run.
         "EMAIL_RETRY_SECONDS": "0.1",

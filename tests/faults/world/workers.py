@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -11,7 +12,7 @@ import httpx
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.ports import free_port
 from tests.faults.verdict.records import Interval, Kill, Record
-from tests.harness import databases
+from tests.harness import databases, programs
 from tests.harness.processes import Process, bare_environment, python, run_process
 from tests.harness.servers import Servers
 from tests.harness.tcp_proxy import TcpProxy
@@ -49,6 +50,7 @@ class Worker(Process):
         links = {"DATABASE_URL": database_url, "AMQP_URL": self.broker.url}
         ports = {"PORT": str(port), "HEALTH_PORT": str(probes_port)}
         environment = bare_environment(**settings, **links, **ports, SMTP_HELO_NAME=name)
+        self._environment = environment
         super().__init__(
             name,
             python(*module),
@@ -74,9 +76,12 @@ class Worker(Process):
             self.thaw()
             self._record.freezes.append(Interval(began, time.monotonic(), self.name))
 
-    async def restart(self) -> None:
-        """Send SIGTERM, as a rolling update does, and start it again."""
+    async def restart(self, *, clock_off_by: int = 0) -> None:
+        """Send SIGTERM, as a rolling update does, and start it again, perhaps with a clock wrong by days."""
         await self.leave()
+        clock = programs.variables_of_clock(clock_off_by) if clock_off_by else {}
+        self._program = replace(self._program, environment={**self._environment, **clock})
+        self.running.program = self._program
         self._start_again()
 
     async def leave(self) -> None:

@@ -18,6 +18,7 @@ from tests.harness import databases
 from tests.harness.issuer import Issuer
 from tests.harness.servers import Servers
 from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import until
 
 Result = TypeVar("Result")
 
@@ -78,6 +79,18 @@ class World:
         if self.chance.random() < 0.2:
             return self.chance.uniform(3.0, self.longest_stall_seconds)
         return self.some_seconds()
+
+    async def is_named(self, process: Worker, by_probe: str, by_doctor: str) -> None:
+        """Record that what is wrong at this moment is not named, unless both name it in time."""
+        said = "", ""
+
+        async def are_right() -> bool:
+            nonlocal said
+            said = await process.explanations()
+            return by_probe in said[0] and by_doctor in said[1]
+
+        if not await until(are_right, seconds=_TRY_SECONDS):
+            self.record.unnamed.append(f"{process.name} says {said[0]}, and doctor: {said[1]}")
 
     async def on_postgres(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
         """Run *work* on a connection that only the death of Postgres ends, and again after that."""

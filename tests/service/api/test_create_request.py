@@ -77,7 +77,7 @@ async def test_request_and_event_are_stored_together_and_the_secret_is_not(clien
 
 
 async def test_postgres_rejects_nothing_that_passes_validation(service_settings, issuer, database):
-    """Otherwise its caller would get a 500. tests/fuzz sends more bodies."""
+    """Otherwise it would reject all creates of a group commit. tests/fuzz sends more bodies."""
     firm = "\U0001f3e0" * 255
     await database.execute("INSERT INTO conveyancer VALUES ($1, 'Longest', true)", firm)
     deepest: object = 1

@@ -49,9 +49,12 @@ def test_answer_is_text_or_json_which_cannot_manipulate_the_terminal(capsys):
 
 
 @pytest.mark.parametrize(("ago", "minutes"), [("90m", 90), ("2h", 120), ("3d", 3 * 24 * 60)])
-def test_time_may_be_a_span_before_now(ago, minutes):
-    span = timedelta(minutes=minutes)
-    assert abs(datetime.now(UTC) - span - parameters.time(ago)) < timedelta(minutes=1)
+async def test_time_may_be_a_span_before_now_by_the_clock_of_postgres(ago, minutes, database):
+    async with database.transaction():
+        now = await database.fetchval("SELECT now()")
+        given = await parameters.at(database, parameters.time(ago))
+
+    assert given == now - timedelta(minutes=minutes)
 
 
 def test_error_is_one_line_that_cannot_manipulate_the_terminal(capsys):

@@ -34,7 +34,7 @@ A_STORED_REQUEST = msgspec.structs.replace(stored.new_request(), created_at=DATE
 
 def compose(firm: str = "Acme", **fields: Any) -> bytes:
     request = msgspec.structs.replace(A_STORED_REQUEST, **fields)
-    return mail_message.compose(Email(request, firm, "event-1", DATE, 0, None), URL, SENDER)
+    return mail_message.compose(Email(request, firm, "event-1", DATE, 0, None, 0.0, 0.0), URL, SENDER)
 
 
 def compose_all_of(text: str) -> bytes:

@@ -1,12 +1,13 @@
 """Sends e-mails to a mail server without a ledger, and returns the outcome of each."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from tests.harness.processes import email_settings
-from tests.worker.mail.composing import A_STORED_REQUEST, SENDER, compose
+from tests.worker.mail.composing import A_STORED_REQUEST, DATE, SENDER, compose
 from worker.mail import replies
 from worker.mail.ledger import Email, Outcome
 from worker.mail.replies import Reply
@@ -51,7 +52,8 @@ async def sending_to(url: str, **changes: Any) -> AsyncIterator[Sending]:
 
 
 def an_email(*, attempts: int = 0, age: timedelta = timedelta()) -> Email:
-    return Email(A_STORED_REQUEST, "Acme", "event-1", datetime.now(UTC) - age, attempts, None)
+    added = time.monotonic() - age.total_seconds()
+    return Email(A_STORED_REQUEST, "Acme", "event-1", DATE, attempts, None, added, added)
 
 
 def outcome_of(

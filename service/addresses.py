@@ -1,0 +1,59 @@
+"""Connects to a server that has several addresses, although some may not answer because a machine vanished.
+
+The libraries try hosts, and event loops the addresses of a host, in turn. The first that does not answer
+would use up the time of every attempt. asyncio's `happy_eyeballs_delay`, which uvloop lacks, would not help
+if a silent machine still accepts connections.
+"""
+
+import socket
+from asyncio.staggered import staggered_race  # undocumented; asyncio itself connects by it
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import uvloop
+
+_MOST_ATTEMPTS = 5
+
+Connected = TypeVar("Connected")
+
+# Has as many items as the current attempt passes over addresses. They are taken as the addresses are found.
+_passed_over: ContextVar[Iterator[int] | None] = ContextVar("_passed_over", default=None)
+
+
+class EventLoop(uvloop.Loop):
+    """The event loop of both processes and of all commands. `connect_to_any` needs it."""
+
+    async def create_connection(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
+    ) -> Any:
+        """Connect to the first address that the current attempt does not pass over."""
+        if host is not None and (passed_over := _passed_over.get()) is not None:
+            found = await self.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = [address[0] for *_, address in found if next(passed_over, None) is None]
+            if not addresses:
+                raise OSError("Earlier attempts try all addresses.")
+            if options.get("ssl"):
+                options.setdefault("server_hostname", host)
+            host = addresses[0]
+        return await super().create_connection(protocol_factory, host, port, **options)
+
+
+async def connect_to_any(connect: Callable[[], Awaitable[Connected]], *, seconds: float) -> Connected:
+    """Return the first connection that an attempt by *connect* makes. The attempts overlap.
+
+    The second attempt passes over one address, the third one over two, and so on. An attempt begins when the
+    one before has failed, or has taken a fifth of *seconds*. Raises the error of the first attempt.
+    """
+
+    async def attempt(number: int) -> Connected:
+        _passed_over.set(iter(range(number)))
+        return await connect()
+
+    attempts = [partial(attempt, number) for number in range(_MOST_ATTEMPTS)]
+    delay = min(seconds / _MOST_ATTEMPTS, 2.0)  # RFC 8305 allows two seconds.
+    connected, winner, errors = await staggered_race(attempts, delay)
+    if winner is None:
+        raise errors[0] or TimeoutError
+    return cast("Connected", connected)

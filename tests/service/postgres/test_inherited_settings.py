@@ -1,0 +1,145 @@
+"""Settings that a session takes over from role, database or server: harmless, or refused by name."""
+
+import asyncio
+
+import pytest
+
+from service.postgres import schema
+from service.postgres.schema import SchemaOutdated
+from tests.harness.command_line import run
+from tests.harness.databases import connected, drop, url_of
+from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import api_client
+from tests.harness.processes import bare_environment
+
+# Each has the value that differs most from the default.
+_HARMLESS = {
+    "DateStyle": "'SQL, DMY'",
+    "IntervalStyle": "'sql_standard'",
+    "TimeZone": "'Asia/Kathmandu'",
+    "array_nulls": "off",
+    "bytea_output": "'escape'",
+    "check_function_bodies": "off",
+    "client_encoding": "'LATIN1'",
+    "default_transaction_deferrable": "on",
+    "enable_indexscan": "off",
+    "enable_seqscan": "off",
+    "extra_float_digits": "-15",
+    "idle_in_transaction_session_timeout": "'1s'",
+    "idle_session_timeout": "'500ms'",
+    "jit": "on",
+    "lock_timeout": "'5s'",
+    "plan_cache_mode": "'force_generic_plan'",
+    "quote_all_identifiers": "on",
+    "row_security": "off",
+    "standard_conforming_strings": "off",
+    "statement_timeout": "'5s'",
+    "synchronous_commit": "'remote_apply'",
+    "transform_null_equals": "on",
+    "work_mem": "'64kB'",
+    "xmloption": "'document'",
+}
+_REFUSED = {
+    "default_transaction_isolation": "serializable",
+    "lock_timeout": "10",
+    "session_replication_role": "replica",
+    "statement_timeout": "4999",
+    "synchronous_commit": "off",
+}
+
+
+async def set_default(database, name: str, value: str) -> None:
+    own = await database.fetchval("SELECT quote_ident(current_database())")
+    await database.execute(f"ALTER DATABASE {own} SET {name} = {value}")
+
+
+async def test_harmless_settings_change_nothing_that_a_caller_sees(
+    *, service_settings, issuer, database, environment
+):
+    for name, value in _HARMLESS.items():
+        await set_default(database, name, value)
+
+    async with api_client(service_settings, issuer.token()) as caller:
+        assert (await caller.get("/readyz")).status_code == 200
+        body = A_REQUEST | {"case_ref": "Łukasz \\ '"}
+        key = {"Idempotency-Key": "key"}
+        made, again = [await caller.post("/v1/request", json=body, headers=key) for _ in range(2)]
+        uuid = made.json()["data"]["uuid"]
+        paths = (f"/v1/request/{uuid}", "/v1/request", f"/v1/request/{uuid}/events")
+        read = [await caller.get(path) for path in paths]
+    examined = await run("service", "doctor", environment=environment)
+
+    assert [response.status_code for response in (made, again, *read)] == [200] * 5
+    shown = made.json()["data"]
+    assert again.json()["data"] == read[0].json()["data"] == shown
+    assert shown["case_ref"] == body["case_ref"]
+    assert examined.status == 0, examined.output
+
+
+@pytest.mark.parametrize(("name", "value"), _REFUSED.items())
+async def test_setting_that_would_break_us_is_refused_by_name(
+    *, name, value, service_settings, issuer, database, database_url, environment
+):
+    await set_default(database, name, value)
+
+    async with api_client(service_settings, issuer.token()) as caller:
+        ready = await caller.get("/readyz")
+    examined = await run("service", "doctor", environment=environment)
+    applied = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=database_url))
+
+    assert ready.status_code == 503
+    for says in (ready.json()["postgres"], examined.output, applied.errors):
+        assert f"Postgres has {name} = {value}" in says
+    assert (examined.status, applied.status) == (1, 1)
+
+
+@pytest.mark.parametrize("isolation", ["'repeatable read'", "'serializable'"])
+async def test_call_never_fails_for_the_isolation_of_its_session(
+    *, isolation, service_settings, issuer, database
+):
+    await set_default(database, "default_transaction_isolation", isolation)
+
+    async with api_client(service_settings, issuer.token()) as caller:
+        calls = [
+            caller.post("/v1/request", json=A_REQUEST, headers={"Idempotency-Key": f"key-{number % 20}"})
+            for number in range(200)
+        ]
+        statuses = {response.status_code for response in await asyncio.gather(*calls)}
+
+    assert statuses <= {200, 409, 503}
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_database_of_another_encoding_is_refused_by_name(encoding, administrator, postgres_server):
+    name = f"of_{encoding.lower()}"
+    await administrator.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
+    url = url_of(postgres_server, name)
+
+    applied = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=url))
+    async with connected(url) as connection:
+        with pytest.raises(SchemaOutdated, match=encoding):
+            await schema.check(connection)
+    await drop(administrator, name)
+
+    assert applied.errors == f"Postgres has server_encoding = {encoding}: choose UTF8 by CREATE DATABASE.\n"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DROP SCHEMA public CASCADE; CREATE SCHEMA public",
+        "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM calculation_requests_api",
+    ],
+)
+async def test_call_on_a_database_without_the_schema_or_its_rights_gets_503_as_the_probe_does(
+    change, client, database
+):
+    await database.execute(change)
+
+    responses = [
+        await client.post("/v1/request", json=A_REQUEST),
+        await client.get("/v1/request"),
+        await client.get("/readyz"),
+    ]
+
+    assert [response.status_code for response in responses] == [503] * 3
