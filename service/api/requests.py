@@ -193,11 +193,10 @@ class Requests(Controller):
         request_id = _id_in(uuid, reader)
         async with request.resources.connection(reader) as connection:
             if isinstance(reader, InternalReader):
-                history = await event_history.read_internally(connection, request_id)
+                stored = await reading.read_internally(connection, request_id)
             else:
-                history = await event_history.find(
-                    connection, request_id, conveyancer_id=reader.conveyancer_id
-                )
+                stored = await reading.find(connection, request_id, conveyancer_id=reader.conveyancer_id)
+            history = await event_history.read(connection, stored)
         return succeed(history)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
+from service.identifiers import parse_uuid
 from service.outbox import events
-from service.outbox.events import CalculationCreated, CloudEvent, RequestCreated, RequestEvent, in_envelope
+from service.outbox.events import CalculationCreated, CloudEvent, RequestCreated, RequestEvent
 
 BARE = f"{CalculationCreated.type}.bare"  # calculation.created without its envelope
 
@@ -53,9 +54,9 @@ RECEIVED_EXAMPLES: dict[str, Any] = {
 
 def example_of(event: RequestEvent, *, traceparent: str | None = None) -> CloudEvent[RequestEvent]:
     """Return an example of an event in its envelope."""
-    return in_envelope(
-        event.uuid, event.type, event.sequence, event, time=EXAMPLE_TIME, traceparent=traceparent
-    )
+    names, data = ("request_id", "sequence", "type", "time", "data"), msgspec.json.encode(event)
+    row = (parse_uuid(event.uuid), event.sequence, event.type, EXAMPLE_TIME, data)
+    return events.in_envelope(dict(zip(names, row, strict=True)), traceparent)
 
 
 @cache

@@ -155,24 +155,17 @@ def event_id(uuid: str, event_type: str, sequence: int) -> str:
     return f"{uuid}.{event_type}.{sequence}"
 
 
-def in_envelope(
-    uuid: str, event_type: str, sequence: int, data: Data, *, time: datetime, traceparent: str | None = None
-) -> CloudEvent[Data]:
-    """Return an event of the request *uuid* as it is sent. Without *traceparent*, as the API shows it."""
+def in_envelope(row: Mapping[str, Any], traceparent: str | None = None) -> CloudEvent[Any]:
+    """Return the event of a row of `event`, as it is sent. Without *traceparent*, as the API shows it."""
+    uuid = uuid_of(row["request_id"])
     return CloudEvent(
         specversion=SPECVERSION,
-        id=event_id(uuid, event_type, sequence),
+        id=event_id(uuid, row["type"], row["sequence"]),
         source=SOURCE,
-        type=event_type,
+        type=row["type"],
         subject=uuid,
-        time=time,
+        time=row["time"],
         datacontenttype=DATA_CONTENT_TYPE,
         traceparent=traceparent,
-        data=data,
+        data=msgspec.Raw(row["data"]),
     )
-
-
-def kept_event(row: Mapping[str, Any], traceparent: str | None = None) -> CloudEvent[Any]:
-    """Return the event that a row of the table `event` keeps. Its data are the bytes of the row."""
-    uuid, data = uuid_of(row["request_id"]), msgspec.Raw(row["data"])
-    return in_envelope(uuid, row["type"], row["sequence"], data, time=row["time"], traceparent=traceparent)

@@ -56,24 +56,14 @@ def allow_silence(seconds: float) -> str:
 
 @asynccontextmanager
 async def transaction(
-    pool: Pool,
-    *,
-    seconds: float,
-    party: str | None = None,
-    waits_for_disk: bool = True,
-    settings: str = "",
+    pool: Pool, *, seconds: float, party: str | None = None, settings: str = ""
 ) -> AsyncIterator[Connection]:
     """Acquire a connection, as `acquired` does, and open a transaction, with *settings* in SQL.
-
-    Without *waits_for_disk*, a crash of Postgres shortly after the commit may undo the whole transaction.
 
     Postgres ends the session if the transaction is idle for SILENCE_SECONDS. Otherwise, if a client's machine
     disappeared from the network, the client's locks would be held until TCP noticed two hours later.
     """
-    begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; {allow_silence(SILENCE_SECONDS)}"
-    if not waits_for_disk:
-        begin += "; SET LOCAL synchronous_commit = off"
-    begin += f"; {settings}"
+    begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; {allow_silence(SILENCE_SECONDS)}; {settings}"
     async with acquired(pool, seconds=seconds, party=party) as connection:
         try:
             await connection.execute(begin, timeout=min(seconds, _SHORT_SECONDS))  # in one round trip

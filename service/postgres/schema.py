@@ -114,7 +114,8 @@ async def check(connection: Connection) -> str | None:
         ) from None
     if version < VERSION:
         raise SchemaOutdated
-    await check_transactions(connection)
+    if await connection.fetchval(_HAS_FUTURE_TRANSACTIONS):
+        raise SchemaOutdated("Events were copied from another server: run `python -m service schema apply`.")
     if await connection.fetchval("SHOW transaction_read_only") == "on":
         raise PostgresUnavailable.counted()
     here, there = datetime.now(UTC), await connection.fetchval("SELECT clock_timestamp()")
@@ -123,13 +124,7 @@ async def check(connection: Connection) -> str | None:
     return f"this machine's clock shows {here:%Y-%m-%dT%H:%M:%SZ}, and Postgres's {there:%Y-%m-%dT%H:%M:%SZ}"
 
 
-async def check_transactions(connection: Connection) -> None:
-    """Raise SchemaOutdated if events have transactions that this server has not reached: see `_apply`."""
-    if await connection.fetchval(_HAS_FUTURE_TRANSACTIONS):
-        raise SchemaOutdated("Events were copied from another server: run `python -m service schema apply`.")
-
-
-# Looks up the newest event of each firm.
+# Whether events have transactions that this server has not reached: see `_apply`. Looks up one event a firm.
 _HAS_FUTURE_TRANSACTIONS = """
     SELECT EXISTS (SELECT
                      FROM conveyancer

@@ -40,8 +40,8 @@ async def replay_events(*, since: parameters.Time | None, request_id: UUID | Non
     if since is None and request_id is None:
         raise click.UsageError("say which events to replay: --from, or --uuid")
     async with connecting.postgres() as connection:
-        if request_id is not None and not await reading.find_existing(connection, [request_id]):
-            await reading.raise_not_found(connection, request_id)
+        if request_id is not None:
+            await reading.read_internally(connection, request_id)  # Raises RequestNotFound.
         since = await parameters.at(connection, since)
         chosen = await connection.fetch(_CHOOSE, since, request_id)
         subject = f"{sum(row['events'] for row in chosen)} events from {cell(since)} on"
@@ -68,8 +68,7 @@ async def replay(connection: Connection, request_ids: Sequence[UUID], since: dat
     """
     tally = Tally()
     for start in range(0, len(request_ids), _BATCH_REQUESTS):
-        batch = request_ids[start : start + _BATCH_REQUESTS]
-        queued = await replay_batch(connection, batch, since, tally)
+        queued = await replay_batch(connection, request_ids[start : start + _BATCH_REQUESTS], since, tally)
         await waking.notify(connection)
         await asyncio.sleep(queued / EVENTS_PER_SECOND)
     return tally
@@ -80,29 +79,28 @@ async def replay_batch(
 ) -> int:
     """Queue the events of some requests again. Count them in *tally*, and return their number.
 
-    A request with an unpublished event is skipped: a replay would put earlier events behind that event. So is
-    an erased one: its events have changed since they were published. The requests are locked, so that no new
-    event comes between the replayed events of a request.
+    The requests are locked, so that no new event comes between the replayed events of a request. An erased
+    request is skipped, because its events have changed since they were published.
     """
     async with connecting.bounded_transaction(connection), change_all(connection, request_ids) as found:
-        rows = await connection.fetch(
-            "SELECT DISTINCT request_id FROM outbox WHERE request_id = ANY($1)", list(found)
-        )
-        replayed = found.keys() - {row["request_id"] for row in rows}
-        queued = await connection.fetch(_QUEUE, list(replayed), since)
-    tally.requests += len(replayed)
+        queued = await connection.fetch(_QUEUE, list(found), since)
+    requests = len({row["request_id"] for row in queued})
+    tally.requests += requests
     tally.events += len(queued)
-    tally.requests_undelivered += len(rows)
+    tally.requests_undelivered += len(found) - requests
     tally.requests_erased += len(request_ids) - len(found)
     return len(queued)
 
 
+# A request with an unpublished event is skipped: a replay would put earlier events behind that event.
 _QUEUE = """
     INSERT INTO outbox (request_id, sequence)
     SELECT request_id, sequence
       FROM event
      WHERE request_id = ANY($1)
        AND ($2::timestamptz IS NULL OR time >= $2)
-        ON CONFLICT DO NOTHING
+       AND NOT EXISTS (SELECT
+                         FROM outbox
+                        WHERE outbox.request_id = event.request_id)
     RETURNING request_id
 """

@@ -113,9 +113,7 @@ class Relay:
             self._pool,
             # for publishing twice, as `_publish` may; for reading; for settling
             seconds=2 * (self._settings.broker_timeout_seconds + _LONGEST_READ_SECONDS),
-            # If Postgres crashes and loses this commit, the same events are published again, in order.
-            waits_for_disk=False,
-            settings=pointers.PLANS,
+            settings=pointers.SETTINGS,
         ) as connection:
             held = _HELD_BATCH_SIZE if time.monotonic() >= self._retries_from else 0
             window = await pointers.lock(connection, pending=_BATCH_SIZE, held=held)

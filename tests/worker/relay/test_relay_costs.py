@@ -67,13 +67,13 @@ async def test_delivered_event_leaves_one_dead_tuple(database, worker_settings, 
 async def test_events_that_wait_behind_a_held_one_do_not_slow_a_pass(database):
     """Measured in the rows and index entries that Postgres reads, with a plan made while it was empty."""
     async with database.transaction():
-        await database.execute(pointers.PLANS)
+        await database.execute(pointers.SETTINGS)
         for _ in range(6):  # From the sixth on, Postgres keeps the plan.
             await pointers.lock(database, pending=2, held=2)
     await _hold_many(database, 20_000)
 
     async with database.transaction():
-        await database.execute(pointers.PLANS)
+        await database.execute(pointers.SETTINGS)
         before = await _read_so_far(database)
         locked = await pointers.lock(database, pending=2, held=2)
         read = await _read_so_far(database) - before
