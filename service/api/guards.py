@@ -14,7 +14,7 @@ from litestar.types import BeforeRequestHookHandler
 
 from service.api.errors import ApiError
 from service.api.resources import Resources
-from service.authentication.access_tokens import Caller, InternalReader, is_jwt
+from service.authentication.access_tokens import is_jwt
 from service.authentication.api_keys import looks_like_api_key
 from service.calculation_requests.request_secrets import WrongSecret, looks_like_secret
 from service.server.asgi import header_values
@@ -33,18 +33,14 @@ def requires(scope: str) -> BeforeRequestHookHandler:
 
     async def admit(request: AnyRequest) -> None:
         authenticator = _shed_load(request).authenticator
-        _admit(request, authenticator.verify_access_token(_token(request), scope=scope))
+        request.scope["user"] = authenticator.verify_access_token(_token(request), scope=scope)
 
     return admit
 
 
 async def requires_reader(request: AnyRequest) -> None:
     """Admit a conveyancer's caller with the scope READ, or an internal reader."""
-    _admit(request, _shed_load(request).authenticator.verify_reader(_token(request)))
-
-
-def _admit(request: AnyRequest, reader: Caller | InternalReader) -> None:
-    request.scope["user"] = reader
+    request.scope["user"] = _shed_load(request).authenticator.verify_reader(_token(request))
 
 
 async def requires_reader_or_secret(request: AnyRequest) -> None:
@@ -52,7 +48,7 @@ async def requires_reader_or_secret(request: AnyRequest) -> None:
     authenticator = _shed_load(request).authenticator
     token = _token(request)
     if is_jwt(token) or looks_like_api_key(token):
-        _admit(request, authenticator.verify_reader(token))
+        request.scope["user"] = authenticator.verify_reader(token)
     elif looks_like_secret(token):
         request.scope["user"] = SecretHolder(token)
     else:

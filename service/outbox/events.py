@@ -31,8 +31,6 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True):
     # which has an example. The fields of these two classes are attributes of EventSource in
     # calculation_requests/model.py.
     type: ClassVar[str]
-    # Whether an event counts as published only if a queue accepted it. Otherwise it may have no subscriber.
-    must_be_routed: ClassVar[bool] = False
 
     uuid: Annotated[
         str, Meta(description="The uuid of the request, as in `GET /v1/request/:uuid`.", examples=[UUID])
@@ -64,7 +62,6 @@ class RequestCreated(DetailedRequestEvent, frozen=True, kw_only=True):
     """A request was stored."""
 
     type: ClassVar[str] = "request.created"
-    must_be_routed: ClassVar[bool] = True
 
 
 class RequestEmailSent(DetailedRequestEvent, frozen=True, kw_only=True):
@@ -131,7 +128,7 @@ class CalculationCreated(msgspec.Struct, frozen=True):
 
 SENT = tuple(DetailedRequestEvent.__subclasses__())
 BY_TYPE = {event.type: event for event in SENT}
-MUST_BE_ROUTED = frozenset(event.type for event in SENT if event.must_be_routed)
+MUST_BE_ROUTED = {RequestCreated.type}  # published only once a queue has it. Others may have no subscriber.
 
 Data = TypeVar("Data")
 

@@ -64,32 +64,23 @@ _CHOOSE = """
 async def replay(connection: Connection, request_ids: Sequence[UUID], since: datetime | None) -> Tally:
     """Queue the events of these requests *since* a time again.
 
-    The rate is limited, because new events queue behind replayed events.
+    The requests are locked, so that no new event comes between the replayed events of a request. An erased
+    request is skipped, because its events have changed since they were published. The rate is limited,
+    because new events queue behind replayed events.
     """
     tally = Tally()
     for start in range(0, len(request_ids), _BATCH_REQUESTS):
-        queued = await replay_batch(connection, request_ids[start : start + _BATCH_REQUESTS], since, tally)
+        batch = request_ids[start : start + _BATCH_REQUESTS]
+        async with connecting.bounded_transaction(connection), change_all(connection, batch) as found:
+            queued = await connection.fetch(_QUEUE, list(found), since)
+        replayed = {row["request_id"] for row in queued}
+        tally.requests += len(replayed)
+        tally.events += len(queued)
+        tally.requests_undelivered += len(found) - len(replayed)
+        tally.requests_erased += len(batch) - len(found)
         await waking.notify(connection)
-        await asyncio.sleep(queued / EVENTS_PER_SECOND)
+        await asyncio.sleep(len(queued) / EVENTS_PER_SECOND)
     return tally
-
-
-async def replay_batch(
-    connection: Connection, request_ids: Sequence[UUID], since: datetime | None, tally: Tally
-) -> int:
-    """Queue the events of some requests again. Count them in *tally*, and return their number.
-
-    The requests are locked, so that no new event comes between the replayed events of a request. An erased
-    request is skipped, because its events have changed since they were published.
-    """
-    async with connecting.bounded_transaction(connection), change_all(connection, request_ids) as found:
-        queued = await connection.fetch(_QUEUE, list(found), since)
-    requests = len({row["request_id"] for row in queued})
-    tally.requests += requests
-    tally.events += len(queued)
-    tally.requests_undelivered += len(found) - requests
-    tally.requests_erased += len(request_ids) - len(found)
-    return len(queued)
 
 
 # A request with an unpublished event is skipped: a replay would put earlier events behind that event.

@@ -104,7 +104,7 @@ async def test_new_event_waits_for_the_replay_of_its_request_and_comes_after_it(
     await database.execute("DELETE FROM outbox")
 
     async with database.transaction():
-        await replay.replay_batch(database, [stored_request.id], None, Tally())
+        await replay.replay(database, [stored_request.id], None)
         announcing = asyncio.create_task(announce_next(other_connection, stored_request.id))
         await eventually(lambda: has_waiting_statement(database))
     await announcing
@@ -115,11 +115,9 @@ async def test_new_event_waits_for_the_replay_of_its_request_and_comes_after_it(
 async def test_request_erased_during_a_replay_is_left_out(database, stored_request):
     await database.execute("DELETE FROM outbox")
 
-    tally = Tally()
+    tally = await replay.replay(database, [stored_request.id, new_request_id()], None)
 
-    written = await replay.replay_batch(database, [stored_request.id, new_request_id()], None, tally)
-
-    assert written == len(await take(database)) == 1
+    assert tally.events == len(await take(database)) == 1
     assert (tally.requests, tally.requests_erased) == (1, 1)
 
 
