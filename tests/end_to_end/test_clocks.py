@@ -58,7 +58,7 @@ async def test_request_from_an_api_whose_clock_is_wrong_is_dated_by_postgres_and
     async with started(api, relay), client_of(api, token) as caller:
         answer = (await caller.post("/v1/request", json=another_request())).json()["data"]
         events = (await caller.get(f"/v1/request/{answer['uuid']}/events")).json()["data"]["events"]
-        ready = await caller.get("/readyz")
+        ready = await caller.get(f"{api.probes_url}/readyz")
         await eventually(lambda: _is_erased(database, old.id))
         await relay.stop()
         async with started(relay):  # whose first round begins at once

@@ -9,7 +9,7 @@ from service.postgres.schema import SchemaOutdated
 from tests.harness.command_line import run
 from tests.harness.databases import connected, drop, url_of
 from tests.harness.examples import A_REQUEST
-from tests.harness.in_process import api_client
+from tests.harness.in_process import api_and_probes, api_client
 from tests.harness.processes import bare_environment
 
 # Each has the value that differs most from the default.
@@ -59,8 +59,8 @@ async def test_harmless_settings_change_nothing_that_a_caller_sees(
     for name, value in _HARMLESS.items():
         await set_default(database, name, value)
 
-    async with api_client(service_settings, issuer.token()) as caller:
-        assert (await caller.get("/readyz")).status_code == 200
+    async with api_and_probes(service_settings, issuer.token()) as (caller, probes):
+        assert (await probes.get("/readyz")).status_code == 200
         body = A_REQUEST | {"case_ref": "Łukasz \\ '"}
         key = {"Idempotency-Key": "key"}
         made, again = [await caller.post("/v1/request", json=body, headers=key) for _ in range(2)]
@@ -78,12 +78,12 @@ async def test_harmless_settings_change_nothing_that_a_caller_sees(
 
 @pytest.mark.parametrize(("name", "value"), _REFUSED.items())
 async def test_setting_that_would_break_us_is_refused_by_name(
-    *, name, value, service_settings, issuer, database, database_url, environment
+    *, name, value, service_settings, database, database_url, environment
 ):
     await set_default(database, name, value)
 
-    async with api_client(service_settings, issuer.token()) as caller:
-        ready = await caller.get("/readyz")
+    async with api_and_probes(service_settings, None) as (_, probes):
+        ready = await probes.get("/readyz")
     examined = await run("service", "doctor", environment=environment)
     applied = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=database_url))
 
@@ -124,22 +124,16 @@ async def test_database_of_another_encoding_is_refused_by_name(encoding, adminis
     assert applied.errors == f"Postgres has server_encoding = {encoding}: choose UTF8 by CREATE DATABASE.\n"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "DROP SCHEMA public CASCADE; CREATE SCHEMA public",
-        "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM calculation_requests_api",
-    ],
-)
-async def test_call_on_a_database_without_the_schema_or_its_rights_gets_503_as_the_probe_does(
-    change, client, database
+async def test_call_on_a_database_without_the_schema_gets_503_as_the_probe_does(
+    service_settings, issuer, database
 ):
-    await database.execute(change)
+    await database.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
 
-    responses = [
-        await client.post("/v1/request", json=A_REQUEST),
-        await client.get("/v1/request"),
-        await client.get("/readyz"),
-    ]
+    async with api_and_probes(service_settings, issuer.token()) as (caller, probes):
+        responses = [
+            await caller.post("/v1/request", json=A_REQUEST),
+            await caller.get("/v1/request"),
+            await probes.get("/readyz"),
+        ]
 
     assert [response.status_code for response in responses] == [503] * 3
