@@ -94,7 +94,7 @@ async def change_all(
     for columns, alike in changed.items():
         await _update(connection, columns, alike)
     if announced := [row for request in requests for row in request.announced]:
-        await connection.execute(_WRITE_EVENTS, *zip(*announced, strict=True))
+        await connection.execute(WRITE_EVENTS, *zip(*announced, strict=True))
 
 
 _LOCK = f"""
@@ -133,7 +133,7 @@ async def _update(connection: Connection, columns: Sequence[str], requests: Iter
 # higher id: it may have begun later, and have locked the request earlier. If the first event in the queue is
 # held, this one is held, too. If a relay settles that event meanwhile, this one is retried with it, or is due
 # then.
-_WRITE_EVENTS = """
+WRITE_EVENTS = """
     WITH announced AS (
         SELECT *
           FROM unnest($1::uuid[], $2::integer[], $3::text[], $4::text[], $5::timestamptz[], $6::json[],

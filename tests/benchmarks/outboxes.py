@@ -73,10 +73,7 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
         return figures
 
 
-OURS = Outbox(
-    side="ours",
-    fill=stored.FILL_OUTBOX,
-)
+OURS = Outbox(side="ours", fill=stored.FILL_OUTBOX)
 TXOUTBOX = Outbox(
     side="txoutbox, tuned",
     peer="txoutbox_relay",

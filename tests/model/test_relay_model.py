@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
+from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from service.calculation_requests import changing
 from service.identifiers import uuid_of
 from service.outbox import events
 from service.postgres import connections, outages
@@ -93,19 +95,8 @@ class RelayModel(RuleBasedStateMachine):
         written = self.written.setdefault(request_id, [])
         sequence = len(written) + 1
         event_type = TYPES[min(sequence, len(TYPES)) - 1]
-        await self.observer.execute(
-            """
-            WITH kept AS (
-                INSERT INTO event (request_id, sequence, type, conveyancer_id, time, data, transaction)
-                VALUES ($1, $2, $3, 'acme', now(), '{}', pg_current_xact_id())
-            )
-            INSERT INTO outbox (request_id, sequence, next_attempt_at)
-            VALUES ($1, $2, (SELECT min(next_attempt_at) FROM outbox WHERE request_id = $1))
-            """,
-            request_id,
-            sequence,
-            event_type,
-        )
+        row = (request_id, sequence, event_type, "acme", datetime.now(UTC), "{}", None)
+        await self.observer.execute(changing.WRITE_EVENTS, *([column] for column in row))
         written.append(events.event_id(uuid_of(request_id), event_type, sequence))
 
     @rule(script=scripts)

@@ -1,13 +1,12 @@
 """Rows and messages that can never be handled."""
 
-from collections.abc import Sequence
-from functools import partial
-from uuid import UUID
+from datetime import UTC, datetime
 
 import msgspec
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel
 
+from service.calculation_requests.changing import WRITE_EVENTS
 from service.identifiers import new_request_id, uuid_of
 from service.outbox.events import CalculationCreated
 from service.postgres.pool import Connection
@@ -29,23 +28,10 @@ async def poison_outbox(world: World) -> None:
     world.record.poison_rows.update(f"{uuid_of(row)} {_TOO_LONG_A_TYPE}" for row in rows)
     world.record.poison_followers.update(f"{uuid_of(row)} request.calculated" for row in with_follower)
 
-    events = [(row, _TOO_LONG_A_TYPE, 1) for row in rows]
-    events += [(row, "request.calculated", 2) for row in with_follower]
-    await world.on_postgres(partial(_insert, events))
-
-
-async def _insert(events: Sequence[tuple[UUID, str, int]], connection: Connection) -> None:
-    await connection.executemany(
-        """
-        WITH kept AS (
-            INSERT INTO event (request_id, sequence, type, conveyancer_id, time, data, transaction)
-            VALUES ($1, $3, $2, 'poison', now(), '{"poison": true}', pg_current_xact_id())
-        )
-        INSERT INTO outbox (request_id, sequence)
-        VALUES ($1, $3)
-        """,
-        events,
-    )
+    rest = ("poison", datetime.now(UTC), '{"poison": true}', None)
+    events = [(row, 1, _TOO_LONG_A_TYPE, *rest) for row in rows]
+    events += [(row, 2, "request.calculated", *rest) for row in with_follower]
+    await world.on_postgres(lambda connection: connection.execute(WRITE_EVENTS, *zip(*events, strict=True)))
 
 
 @fault("poison messages", "messages", "broker", repeats=False)

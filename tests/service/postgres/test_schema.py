@@ -209,9 +209,7 @@ async def test_read_only_server_counts_as_unavailable(database):
         await schema.check(database)
 
 
-async def test_events_of_another_server_are_refused_until_apply_has_given_them_the_lowest_transaction(
-    database,
-):
+async def test_events_of_another_server_are_refused_until_apply_has_put_them_first(database):
     """As after `pg_dump | pg_restore`: this server has not reached their transactions."""
     request = await store(database)
     await announce_next(database, request.id)
@@ -223,7 +221,5 @@ async def test_events_of_another_server_are_refused_until_apply_has_given_them_t
 
     await schema.check(database)
     await announce_next(database, request.id)
-    rows = await database.fetch(
-        "SELECT sequence, transaction <> '0' FROM event ORDER BY transaction, sequence"
-    )
-    assert rows == [(1, False), (2, False), (3, True)]
+    ordered = "SELECT sequence, transaction <> '0' FROM event ORDER BY transaction, sequence"
+    assert await database.fetch(ordered) == [(1, False), (2, False), (3, True)]

@@ -232,13 +232,6 @@ async def test_missing_keys_and_another_one_under_the_same_id_are_found(environm
     ]
 
 
-@pytest.mark.usefixtures("stored_request")
-async def test_events_that_were_copied_from_another_server_are_found(environment, database):
-    await database.execute("UPDATE event SET transaction = '9000000000000'")
-
-    assert "were copied from another server" in await found(environment, "postgres")
-
-
 async def test_customer_without_an_email_is_found(environment, database, stored_request):
     await database.execute("DELETE FROM outbox")
     await database.execute("UPDATE calculation_request SET created_at = now() - interval '1 hour'")

@@ -237,18 +237,6 @@ async def test_locked_row_is_named_soon(database, stored_request, monkeypatch, t
                 await erase(stored_request)
 
 
-async def test_erasure_waits_for_the_relay_that_publishes_the_event(
-    database, other_connection, stored_request
-):
-    async with database.transaction():
-        await pointers.lock(database, pending=9, held=9)
-        erasing = asyncio.create_task(erase(stored_request))
-        await eventually(lambda: has_waiting_statement(other_connection))
-        assert not erasing.done()
-
-    assert not (await erasing)["was_erased_before"]
-
-
 async def test_erasure_that_is_committed_while_a_relay_looks_for_events_is_not_undone(database, database_url):
     request = await store(database, external_id=MARK)
     worker, operator = databases.user_of("worker"), databases.user_of("operator")

@@ -160,19 +160,6 @@ async def test_outage_of_postgres_keeps_the_connection_to_rabbitmq(
     assert await take_ids(tap) == [id_of(request)]
 
 
-async def test_relay_that_needs_long_to_find_events_gets_the_time(worker_settings, pool, database, logs):
-    """As with millions of published events under an old snapshot."""
-    await store(database)
-    await database.execute("ALTER TABLE outbox ENABLE ROW LEVEL SECURITY")
-    await database.execute("CREATE POLICY slow ON outbox USING (pg_sleep(1.5) IS NOT NULL)")
-    settings = settings_with(worker_settings, database_timeout_seconds=0.2)
-
-    async with running(Relay(settings, pool, asyncio.Event()).run):
-        await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
-
-    assert "relay_paused" not in str(logs)
-
-
 async def test_channel_is_not_used_again_after_postgres_has_interrupted_a_publish(
     worker_settings, broker_link, link, linked_pool, database, stored_request
 ):
