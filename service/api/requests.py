@@ -193,10 +193,11 @@ class Requests(Controller):
         request_id = _id_in(uuid, reader)
         async with request.resources.connection(reader) as connection:
             if isinstance(reader, InternalReader):
-                stored = await reading.read_internally(connection, request_id)
+                history = await event_history.read_internally(connection, request_id)
             else:
-                stored = await reading.find(connection, request_id, conveyancer_id=reader.conveyancer_id)
-            history = await event_history.read(connection, stored)
+                history = await event_history.find(
+                    connection, request_id, conveyancer_id=reader.conveyancer_id
+                )
         return succeed(history)
 
 

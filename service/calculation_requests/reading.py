@@ -122,7 +122,8 @@ async def read_internally(connection: Connection, request_id: UUID) -> Calculati
     return request_in(row)
 
 
-# The only statement with which an access token can read requests of any conveyancer.
+# One of the two statements with which an access token can read requests of any conveyancer. The other is
+# in `event_history.read_internally`.
 _READ_INTERNALLY = f"""
     SELECT {REQUEST_COLUMNS}
       FROM calculation_request AS request

@@ -54,9 +54,9 @@ RECEIVED_EXAMPLES: dict[str, Any] = {
 
 def example_of(event: RequestEvent, *, traceparent: str | None = None) -> CloudEvent[RequestEvent]:
     """Return an example of an event in its envelope."""
-    names, data = ("request_id", "sequence", "type", "time", "data"), msgspec.json.encode(event)
-    row = (parse_uuid(event.uuid), event.sequence, event.type, EXAMPLE_TIME, data)
-    return events.in_envelope(dict(zip(names, row, strict=True)), traceparent)
+    row = {"request_id": parse_uuid(event.uuid), "sequence": event.sequence, "type": event.type}
+    enveloped = events.in_envelope({**row, "time": EXAMPLE_TIME, "data": b""}, traceparent)
+    return msgspec.structs.replace(enveloped, data=event)
 
 
 @cache

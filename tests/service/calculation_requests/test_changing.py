@@ -135,7 +135,7 @@ async def test_every_event_is_kept_and_shown_as_it_is_sent(database, request_, e
         while locked := await pointers.lock(database, pending=9, held=9):
             sent += [each.payload for each in locked]
             await pointers.delete(database, locked)
-    shown = await event_history.read(database, request_)
+    shown = await event_history.read_internally(database, request_.id)
 
     assert [each.type for each in shown.events] == [RequestCreated.type, event.type]
     assert [msgspec.json.encode(each) for each in shown.events] == sent
