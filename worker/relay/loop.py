@@ -24,9 +24,6 @@ from worker.relay.publisher import Publisher, PublishResult
 from worker.settings import WorkerSettings
 from worker.waiting import Pauses, wait_at_most
 
-# While a backup holds an old snapshot, vacuum cannot remove the pointers of published events, and a pass
-# steps over all of them: 300,000 took about 20 ms.
-_LONGEST_READ_SECONDS = 30.0
 # A transaction is idle while its events are published, for at most twice BROKER_TIMEOUT_SECONDS. If it is
 # idle for this much longer, the relay has stopped working. Then Postgres ends the session, and another relay
 # publishes the same events again.
@@ -111,8 +108,9 @@ class Relay:
         """
         async with connections.transaction(
             self._pool,
-            # for publishing twice, as `_publish` may; for reading; for settling
-            seconds=2 * (self._settings.broker_timeout_seconds + _LONGEST_READ_SECONDS),
+            # For publishing twice, as `_publish` may; for reading and settling. While a backup holds an old
+            # snapshot, reading steps over the pointers of all events published since: 300,000 took 20 ms.
+            seconds=2 * (self._settings.broker_timeout_seconds + self._settings.work_timeout_seconds),
             settings=pointers.SETTINGS,
         ) as connection:
             held = _HELD_BATCH_SIZE if time.monotonic() >= self._retries_from else 0
