@@ -23,7 +23,7 @@ LARGEST_LIMIT = 100
 _NEWEST = PlaceByAge(UUID(int=2**128 - 1))  # no request is newer
 _OTHER_CURSOR: Failure = ("invalid_cursor", "Expected the next_cursor of a page with the same filter.")
 _NO_FILTER: Failure = ("invalid_choice", "Send external_id or updated_since, not both.")
-_CURSOR = r"(?:([0-9]{1,10})\.)?(req_\w{22})"  # with seconds for a PlaceByChange
+_CURSOR = re.compile(r"(?:([0-9]{1,10})\.)?(req_\w{22})", re.ASCII)  # with seconds for a PlaceByChange
 
 
 class CalculationRequestPage(msgspec.Struct, frozen=True):
@@ -123,7 +123,8 @@ def _mark(external_id: str | UnsetType) -> str:
 
 
 def _parse_cursor(text: str, external_id: str | UnsetType) -> Place | None:
-    match = re.fullmatch(_mark(external_id) + _CURSOR, text, re.ASCII)
+    mark = _mark(external_id)
+    match = _CURSOR.fullmatch(text, len(mark)) if text.startswith(mark) else None
     request_id = match and parse_uuid(match[2])
     if not (match and request_id):
         return None
