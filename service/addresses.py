@@ -1,4 +1,4 @@
-"""Connects to a server that has several addresses, although some may not answer because a machine vanished.
+"""Connects to a server with several addresses, some of which may not answer because a machine has vanished.
 
 The libraries try hosts, and event loops the addresses of a host, in turn. The first that does not answer
 would use up the time of every attempt. asyncio's `happy_eyeballs_delay`, which uvloop lacks, would not help
@@ -33,7 +33,7 @@ class EventLoop(uvloop.Loop):
             found = await self.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             addresses = [address[0] for *_, address in found if next(passed_over, None) is None]
             if not addresses:
-                raise OSError("Earlier attempts try all addresses.")
+                raise OSError("Earlier attempts are trying every address.")
             if options.get("ssl"):
                 options.setdefault("server_hostname", host)
             host = addresses[0]
