@@ -154,8 +154,8 @@ def malformed(header: bytes, claims: bytes = b'{"iss": "https://issuer.test"}') 
         (malformed(b'{"alg": "ES256", "typ": "at+jwt", "kid": "local"}', b"[" * 5_000), "no JWT"),
         (malformed(b'{"alg": ["ES256"], "typ": "at+jwt", "kid": "local"}'), "an algorithm that is not"),
         (malformed(b'{"alg": "ES256", "typ": 7, "kid": "local"}'), "its typ must be"),
-        (malformed(b'{"alg": "ES256", "typ": "at+jwt", "kid": {}}'), "needs a kid"),
-        (malformed(b'{"alg": "ES256", "typ": "at+jwt"}'), "needs a kid"),
+        (malformed(b'{"alg": "ES256", "typ": "at+jwt", "kid": {}}'), "must have a kid"),
+        (malformed(b'{"alg": "ES256", "typ": "at+jwt"}'), "must have a kid"),
         (
             malformed(b'{"alg": "ES256", "typ": "at+jwt", "kid": "local", "b64": false}', b""),
             "no crit or b64",
