@@ -117,7 +117,7 @@ class AccessTokens:
             if not isinstance(claims[claim], _TYPES[claim]):
                 raise InvalidCredentials(f"The access token is not valid: its {claim} has the wrong type.")
             if claim in ("iat", "nbf") and claims[claim] > latest:
-                raise InvalidCredentials(f"By the service's clock, the access token's {claim} is in the future.")
+                raise InvalidCredentials(f"By the service's clock, the token's {claim} is in the future.")
 
     def _caller(self, claims: dict[str, Any]) -> Caller | InternalReader:
         expires_at = claims["exp"] + self._settings.auth_leeway_seconds
