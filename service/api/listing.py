@@ -37,11 +37,6 @@ class CalculationRequestPage(msgspec.Struct, frozen=True):
     next_updated_since: Instant | None
 
 
-def _check_limit(value: int) -> Failure | None:
-    is_valid = 1 <= value <= LARGEST_LIMIT
-    return None if is_valid else ("out_of_range", f"Expected an integer from 1 to {LARGEST_LIMIT}.")
-
-
 def _check_since(value: datetime) -> Failure | None:
     try:
         value.astimezone(UTC)
@@ -72,11 +67,11 @@ class ListQuery(Sent, frozen=True, kw_only=True):
     limit: Annotated[
         int,
         msgspec.Meta(
+            ge=1,
+            le=LARGEST_LIMIT,
             description="The maximum number of requests on a page. Large requests make pages shorter: a page "
             "with fewer requests is the last one only if its `next_cursor` is null.",
-            extra_json_schema={"minimum": 1, "maximum": LARGEST_LIMIT},
         ),
-        CheckedBy(_check_limit),
     ] = DEFAULT_LIMIT
     cursor: Annotated[
         str | UnsetType,
