@@ -21,6 +21,7 @@ _REASON = "calculation_fee_exempt_reason"
 # A body whose rest is valid: a reason is decoded after it.
 _WITH_REASON = b'{"calculation_fee_exempt":true,"calculation_fee_exempt_reason":%s,' + _FIELDS[1:]
 _WITH_META_DATA = b'{"meta_data":{"a":%s},' + _FIELDS[1:]
+_INTEGRAL = b',"property_value":3e5}'  # valid, but refused when the body is first decoded
 _CHARACTERS = "Control, line-separator and bidirectional characters are not allowed: remove or replace "
 _NO_NUL = "NUL characters are not allowed."
 _WHOLE_ADDRESS = "Expected an address such as ada@example.com: a name, an @ and a domain."
@@ -268,6 +269,8 @@ def test_body_that_is_not_an_object_is_refused_as_a_whole(body):
         (b"[" * 100_000, "it nests too deeply"),
         (b'{"notes": "zqmark",' + _FIELDS[1:-1] + b',"notes": "b"}', "it repeats a name within an object"),
         (_WITH_META_DATA % b'[{"zqmark": 1, "zqm\\u0061rk": 1}]', "it repeats a name within an object"),
+        (b'{"notes": 7,' + _FIELDS[1:-1] + b',"notes": "zqmark"}', "it repeats a name within an object"),
+        (_WITH_META_DATA[:-1] % b'[{"a": 1, "a": 1}]' + _INTEGRAL, "it repeats a name within an object"),
         (_WITH_REASON % b'"zqmark\\q"', "invalid escaped character (byte 71)"),
         (_WITH_REASON % b"1e999999", "a number is too large"),
         (_WITH_REASON % b'["zqmark",]', "trailing comma in array (byte 73)"),
