@@ -7,7 +7,7 @@ if a silent machine still accepts connections.
 
 import socket
 from asyncio.staggered import staggered_race  # undocumented; asyncio itself connects by it
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -18,8 +18,8 @@ _MOST_ATTEMPTS = 5
 
 Connected = TypeVar("Connected")
 
-# Has as many items as the current attempt passes over addresses. They are taken as the addresses are found.
-_passed_over: ContextVar[Iterator[int] | None] = ContextVar("_passed_over", default=None)
+# How many addresses the current attempt passes over, and which ones, as far as they are found.
+_passed_over: ContextVar[tuple[int, set[Any]] | None] = ContextVar("_passed_over", default=None)
 
 
 class EventLoop(uvloop.Loop):
@@ -29,15 +29,27 @@ class EventLoop(uvloop.Loop):
         self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
     ) -> Any:
         """Connect to the first address that the current attempt does not pass over."""
-        if host is not None and (passed_over := _passed_over.get()) is not None:
+        if host is not None and _passed_over.get() is not None:
             found = await self.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            addresses = [address[0] for *_, address in found if next(passed_over, None) is None]
-            if not addresses:
-                raise OSError("Earlier attempts try all addresses.")
             if options.get("ssl"):
                 options.setdefault("server_hostname", host)
-            host = addresses[0]
+            host = _first_left(address for *_, address in found)[0]
         return await super().create_connection(protocol_factory, host, port, **options)
+
+    async def create_unix_connection(self, protocol_factory: Any, path: Any = None, **options: Any) -> Any:
+        """Connect to a socket, unless the current attempt passes over it."""
+        return await super().create_unix_connection(protocol_factory, _first_left([path]), **options)
+
+
+def _first_left(addresses: Iterable[Any]) -> Any:
+    """Return the first address that the current attempt does not pass over. Raises OSError."""
+    number, passed_over = _passed_over.get() or (0, set())
+    for address in addresses:
+        if address not in passed_over:
+            if len(passed_over) == number:
+                return address
+            passed_over.add(address)
+    raise OSError("Earlier attempts try all addresses.")
 
 
 async def connect_to_any(connect: Callable[[], Awaitable[Connected]], *, seconds: float) -> Connected:
@@ -48,7 +60,7 @@ async def connect_to_any(connect: Callable[[], Awaitable[Connected]], *, seconds
     """
 
     async def attempt(number: int) -> Connected:
-        _passed_over.set(iter(range(number)))
+        _passed_over.set((number, set()))
         return await connect()
 
     attempts = [partial(attempt, number) for number in range(_MOST_ATTEMPTS)]
