@@ -21,6 +21,10 @@ Connected = TypeVar("Connected")
 # How many addresses the current attempt passes over, and which ones, as far as they are found.
 _passed_over: ContextVar[tuple[int, set[Any]] | None] = ContextVar("_passed_over", default=None)
 
+# The latest address that was tried for a host and port of the settings. asyncpg's requests to cancel a
+# statement, which are no attempts, go there.
+_latest: dict[tuple[Any, Any], Any] = {}
+
 
 class EventLoop(uvloop.Loop):
     """The event loop of both processes and of all commands. `connect_to_any` needs it."""
@@ -29,11 +33,14 @@ class EventLoop(uvloop.Loop):
         self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
     ) -> Any:
         """Connect to the first address that the current attempt does not pass over."""
-        if host is not None and _passed_over.get() is not None:
-            found = await self.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        if host is not None:
             if options.get("ssl"):
                 options.setdefault("server_hostname", host)
-            host = _first_left(address for *_, address in found)[0]
+            name = host, port
+            if _passed_over.get() is not None:
+                found = await self.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                _latest[name] = _first_left(address for *_, address in found)[0]
+            host = _latest.get(name, host)
         return await super().create_connection(protocol_factory, host, port, **options)
 
     async def create_unix_connection(self, protocol_factory: Any, path: Any = None, **options: Any) -> Any:

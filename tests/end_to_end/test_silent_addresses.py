@@ -172,3 +172,16 @@ async def test_address_at_which_tls_fails_is_tried_without_tls_although_the_firs
 
     tls_request = struct.pack(">II", 8, 80877103)
     assert [each == tls_request for each in received] == [True, False]
+
+
+async def test_statement_is_cancelled_at_the_address_where_it_runs(database_url):
+    async def cancel_a_statement(url: str) -> Any:
+        connection = await connect(url, timeout=5.0)
+        with pytest.raises(TimeoutError):
+            await connection.execute("SELECT pg_sleep(60)", timeout=0.1)
+        return await connection.fetchval("SELECT 'usable again'", timeout=5.0)
+
+    async with TcpProxy(database_url) as second:
+        with silent_server(second.port, accepts=True):
+            outcome = cancel_a_statement(str(URL(second.url).with_host(_NAME)))
+            assert await asyncio.to_thread(uvloop.run, outcome, loop_factory=_Resolving) == "usable again"
