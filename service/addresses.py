@@ -63,7 +63,8 @@ async def connect_to_any(connect: Callable[[], Awaitable[Connected]], *, seconds
     """Return the first connection that an attempt by *connect* makes. The attempts overlap.
 
     The second attempt passes over one address, the third one over two, and so on. An attempt begins when the
-    one before has failed, or has taken a fifth of *seconds*. Raises the error of the first attempt.
+    one before has failed, or has taken a fifth of *seconds*. Raises an error that a server has sent, such as
+    a rejected login, or else that of the first attempt.
     """
 
     async def attempt(number: int) -> Connected:
@@ -74,5 +75,5 @@ async def connect_to_any(connect: Callable[[], Awaitable[Connected]], *, seconds
     delay = min(seconds / _MOST_ATTEMPTS, 2.0)  # RFC 8305 allows two seconds.
     connected, winner, errors = await staggered_race(attempts, delay)
     if winner is None:
-        raise errors[0] or TimeoutError
+        raise next((error for error in errors if not isinstance(error, OSError)), errors[0]) or TimeoutError
     return cast("Connected", connected)

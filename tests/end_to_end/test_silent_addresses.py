@@ -144,6 +144,13 @@ async def test_second_address_of_a_name_is_reached_and_proves_the_name_if_the_fi
     assert outcomes == [None] * 4
 
 
+async def test_rejected_login_is_reported_although_the_first_host_is_silent(database_url):
+    with silent_server(accepts=True) as port:
+        url = URL(database_url).with_user("nobody").with_password("made-up")
+        with pytest.raises(asyncpg.InvalidAuthorizationSpecificationError):
+            await connect(behind(port, str(url)), timeout=2.0)
+
+
 async def test_socket_of_a_slow_postgres_gets_one_connection_at_a_time(tmp_path):
     opened = []
     socket_file = tmp_path / ".s.PGSQL.5432"
