@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -172,9 +171,12 @@ class Pool:
 
 async def connect(url: str, *, timeout: float, **options: Any) -> Connection:  # noqa: ANN401, ASYNC109 - asyncpg's
     """Connect to Postgres with asyncpg's *options*. A user without the right CONNECT is a rejected login."""
+    until = time.monotonic() + timeout
     try:
-        async with asyncio.timeout(timeout):
-            return await connect_to_any(partial(asyncpg.connect, url, **options), seconds=timeout)
+        # Each attempt ends by itself, so that a rejected login is reported although another host is silent.
+        return await connect_to_any(
+            lambda: asyncpg.connect(url, timeout=until - time.monotonic(), **options), seconds=timeout
+        )
     except asyncpg.InsufficientPrivilegeError as error:
         raise asyncpg.InvalidAuthorizationSpecificationError(str(error)) from error
 

@@ -22,7 +22,6 @@ _REASON = "calculation_fee_exempt_reason"
 # A body whose rest is valid: a reason is decoded after it.
 _WITH_REASON = b'{"calculation_fee_exempt":true,"calculation_fee_exempt_reason":%s,' + _FIELDS[1:]
 _WITH_META_DATA = b'{"meta_data":{"a":%s},' + _FIELDS[1:]
-_INTEGRAL = b',"property_value":3e5}'  # valid, but refused when the body is first decoded
 _CHARACTERS = "Control, line-separator and bidirectional characters are not allowed: remove or replace "
 _NO_NUL = "NUL characters are not allowed."
 _WHOLE_ADDRESS = "Expected an address such as ada@example.com: a name, an @ and a domain."
