@@ -77,6 +77,7 @@ def _read(kind: type[Kind], body: bytes) -> Kind:
         parsed = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError:
         sent = msgspec.json.decode(body)
+        json_faults.check_names(text)  # The last of several members may be valid.
         if not isinstance(sent, dict):
             message = "The body must be a JSON object."
             raise InvalidSubmission([FieldError("invalid_type", message, None, "")]) from None

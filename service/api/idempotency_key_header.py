@@ -14,7 +14,7 @@ REPLAYED = "Idempotent-Replayed"  # the header of a response to a repeat
 # a digit, as many UUIDs do. A token has no comma, so two headers that a proxy joined by a comma are no key.
 PATTERN = r"""^("[ !#-\[\]-~]{1,255}"|[A-Za-z0-9!#$%&'*+.^_`|~:/-]{1,255})$"""
 
-# No argument of the handler, because Litestar would pass on one of several headers with this name.
+# Not an argument of the handler, because Litestar would pass only one of several headers with this name.
 IDEMPOTENCY_KEY = Parameter(
     name="Idempotency-Key",
     param_in="header",

@@ -23,7 +23,7 @@ LARGEST_LIMIT = 100
 _NEWEST = PlaceByAge(UUID(int=2**128 - 1))  # no request is newer
 _OTHER_CURSOR: Failure = ("invalid_cursor", "Expected the next_cursor of a page with the same filter.")
 _NO_FILTER: Failure = ("invalid_choice", "Send external_id or updated_since, not both.")
-_CURSOR = r"(?:([0-9]{1,10})\.)?(req_\w{22})"  # with seconds for a PlaceByChange
+_CURSOR = re.compile(r"(?:([0-9]{1,10})\.)?(req_\w{22})", re.ASCII)  # with seconds for a PlaceByChange
 
 
 class CalculationRequestPage(msgspec.Struct, frozen=True):
@@ -35,11 +35,6 @@ class CalculationRequestPage(msgspec.Struct, frozen=True):
     requests: list[RetrievedCalculationRequest]
     next_cursor: str | None
     next_updated_since: Instant | None
-
-
-def _check_limit(value: int) -> Failure | None:
-    is_valid = 1 <= value <= LARGEST_LIMIT
-    return None if is_valid else ("out_of_range", f"Expected an integer from 1 to {LARGEST_LIMIT}.")
 
 
 def _check_since(value: datetime) -> Failure | None:
@@ -72,11 +67,11 @@ class ListQuery(Sent, frozen=True, kw_only=True):
     limit: Annotated[
         int,
         msgspec.Meta(
+            ge=1,
+            le=LARGEST_LIMIT,
             description="The maximum number of requests on a page. Large requests make pages shorter: a page "
             "with fewer requests is the last one only if its `next_cursor` is null.",
-            extra_json_schema={"minimum": 1, "maximum": LARGEST_LIMIT},
         ),
-        CheckedBy(_check_limit),
     ] = DEFAULT_LIMIT
     cursor: Annotated[
         str | UnsetType,
@@ -123,7 +118,8 @@ def _mark(external_id: str | UnsetType) -> str:
 
 
 def _parse_cursor(text: str, external_id: str | UnsetType) -> Place | None:
-    match = re.fullmatch(_mark(external_id) + _CURSOR, text, re.ASCII)
+    mark = _mark(external_id)
+    match = _CURSOR.fullmatch(text, len(mark)) if text.startswith(mark) else None
     request_id = match and parse_uuid(match[2])
     if not (match and request_id):
         return None

@@ -20,7 +20,7 @@ READ_ALL = "request:read-all"  # lets internal readers read any firm's requests,
 _LARGEST_TOKEN = 8 * 1024
 _NOT_VALID = "The access token is not valid: it is no JWT, or a claim is out of range."
 _REASONS: dict[type[Exception], str] = {
-    jwt.InvalidTokenError: "The access token is not valid: its header needs a kid, but no crit or b64.",
+    jwt.InvalidTokenError: "The access token is not valid: its header must have a kid, and no crit or b64.",
     jwt.ExpiredSignatureError: "The access token has expired: request a new one.",
     jwt.InvalidAudienceError: "The access token is for another audience: request one for this service.",
     jwt.InvalidIssuerError: "The access token is from another issuer than the one that the service trusts.",
@@ -117,7 +117,7 @@ class AccessTokens:
             if not isinstance(claims[claim], _TYPES[claim]):
                 raise InvalidCredentials(f"The access token is not valid: its {claim} has the wrong type.")
             if claim in ("iat", "nbf") and claims[claim] > latest:
-                raise InvalidCredentials(f"By the service's clock, the access token's {claim} lies ahead.")
+                raise InvalidCredentials(f"By the service's clock, the token's {claim} is in the future.")
 
     def _caller(self, claims: dict[str, Any]) -> Caller | InternalReader:
         expires_at = claims["exp"] + self._settings.auth_leeway_seconds

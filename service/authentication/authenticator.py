@@ -39,7 +39,9 @@ class Authenticator:
         self._access_tokens = AccessTokens(settings, signing_keys)
         self._pool = pool
         self._verified: TLRUCache[object, Caller | InternalReader] = TLRUCache(
-            maxsize=_MOST_CACHED, ttu=_cached_until, timer=time.time
+            maxsize=_MOST_CACHED,
+            ttu=lambda _, caller, now: min(caller.expires_at, now + _LONGEST_CACHED_SECONDS),
+            timer=time.time,
         )
 
     def verify_access_token(self, token: str, *, scope: str) -> Caller:
@@ -78,7 +80,3 @@ class Authenticator:
     @cachedmethod(attrgetter("_verified"))
     def _verify(self, token: str) -> Caller | InternalReader:
         return self._access_tokens.verify(token)
-
-
-def _cached_until(_key: object, caller: Caller | InternalReader, now: float) -> float:
-    return min(caller.expires_at, now + _LONGEST_CACHED_SECONDS)

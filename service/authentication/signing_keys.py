@@ -61,7 +61,7 @@ class SigningKeys:
         self._url = url
         self._tls = ssl.create_default_context()
         self.unused: dict[str, str] = {}  # the first keys of the last document that are not used, and why
-        self._document = b""  # from which the keys are
+        self._document = b""  # that the keys are from
         self._by_id: dict[str, list[SigningKey]] = {}
         self._failure: Exception | None = jwt.PyJWKSetError("not fetched yet")  # of the last fetch
         self._fetching: asyncio.Task[None] | None = None

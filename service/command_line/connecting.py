@@ -16,7 +16,7 @@ from service.settings import DatabaseSettings, InvalidSetting, load
 
 LOCK_SECONDS = 5.0  # the longest that a transaction waits for a lock, because others may queue behind it
 
-# The exceptions whose messages are written for operators, and words for others. {1} is the last argument.
+# The exceptions whose messages are written for operators, and words for others. {1} is their last argument.
 EXPLAINED = (click.ClickException, InvalidSetting, PostgresUnavailable, SchemaOutdated)
 WORDS: dict[type[BaseException] | tuple[type[BaseException], ...], str] = {
     ssl.SSLCertVerificationError: "its certificate is not accepted: {0.verify_message}",

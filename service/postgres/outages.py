@@ -6,7 +6,7 @@ import asyncpg
 
 from service.telemetry import metrics
 
-# The errors that the server, the network or a timeout causes, never the statement.
+# The errors that the server, the network, a timeout or other transactions cause, never the statement.
 OUTAGE_ERRORS = (
     OSError,  # and so TimeoutError
     asyncpg.InterfaceError,
@@ -20,9 +20,10 @@ OUTAGE_ERRORS = (
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.TransactionTimeoutError,
+    asyncpg.TransactionRollbackError,  # such as a deadlock
+    asyncpg.UndefinedTableError,  # The schema is missing or, as with the next one, too old.
+    asyncpg.UndefinedColumnError,
 )
-# A deadlock, for example, and a schema that is missing or too old.
-_OTHERS = (asyncpg.TransactionRollbackError, asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError)
 
 
 class PostgresUnavailable(Exception):
@@ -39,7 +40,7 @@ def is_outage(error: BaseException) -> bool:
     """Whether a retry may succeed later. After asyncpg's ValueError for a bad argument or DSN it cannot."""
     if isinstance(error, ValueError):
         return isinstance(error, ssl.SSLCertVerificationError)  # The certificate may be renewed.
-    return isinstance(error, (*OUTAGE_ERRORS, *_OTHERS))
+    return isinstance(error, OUTAGE_ERRORS)
 
 
 def is_harmless(error: BaseException) -> bool:

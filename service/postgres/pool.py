@@ -168,6 +168,7 @@ async def connect(url: str, *, timeout: float, **options: Any) -> Connection:  #
     """Connect to Postgres with asyncpg's *options*. A user without the right CONNECT is a rejected login."""
     until = time.monotonic() + timeout
     try:
+        # Each attempt ends by itself, so that a rejected login is reported although another host is silent.
         return await connect_to_any(
             lambda: asyncpg.connect(url, timeout=until - time.monotonic(), **options), seconds=timeout
         )

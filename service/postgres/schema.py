@@ -24,20 +24,19 @@ from service.postgres.pool import Connection, Pool
 _SCHEMA = Path(__file__).parents[2] / "schema.sql"  # beside the package, in a checkout and in the image
 _ROLES = Path(__file__).with_name("roles.sql")
 
-# Settings that a session takes over from role, database or server. With other values, a call could fail for
-# the isolation of its session, a crash could undo what was answered, and triggers would not run. They are not
-# set when a session begins, because a transaction pooler would refuse it.
+_NO_SHORT_TIMEOUT = r"0|[5-9]\d{3}|\d{5,}"  # in milliseconds: at least 5 s, a worker's default deadline
+# Settings that a session takes over from role, database or server, and the accepted values, the usual one
+# first. With others, a call could fail for the isolation of its session, a crash could undo what was
+# answered, and triggers would not run. A session does not set them, because transaction poolers refuse that.
 _SETTINGS = {
     "server_encoding": "UTF8",
-    "default_transaction_isolation": "read committed",
-    "synchronous_commit": "on",
+    "default_transaction_isolation": "read committed|read uncommitted",
+    "synchronous_commit": "on|remote_write|remote_apply",
     "session_replication_role": "origin",
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "transaction_timeout": "0",  # from Postgres 17 on
+    "statement_timeout": _NO_SHORT_TIMEOUT,
+    "lock_timeout": _NO_SHORT_TIMEOUT,
+    "transaction_timeout": _NO_SHORT_TIMEOUT,  # from Postgres 17 on
 }
-# The numbers are milliseconds: at least 5 s, a worker's default deadline.
-_ALSO_ACCEPTED = re.compile(r"read uncommitted|remote_write|remote_apply|[5-9]\d{3}|\d{5,}")
 
 _LOCK = 0x5D17_0001  # key of the advisory lock held while applying the schema; an arbitrary number
 _ATTEMPTS = 600  # while a table is locked, or another process applies the schema
@@ -141,9 +140,10 @@ async def check_settings(connection: Connection) -> None:
     """Raise SchemaOutdated if this session has a setting with which the service does not work."""
     settings = "SELECT name, setting FROM pg_settings WHERE name = ANY($1::text[])"
     for name, setting in await connection.fetch(settings, [*_SETTINGS]):
-        if setting != _SETTINGS[name] and not _ALSO_ACCEPTED.fullmatch(setting):
+        if not re.fullmatch(_SETTINGS[name], setting):
+            usual = _SETTINGS[name].partition("|")[0]
             how = "CREATE DATABASE" if name == "server_encoding" else "ALTER DATABASE or ALTER ROLE"
-            raise SchemaOutdated(f"Postgres has {name} = {setting}: choose {_SETTINGS[name]} by {how}.")
+            raise SchemaOutdated(f"Postgres has {name} = {setting}: choose {usual} by {how}.")
 
 
 async def check_ready(pool: Pool, *, seconds: float) -> str | None:

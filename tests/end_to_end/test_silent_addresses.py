@@ -2,10 +2,12 @@
 
 import asyncio
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any
 
+import asyncpg
 import pytest
 import uvloop
 from msgspec.structs import replace
@@ -140,3 +142,53 @@ async def test_second_address_of_a_name_is_reached_and_proves_the_name_if_the_fi
         outcomes = await asyncio.to_thread(uvloop.run, reach_all(), loop_factory=_Resolving)
 
     assert outcomes == [None] * 4
+
+
+async def test_rejected_login_is_reported_although_the_first_host_is_silent(database_url):
+    with silent_server(accepts=True) as port:
+        url = URL(database_url).with_user("nobody").with_password("made-up")
+        with pytest.raises(asyncpg.InvalidAuthorizationSpecificationError):
+            await connect(behind(port, str(url)), timeout=2.0)
+
+
+async def test_socket_of_a_slow_postgres_gets_one_connection_at_a_time(tmp_path):
+    opened = []
+    socket_file = tmp_path / ".s.PGSQL.5432"
+
+    async with await asyncio.start_unix_server(lambda *streams: opened.append(streams), socket_file):
+        with pytest.raises(TimeoutError):
+            await connect(f"postgresql://api@/?host={tmp_path}", timeout=0.5)
+
+    assert len(opened) == 1
+
+
+async def test_address_at_which_tls_fails_is_tried_without_tls_although_the_first_address_is_silent():
+    received = []
+
+    async def refuse_tls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append(await reader.read(8))
+        writer.write(b"S")  # "TLS may begin."
+        writer.close()
+
+    async with await asyncio.start_server(refuse_tls, "127.0.0.1") as second:
+        port = second.sockets[0].getsockname()[1]
+        with silent_server(port, accepts=True):
+            attempt = connect(f"postgresql://api@{_NAME}:{port}/", timeout=1.0)
+            with pytest.raises((OSError, asyncpg.PostgresError)):
+                await asyncio.to_thread(uvloop.run, attempt, loop_factory=_Resolving)
+
+    tls_request = struct.pack(">II", 8, 80877103)
+    assert [each == tls_request for each in received] == [True, False]
+
+
+async def test_statement_is_cancelled_at_the_address_where_it_runs(database_url):
+    async def cancel_a_statement(url: str) -> Any:
+        connection = await connect(url, timeout=5.0)
+        with pytest.raises(TimeoutError):
+            await connection.execute("SELECT pg_sleep(60)", timeout=0.1)
+        return await connection.fetchval("SELECT 'usable again'", timeout=5.0)
+
+    async with TcpProxy(database_url) as second:
+        with silent_server(second.port, accepts=True):
+            outcome = cancel_a_statement(str(URL(second.url).with_host(_NAME)))
+            assert await asyncio.to_thread(uvloop.run, outcome, loop_factory=_Resolving) == "usable again"

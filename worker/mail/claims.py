@@ -49,7 +49,7 @@ class Claims:
 
     @property
     def count(self) -> int:
-        """The number of e-mails that this process has claimed, less at most LARGEST_BATCH locked ones."""
+        """How many e-mails this process has claimed. At most LARGEST_BATCH locked ones do not count."""
         return len(self._until) - min(len(self.locked), LARGEST_BATCH)
 
     def has_expired(self, email: Email) -> bool:

@@ -109,7 +109,7 @@ async def claim(
 ) -> tuple[list[Email], int]:
     """Claim at most *limit* due e-mails. A claim lasts *seconds* by the database's clock, unless renewed.
 
-    Returns the claimed e-mails, and how many others were due, but cannot be claimed and are due again later.
+    Returns the claimed e-mails, and how many others were due but could not be claimed. Those are due later.
 
     E-mails *under_way* in this process are excluded, because their claims may have expired while Postgres was
     unreachable. E-mails whose claim has expired are left alone until Postgres has been up for *seconds* after

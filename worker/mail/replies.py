@@ -115,8 +115,9 @@ def storable(text: str) -> str:
 
     The surrogates stand for bytes that are not UTF-8.
     """
-    text = text[:_LONGEST_REPLY].encode(errors="surrogateescape").decode(errors="replace")
-    return _SECRET.sub("[secret]", text.replace("\0", "\N{REPLACEMENT CHARACTER}"))
+    # The second cut removes a secret that the first one may have made too short to be recognized.
+    text = text[: 2 * _LONGEST_REPLY].encode(errors="surrogateescape").decode(errors="replace")
+    return _SECRET.sub("[secret]", text.replace("\0", "\N{REPLACEMENT CHARACTER}"))[:_LONGEST_REPLY]
 
 
 def counted_as(outcome: Outcome) -> str:

@@ -10,7 +10,6 @@ import aiormq.abc
 import structlog
 from aio_pika.abc import AbstractChannel, AbstractConnection
 from aiormq import exceptions
-from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 from pamqp.commands import Connection
 from yarl import URL
 
@@ -24,7 +23,7 @@ from worker.settings import WorkerSettings
 BLOCKED = "RabbitMQ blocks publishers"
 
 # aio-pika raises these when the broker or its network fails, or a timeout expires.
-BROKER_ERRORS = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
+BROKER_ERRORS = (exceptions.AMQPError, exceptions.ChannelInvalidStateError, OSError, TimeoutError)
 _REFUSALS = (exceptions.ChannelClosed, exceptions.ConnectionClosed, exceptions.ProbableAuthenticationError)
 
 CLOSE_SECONDS = 2.0  # to close a connection or a consumer cleanly

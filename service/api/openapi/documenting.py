@@ -128,7 +128,7 @@ def _content(kind: object, examples: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _simplified(parameter: dict[str, Any]) -> dict[str, Any]:
-    """Remove what stands there twice."""
+    """Remove the description and the examples that are written twice."""
     schema = parameter["schema"]
     del schema["description"]
     for example in parameter.pop("examples", {}).values():

@@ -17,6 +17,7 @@ from tests.harness.examples import A_LARGEST_REQUEST, A_REQUEST
 
 _FIELDS = msgspec.json.encode(A_REQUEST)
 _MARK = "zqmark"  # must not be quoted
+_REPEATS = "it repeats a name within an object"
 _REASON = "calculation_fee_exempt_reason"
 # A body whose rest is valid: a reason is decoded after it.
 _WITH_REASON = b'{"calculation_fee_exempt":true,"calculation_fee_exempt_reason":%s,' + _FIELDS[1:]
@@ -266,8 +267,10 @@ def test_body_that_is_not_an_object_is_refused_as_a_whole(body):
         ),
         (b'{"a": 1e999999, "b": "zqmark"}', "a number is too large"),
         (b"[" * 100_000, "it nests too deeply"),
-        (b'{"notes": "zqmark",' + _FIELDS[1:-1] + b',"notes": "b"}', "it repeats a name within an object"),
-        (_WITH_META_DATA % b'[{"zqmark": 1, "zqm\\u0061rk": 1}]', "it repeats a name within an object"),
+        (b'{"notes": "zqmark",' + _FIELDS[1:-1] + b',"notes": "b"}', _REPEATS),
+        (_WITH_META_DATA % b'[{"zqmark": 1, "zqm\\u0061rk": 1}]', _REPEATS),
+        # msgspec takes 3.0 for no integer, so this body is read another way.
+        (b'{"property_value": 3.0, "notes": "zqmark",' + _FIELDS[1:-1] + b',"notes": "b"}', _REPEATS),
         (_WITH_REASON % b'"zqmark\\q"', "invalid escaped character (byte 71)"),
         (_WITH_REASON % b"1e999999", "a number is too large"),
         (_WITH_REASON % b'["zqmark",]', "trailing comma in array (byte 73)"),

@@ -75,6 +75,19 @@ QUOTED = {
 def test_secret_is_removed_however_a_reply_quotes_it(quoted):
     stored = storable(f"5.7.1 Spam: {quoted} ({'.' * 60}) see https://example.com/why, id 1.2")
 
-    assert not any(SECRET[start : start + 4] in stored for start in range(len(SECRET) - 3))
+    assert not shows_secret(stored)
     assert stored.startswith("5.7.1 Spam: ")
     assert stored.endswith(f"({'.' * 60}) see https://example.com/why, id 1.2")
+
+
+@pytest.mark.parametrize("quoted", QUOTED.values(), ids=QUOTED)
+def test_secret_is_removed_where_a_long_reply_is_cut(quoted):
+    for length in range(850, 1001):
+        stored = storable(f"{'.' * length} {quoted} {'.' * 1000}")
+
+        assert len(stored) <= 1000
+        assert not shows_secret(stored)
+
+
+def shows_secret(stored: str) -> bool:
+    return any(SECRET[start : start + 4] in stored for start in range(len(SECRET) - 3))
