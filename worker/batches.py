@@ -31,7 +31,7 @@ class WorkCancelled(Exception):
 
 
 async def retry(process: Callable[[Item], Awaitable[Failure]], item: Item) -> None:
-    """Process *item*, again while Postgres is down or the failure is to TryAgain. Raises other failures."""
+    """Process *item*. Retry while Postgres is down, or the failure is to TryAgain. Raises other failures."""
     pause = _SHORTEST_PAUSE_SECONDS
     while (failure := await process(item)) is not None:
         if not isinstance(failure, (PostgresUnavailable, TryAgain)):

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 
 import pytest
 
@@ -18,7 +17,7 @@ def work():
 
 @pytest.fixture
 def batches(work):
-    return Batches(partial(work.record, None))
+    return Batches(lambda numbers: work.record(None, numbers))
 
 
 async def all_at_once(batches: Batches[int], work: Work, numbers: Sequence[int]) -> list[str]:

@@ -79,7 +79,7 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
 
 
 def _record(result: Result, request: LockedRequest | None, locked: set[UUID], erased: set[UUID]) -> Failure:
-    """Set the calculation of a request, and announce it. A redelivery changes nothing."""
+    """Set the calculation of the request, if it is free, and announce it. A redelivery changes nothing."""
     if request is None:
         if result.request_id in locked:
             return TryAgain("the row is locked")

@@ -43,11 +43,10 @@ _log = structlog.get_logger()
 class Consumer(Generic[Content]):
     """Reads one queue: decodes each message, records it, and settles it.
 
-    *decode* gets the message and the traceparent to pass on. *record* gets decoded messages in batches, each
-    in a transaction, and returns a failure or None for each message: see `Batches`. If it raised a failure,
-    the batch would be rolled back, without the wait for a standby. *committed* is called after each commit.
-    *refusals* are failures that a retry cannot fix. A message with such a failure is dead-lettered, with the
-    reason in its headers.
+    *decode* gets the message and the traceparent to pass on. *record* gets decoded messages in batches, in a
+    transaction, and returns a failure or None for each message: see `Batches`. If it raised a failure, the
+    batch would be rolled back, without the wait for a standby. *committed* is called after each commit. A
+    message whose failure is in *refusals*, which a retry cannot fix, is dead-lettered with the reason.
 
     While Postgres is down, in-flight messages wait. If the channel is lost meanwhile, RabbitMQ returns them
     to the queue, and the next delivery counts towards the delivery limit. RabbitMQ itself closes the channel
@@ -153,8 +152,9 @@ class Consumer(Generic[Content]):
             tracing.span(self._span, "consumer", lambda: self._describe(message), parent=parent) as span,
         ):
             traceparent = tracing.onward(parent)
-            ids = {"calculation_id": read.calculation_id, "user_id": safe_id(message.user_id)}
-            about = logs.about(read.uuid, traceparent, **ids)
+            about = logs.about(read.uuid, traceparent, calculation_id=read.calculation_id)
+            if message.user_id:
+                about["user_id"] = safe_id(message.user_id)
             with bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id), **about):
                 try:
                     outcome = await self._handle(message, read, traceparent)
