@@ -30,6 +30,18 @@ class WorkCancelled(Exception):
     """aiormq raised a CancelledError, although nobody cancelled the work."""
 
 
+async def retry(process: Callable[[Item], Awaitable[Failure]], item: Item) -> None:
+    """Process *item*. Retry while Postgres is down, or the failure is to TryAgain. Raises other failures."""
+    pause = _SHORTEST_PAUSE_SECONDS
+    while (failure := await process(item)) is not None:
+        if not isinstance(failure, (PostgresUnavailable, TryAgain)):
+            raise failure
+        if isinstance(failure, TryAgain) and pause == _LONGEST_PAUSE_SECONDS:
+            _log.warning("item_waits", reason=str(failure))
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the items
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
 class Batches(Generic[Item]):
     """Processes its callers' items in batches of at most LARGEST_BATCH, one batch at a time.
 
@@ -51,39 +63,23 @@ class Batches(Generic[Item]):
         self._queue: list[tuple[Item, asyncio.Future[Failure]]] = []
         self._working: asyncio.Task[None] | None = None
 
-    async def process(self, item: Item) -> None:
-        """Process *item*. Retry while Postgres is down, or the failure is to TryAgain.
-
-        Raises any other failure that *work* returned or raised for the item, such as a RabbitMQ outage.
-        """
-        pause = _SHORTEST_PAUSE_SECONDS
-        while (failure := await self._process_once(item)) is not None:
-            if not isinstance(failure, (PostgresUnavailable, TryAgain)):
-                raise failure
-            if isinstance(failure, TryAgain) and pause == _LONGEST_PAUSE_SECONDS:
-                _log.warning("item_waits", reason=str(failure))
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the items
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-
-    async def _process_once(self, item: Item) -> Failure:
+    async def process(self, item: Item) -> Failure:
+        """Process *item* once, in the next batch. Returns why *work* failed for it, or None."""
         result: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
         self._queue.append((item, result))
-        if self._working is None:
+        if self._working is None or self._working.done():
             # The task has a new context, because its logs and traces are not about this item alone.
             self._working = asyncio.create_task(self._process_queue(), context=Context())
         return await result
 
     async def _process_queue(self) -> None:
-        try:
-            while self._queue:
-                batch, self._queue = self._queue[:LARGEST_BATCH], self._queue[LARGEST_BATCH:]
-                batch = [each for each in batch if not each[1].done()]  # Drop items of cancelled callers.
-                failures = await self._attempt([item for item, _ in batch]) if batch else []
-                for (_, result), failure in zip(batch, failures, strict=True):
-                    if not result.done():
-                        result.set_result(failure)
-        finally:
-            self._working = None
+        while self._queue:
+            batch, self._queue = self._queue[:LARGEST_BATCH], self._queue[LARGEST_BATCH:]
+            batch = [each for each in batch if not each[1].done()]  # Drop items of cancelled callers.
+            failures = await self._attempt([item for item, _ in batch]) if batch else []
+            for (_, result), failure in zip(batch, failures, strict=True):
+                if not result.done():
+                    result.set_result(failure)
 
     async def _attempt(self, items: Sequence[Item]) -> Failures:
         try:

@@ -79,12 +79,10 @@ def describe(error: BaseException) -> dict[str, Any]:
     return facts
 
 
-def about(uuid: str | None, traceparent: str | None) -> dict[str, Any]:
-    """Return the uuid and the trace id, if known, under the names that the logs of every process use."""
-    fields = {} if uuid is None else {"uuid": uuid}
-    if traceparent is not None:
-        fields["trace_id"] = traceparent[3:35]
-    return fields
+def about(uuid: str | None, traceparent: str | None, **ids: str | None) -> dict[str, Any]:
+    """Return the ids that are known, under the names that the logs of every process use."""
+    fields = {"uuid": uuid, "trace_id": traceparent and traceparent[3:35], **ids}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def summarize(error: BaseException) -> str:

@@ -17,7 +17,7 @@ def work():
 
 @pytest.fixture
 def batches(work):
-    return Batches(work.handle)
+    return Batches(lambda numbers: work.record(None, numbers))
 
 
 async def all_at_once(batches: Batches[int], work: Work, numbers: Sequence[int]) -> list[str]:
@@ -29,8 +29,7 @@ async def all_at_once(batches: Batches[int], work: Work, numbers: Sequence[int])
     await asyncio.sleep(0)
     work.going_on.set()
     await first
-    outcomes = asyncio.gather(*others, return_exceptions=True)
-    return [type(each).__name__ for each in await asyncio.wait_for(outcomes, 30)]
+    return [type(each).__name__ for each in await asyncio.wait_for(asyncio.gather(*others), 30)]
 
 
 async def test_batch_is_limited(batches, work):

@@ -11,7 +11,6 @@ from service.calculation_requests.model import RequestErased, RequestNotFound
 from service.identifiers import parse_uuid
 from service.outbox.events import CalculationCreated, CloudEvent, RequestCalculated
 from service.outbox.waking import RelayWaker
-from service.postgres import connections
 from service.postgres.pool import Connection, Pool
 from worker.batches import Failure, Failures, TryAgain
 from worker.consumers.consumer import NO_UUID, Consumer
@@ -35,19 +34,13 @@ class Result(msgspec.Struct, frozen=True):
 
 def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consumer[Result]:
     """Return the consumer of the calculation teams' results. It wakes the relay."""
-
-    async def handle(results: Sequence[Result]) -> Failures:
-        async with connections.transaction(pool, seconds=settings.work_timeout_seconds) as connection:
-            failures = await record_results(connection, results)
-        relay.wake()
-        return failures
-
     return Consumer(
         settings,
         CALCULATION_RESULTS,
         pool,
         decode=decode,
-        handle=handle,
+        record=record_results,
+        committed=relay.wake,
         # A result for an erased request is dead-lettered, because its team may have to erase the result.
         refusals=(RequestNotFound, RequestErased, CalculationAlreadyRecorded),
     )
@@ -82,21 +75,17 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
         others -= locked
         # Read last, so that a request that is erased meanwhile counts as locked or erased, not as unknown.
         erased = await reading.find_erased(connection, others) if others else set()
-        failures: list[Failure] = []
-        for result in results:
-            if result.request_id in free:
-                failures.append(_record(free[result.request_id], result))
-            elif result.request_id in locked:
-                failures.append(TryAgain("the row is locked"))
-            elif result.request_id in erased:
-                failures.append(RequestErased(f"{result.path}request_uuid: the request was erased"))
-            else:
-                failures.append(RequestNotFound(f"{result.path}request_uuid: there is no such request"))
-    return failures
+        return [_record(result, free.get(result.request_id), locked, erased) for result in results]
 
 
-def _record(request: LockedRequest, result: Result) -> Failure:
-    """Set the calculation of a request, and announce it. A redelivery changes nothing."""
+def _record(result: Result, request: LockedRequest | None, locked: set[UUID], erased: set[UUID]) -> Failure:
+    """Set the calculation of the request, if it is free, and announce it. A redelivery changes nothing."""
+    if request is None:
+        if result.request_id in locked:
+            return TryAgain("the row is locked")
+        if result.request_id in erased:
+            return RequestErased(f"{result.path}request_uuid: the request was erased")
+        return RequestNotFound(f"{result.path}request_uuid: there is no such request")
     if request.calculation_id is None:
         request.calculation_id = result.calculation_id
         request.announce(

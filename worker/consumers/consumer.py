@@ -1,7 +1,7 @@
 """Reads one queue: decodes, handles and settles each message."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -12,13 +12,13 @@ from structlog.contextvars import bound_contextvars
 
 from service.postgres import connections, schema
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Pool
+from service.postgres.pool import Connection, Pool
 from service.postgres.schema import SchemaOutdated
 from service.server.probes import NotReady
 from service.telemetry import logs, tracing
 from service.telemetry.tracing import Attributes
 from worker import metrics
-from worker.batches import Batches, Failures
+from worker.batches import Batches, Failures, retry
 from worker.consumers import incoming
 from worker.consumers.dead_lettering import dead_letter, publish_letters
 from worker.consumers.incoming import Incoming, Malformed, safe_id
@@ -41,11 +41,12 @@ _log = structlog.get_logger()
 
 
 class Consumer(Generic[Content]):
-    """Reads one queue: decodes each message, passes it to the handler, and settles it.
+    """Reads one queue: decodes each message, records it, and settles it.
 
-    *decode* gets the message and the traceparent to pass on. *handle* gets decoded messages in batches, and
-    returns a failure or None for each message: see `Batches`. *refusals* are failures that a retry cannot
-    fix. A message with such a failure is dead-lettered, with the reason in its headers.
+    *decode* gets the message and the traceparent to pass on. *record* gets decoded messages in batches, in a
+    transaction, and returns a failure or None for each message: see `Batches`. If it raised a failure, the
+    batch would be rolled back, without the wait for a standby. *committed* is called after each commit. A
+    message whose failure is in *refusals*, which a retry cannot fix, is dead-lettered with the reason.
 
     While Postgres is down, in-flight messages wait. If the channel is lost meanwhile, RabbitMQ returns them
     to the queue, and the next delivery counts towards the delivery limit. RabbitMQ itself closes the channel
@@ -60,17 +61,20 @@ class Consumer(Generic[Content]):
         pool: Pool,
         *,
         decode: Callable[[Incoming, str], Content],
-        handle: Callable[[Sequence[Content]], Awaitable[Failures]],
+        record: Callable[[Connection, Sequence[Content]], Awaitable[Failures]],
+        committed: Callable[[], None],
         refusals: tuple[type[Exception], ...],
     ) -> None:
         self._settings = settings
         self._queue = queue
-        self._pool = pool
+        self._transaction = partial(connections.transaction, pool, seconds=settings.work_timeout_seconds)
         # The name of a consumer's destination in OpenTelemetry's conventions for RabbitMQ.
         self._destination = f"{queue.exchange}:{queue.routing_key}:{queue.name}"
         self._span = f"process {self._destination}"
         self._decode = decode
-        self._batches = Batches(handle)
+        self._record = record
+        self._committed = committed
+        self._batches = Batches(self._record_batch)
         self._letters = Batches(partial(publish_letters, settings, queue))
         self._refusals: tuple[type[Exception], ...] = (Malformed, *refusals)
         self._consuming = False
@@ -103,21 +107,24 @@ class Consumer(Generic[Content]):
 
     async def _check_commits(self) -> None:
         """Raise PostgresUnavailable unless Postgres commits. A read succeeds even if commits cannot."""
-        seconds = self._settings.work_timeout_seconds
-        async with connections.transaction(self._pool, seconds=seconds) as connection:
+        async with self._transaction() as connection:
             await schema.check(connection)
             await connection.execute(f"SELECT {connections.REPLICATE}")
 
     async def _consume(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
         """Consume on one channel until *stop*. Raises BrokerUnavailable when the channel is unusable."""
-        in_hand = InHand()
+        leaving = asyncio.Event()  # The channel must be closed, which requeues in-flight messages.
+        deliveries: set[asyncio.Task[None]] = set()  # The prefetch bounds the number.
 
         async def receive(message: AbstractIncomingMessage) -> None:
-            in_hand.start(self._deliver(message, in_hand))
+            # In our own task, because aio-pika cancels its tasks when the channel closes.
+            delivery = asyncio.create_task(self._deliver(message, leaving))
+            deliveries.add(delivery)
+            delivery.add_done_callback(deliveries.discard)
 
-        channel.close_callbacks.add(lambda *_: in_hand.leaving.set())
+        channel.close_callbacks.add(lambda *_: leaving.set())
         underlay = await channel.get_underlay_channel()
-        underlay.on_consumer_cancel_callbacks.add(lambda _: in_hand.leaving.set())
+        underlay.on_consumer_cancel_callbacks.add(lambda _: leaving.set())
         async with asyncio.timeout(self._settings.broker_timeout_seconds):
             await channel.set_qos(prefetch_count=self._settings.consumer_prefetch)
             queue = await channel.get_queue(self._queue.name, ensure=False)
@@ -126,17 +133,17 @@ class Consumer(Generic[Content]):
         pauses.reset()
         _log.info("consumer_started", queue=self._queue.name)
         try:
-            await wait_at_most(None, in_hand.leaving, stop)
-            if in_hand.leaving.is_set():
+            await wait_at_most(None, leaving, stop)
+            if leaving.is_set():
                 raise BrokerUnavailable("the channel or the consumer is lost, or a message was not settled")
             await queue.cancel(tag, timeout=CLOSE_SECONDS)
         finally:
             self._consuming = False
             # On a lost channel, messages cannot be settled, so there is no need to wait.
-            share = 0.0 if in_hand.leaving.is_set() else _FINISH_SHARE
-            await in_hand.finish(seconds=share * self._settings.shutdown_seconds)
+            share = 0.0 if leaving.is_set() else _FINISH_SHARE
+            await finish(deliveries, seconds=share * self._settings.shutdown_seconds)
 
-    async def _deliver(self, message: AbstractIncomingMessage, in_hand: "InHand") -> None:
+    async def _deliver(self, message: AbstractIncomingMessage, leaving: asyncio.Event) -> None:
         """Handle and settle one message, and count the outcome."""
         read = incoming.read(message.body)
         parent = tracing.accept(message.headers.get("traceparent")) or read.traceparent
@@ -145,9 +152,7 @@ class Consumer(Generic[Content]):
             tracing.span(self._span, "consumer", lambda: self._describe(message), parent=parent) as span,
         ):
             traceparent = tracing.onward(parent)
-            about = logs.about(read.uuid, traceparent)
-            if read.calculation_id is not None:
-                about["calculation_id"] = read.calculation_id
+            about = logs.about(read.uuid, traceparent, calculation_id=read.calculation_id)
             if message.user_id:
                 about["user_id"] = safe_id(message.user_id)
             with bound_contextvars(queue=self._queue.name, message_id=safe_id(message.message_id), **about):
@@ -156,24 +161,30 @@ class Consumer(Generic[Content]):
                 except Exception as error:  # noqa: BLE001 - an unexpected error must not lose the message
                     outcome = "returned"
                     _log.error("message_failed", **logs.describe(error))
-                    await wait_at_most(_RETRY_SECONDS, in_hand.leaving)
-                await in_hand.settle(message, outcome)
+                    await wait_at_most(_RETRY_SECONDS, leaving)
+                await settle(message, outcome, leaving)
             if outcome != "handled":
                 span.set_status(StatusCode.ERROR)
             self._outcomes[outcome].inc()
 
     async def _handle(self, message: AbstractIncomingMessage, read: Incoming, traceparent: str) -> str:
-        """Handle one message, or dead-letter it. Returns the outcome by its name in the metrics."""
+        """Record one message, or dead-letter it. Returns the outcome by its name in the metrics."""
         try:
             if UNDECODABLE in message.headers:
                 raise Malformed(f"a property cannot be decoded: see {UNDECODABLE}")
-            await self._batches.process(self._decode(read, traceparent))
+            await retry(self._batches.process, self._decode(read, traceparent))
         except self._refusals as refusal:
-            await self._letters.process(dead_letter(message, refusal))
+            await retry(self._letters.process, dead_letter(message, refusal))
             _log.warning("message_dead_lettered", reason=type(refusal).__name__)
             return "dead_lettered"
         _log.info("message_handled")
         return "handled"
+
+    async def _record_batch(self, batch: Sequence[Content]) -> Failures:
+        async with self._transaction() as connection:
+            failures = await self._record(connection, batch)
+        self._committed()
+        return failures
 
     def _describe(self, message: AbstractIncomingMessage) -> Attributes:
         message_id = safe_id(message.message_id)
@@ -186,43 +197,30 @@ class Consumer(Generic[Content]):
         } | ({"messaging.message.id": message_id} if message_id else {})
 
 
-class InHand:
-    """The in-flight messages of one channel.
+async def settle(message: AbstractIncomingMessage, outcome: str, leaving: asyncio.Event) -> None:
+    """Acknowledge a message or, if its handling failed unexpectedly, return it to its queue.
 
     Each is acknowledged by itself. A `multiple` ack would include messages that aio-pika could not pass on.
+
+    RabbitMQ dead-letters a message that reaches the delivery limit, without x-reason. It is returned by a
+    reject, because RabbitMQ 4.3 does not count a delivery that a nack ends.
+
+    If settling fails, leave the channel. Otherwise the message would count towards the prefetch forever.
     """
+    try:
+        if outcome == "returned":
+            await message.reject(requeue=True)
+        else:
+            await message.ack()
+    except Exception as error:  # noqa: BLE001 - see above
+        leaving.set()
+        _log.error("message_not_settled", **logs.describe(error))
 
-    def __init__(self) -> None:
-        self.leaving = asyncio.Event()  # The channel must be closed, which requeues in-flight messages.
-        self._deliveries: set[asyncio.Task[None]] = set()  # The prefetch bounds the number.
 
-    def start(self, delivery: Coroutine[None, None, None]) -> None:
-        """Run a delivery in our own task, because aio-pika cancels its tasks when the channel closes."""
-        task = asyncio.create_task(delivery)
-        self._deliveries.add(task)
-        task.add_done_callback(self._deliveries.discard)
-
-    async def settle(self, message: AbstractIncomingMessage, outcome: str) -> None:
-        """Acknowledge a message or, if its handling failed unexpectedly, return it to its queue.
-
-        RabbitMQ dead-letters a message that reaches the delivery limit, without x-reason. It is returned by a
-        reject, because RabbitMQ 4.3 does not count a delivery that a nack ends.
-
-        If settling fails, leave the channel. Otherwise the message would count towards the prefetch forever.
-        """
-        try:
-            if outcome == "returned":
-                await message.reject(requeue=True)
-            else:
-                await message.ack()
-        except Exception as error:  # noqa: BLE001 - see above
-            self.leaving.set()
-            _log.error("message_not_settled", **logs.describe(error))
-
-    async def finish(self, *, seconds: float) -> None:
-        """Wait at most *seconds* for the deliveries. Messages not settled by then return to the queue."""
-        if self._deliveries:
-            await asyncio.wait(self._deliveries, timeout=seconds)
-        for delivery in self._deliveries:
-            delivery.cancel()
-        await asyncio.gather(*self._deliveries, return_exceptions=True)
+async def finish(deliveries: Collection[asyncio.Task[None]], *, seconds: float) -> None:
+    """Wait at most *seconds* for the deliveries. Messages not settled by then return to the queue."""
+    if deliveries:
+        await asyncio.wait(deliveries, timeout=seconds)
+    for delivery in deliveries:
+        delivery.cancel()
+    await asyncio.gather(*deliveries, return_exceptions=True)

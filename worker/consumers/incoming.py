@@ -53,7 +53,7 @@ def read(body: bytes) -> Incoming:
         return Incoming(body, f"not readable JSON: {json_faults.why_unreadable(body, error)}")
     outer = json if isinstance(json, dict) else {}
     is_event = "specversion" in outer
-    # SDKs write bytes like this (JSON Event Format for CloudEvents, section 3.1.1). An event has one of both.
+    # SDKs write bytes like this (JSON Event Format for CloudEvents, section 3.1.1), and send no `data` then.
     if is_event and "data_base64" in outer and "data" not in outer:
         try:
             outer["data"] = msgspec.json.decode(msgspec.convert(outer.pop("data_base64"), bytes))

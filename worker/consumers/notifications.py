@@ -8,7 +8,6 @@ from service.calculation_requests.model import RequestNotFound
 from service.identifiers import parse_uuid
 from service.outbox import events
 from service.outbox.events import CloudEvent, RequestCreated
-from service.postgres import connections
 from service.postgres.pool import Connection, Pool
 from worker.batches import Failures
 from worker.consumers.consumer import NO_UUID, Consumer
@@ -21,20 +20,13 @@ from worker.settings import WorkerSettings
 
 def consumer(settings: WorkerSettings, pool: Pool, wake: asyncio.Event) -> Consumer[EmailToSend]:
     """Return the consumer that records which e-mails to send. It then wakes the `Postman` by *wake*."""
-
-    async def handle(intents: Sequence[EmailToSend]) -> Failures:
-        # No transaction, because only the first statement writes, and a redelivery may repeat it.
-        async with connections.acquired(pool, seconds=settings.work_timeout_seconds) as connection:
-            failures = await record_emails(connection, intents)
-        wake.set()
-        return failures
-
     return Consumer(
         settings,
         NOTIFICATIONS,
         pool,
         decode=decode,
-        handle=handle,
+        record=record_emails,
+        committed=wake.set,
         refusals=(RequestNotFound,),
     )
 

@@ -40,7 +40,7 @@ class Work:
         """Read a number. Raises Malformed."""
         return message.to(int)
 
-    async def handle(self, numbers: Sequence[int]) -> Failures:
+    async def record(self, _: object, numbers: Sequence[int]) -> Failures:
         """Wait for `going_on`, then return an outcome for each number, or raise `error`."""
         self.batches.append(list(numbers))
         await self.going_on.wait()
@@ -73,7 +73,8 @@ def consumer_with(worker_settings: EmailSettings, pool: Pool, work: Work) -> Cal
             NOTIFICATIONS,
             pool,
             decode=work.decode,
-            handle=work.handle,
+            record=work.record,
+            committed=lambda: None,
             refusals=(),
         )
 

@@ -14,7 +14,7 @@ from tests.harness.standby import replicated
 from tests.harness.waiting import eventually
 from tests.worker.conftest import obstacle, passes, publish, settings_with, take
 from tests.worker.consumers.conftest import dead_letter
-from worker.consumers.consumer import InHand
+from worker.consumers.consumer import settle
 from worker.consumers.incoming import safe_id
 from worker.rabbitmq.connection import open_channel
 from worker.rabbitmq.topology import NOTIFICATIONS
@@ -134,10 +134,10 @@ def test_message_ids_of_other_teams_are_logged_only_when_they_are_safe():
 async def test_message_that_cannot_be_settled_gives_the_channel_up(worker_settings, channel, outcome):
     await publish(channel, NOTIFICATIONS, b"1")
     async with open_channel(worker_settings, name="test") as own_channel:
-        in_hand = InHand()
+        leaving = asyncio.Event()
         message = await (await own_channel.get_queue(NOTIFICATIONS.name, ensure=False)).get()
         await message.ack()
 
-        await in_hand.settle(message, outcome)
+        await settle(message, outcome, leaving)
 
-    assert in_hand.leaving.is_set()
+    assert leaving.is_set()
