@@ -12,6 +12,7 @@ from service.outbox.waking import RelayWaker
 from service.postgres import connections, schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
+from service.postgres.schema import SchemaOutdated
 from service.telemetry import logs
 from worker.settings import WorkerSettings
 from worker.waiting import wait_at_most
@@ -44,7 +45,7 @@ class Retention:
                 if stop.is_set():
                     break
                 number += await self._erase(request_id)
-        except PostgresUnavailable as error:
+        except (PostgresUnavailable, SchemaOutdated) as error:
             _log.warning("retention_interrupted", error=logs.summarize(error))
         if number:
             _log.info("requests_erased", number=number)
@@ -52,7 +53,8 @@ class Retention:
     async def _find_oldest(self) -> list[UUID]:
         """Return the oldest requests that are older than *days*: at most a hundredth of all, or ten.
 
-        None if a clock is wrong. It may be Postgres's, which dated them, and an erasure cannot be undone.
+        Returns nothing if a clock is wrong. It may be Postgres's, which dated the requests, and an erasure
+        cannot be undone. Locked requests are left out, so that they hold up no others.
         """
         async with connections.acquired(self._pool, seconds=self._seconds) as connection:
             if warning := await schema.check(connection):
@@ -67,6 +69,7 @@ class Retention:
                  LIMIT (SELECT least(10000, greatest(10, reltuples / 100))::bigint
                           FROM pg_class
                          WHERE oid = 'calculation_request'::regclass)
+                   FOR NO KEY UPDATE SKIP LOCKED
                 """,
                 self._days,
             )

@@ -47,6 +47,10 @@ class SchemaOutdated(Exception):
     """The database schema is older than this release needs: run `python -m service schema apply`."""
 
 
+class UnfitSetting(SchemaOutdated):
+    """A setting of the database, role or server with which the service does not work."""
+
+
 def read_versions(folder: Path) -> list[str]:
     """Return the SQL of the versions in a folder, 0002_…sql, 0003_…sql, in order."""
     return [file.read_text() for file in sorted(folder.glob("*.sql"))]
@@ -137,13 +141,13 @@ _HAS_FUTURE_TRANSACTIONS = """
 
 
 async def check_settings(connection: Connection) -> None:
-    """Raise SchemaOutdated if this session has a setting with which the service does not work."""
+    """Raise UnfitSetting if this session has a setting with which the service does not work."""
     settings = "SELECT name, setting FROM pg_settings WHERE name = ANY($1::text[])"
     for name, setting in await connection.fetch(settings, [*_SETTINGS]):
         if not re.fullmatch(_SETTINGS[name], setting):
             usual = _SETTINGS[name].partition("|")[0]
             how = "CREATE DATABASE" if name == "server_encoding" else "ALTER DATABASE or ALTER ROLE"
-            raise SchemaOutdated(f"Postgres has {name} = {setting}: choose {usual} by {how}.")
+            raise UnfitSetting(f"Postgres has {name} = {setting}: choose {usual} by {how}.")
 
 
 async def check_ready(pool: Pool, *, seconds: float) -> str | None:

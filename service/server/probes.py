@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from service.postgres import schema
 from service.postgres.outages import PostgresUnavailable, is_rejected_login
 from service.postgres.pool import Pool
-from service.postgres.schema import SchemaOutdated
+from service.postgres.schema import SchemaOutdated, UnfitSetting
 from service.server import http_server
 from service.server.asgi import Receive, Response, Scope, Send
 from service.server.background import in_background
@@ -37,7 +37,8 @@ def lasting_readiness(pool: Pool, *, seconds: float) -> Check:
 
     A new connection may lead to another Postgres, or to one that has lost its data. But after `check_ready`
     has passed once, an unreachable Postgres no longer fails the returned check. Otherwise no API process
-    would be ready, and callers would get the ingress's error instead of our 503. A rejected login or an
+    would be ready, and callers would get the ingress's error instead of our 503. For the same reason, a
+    setting of Postgres that is changed while the process runs is only a warning. A rejected login or an
     outdated schema still fails the returned check, because other processes may not have this fault.
     """
     has_passed, opened = False, 0  # *opened*: how many connections the pool had opened by then
@@ -55,6 +56,10 @@ def lasting_readiness(pool: Pool, *, seconds: float) -> Check:
             if not has_passed:
                 raise
             return _state(error)
+        except UnfitSetting as error:
+            if not has_passed:
+                raise
+            warning = str(error)
         has_passed, opened = True, pool.opened_count
         return warning
 
