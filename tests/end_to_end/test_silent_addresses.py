@@ -37,7 +37,7 @@ SILENT = pytest.mark.parametrize("accepts", [True, False], ids=["accepts connect
 class _Resolving(EventLoop):
     """An event loop that finds two addresses for _NAME."""
 
-    first_addresses = (_SILENT_ADDRESS,)
+    first_addresses: tuple[str, ...] = (_SILENT_ADDRESS,)
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
         if host not in (_NAME, _NAME.encode()):
