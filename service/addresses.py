@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import uvloop
 
-_MOST_ATTEMPTS = 5
+_MOST_ATTEMPTS = 20
 
 Connected = TypeVar("Connected")
 
@@ -66,13 +66,21 @@ async def connect_to_any(connect: Callable[[], Awaitable[Connected]], *, seconds
     one before has failed, or has taken a fifth of *seconds*. Raises an error that a server has sent, such as
     a rejected login, or else that of the first attempt.
     """
+    most = _MOST_ATTEMPTS
 
     async def attempt(number: int) -> Connected:
-        _passed_over.set((number, set()))
-        return await connect()
+        nonlocal most
+        passed_over: set[Any] = set()
+        _passed_over.set((number, passed_over))
+        try:
+            return await connect()
+        finally:
+            if len(passed_over) < number:  # There are no more addresses.
+                most = number
 
-    attempts = [partial(attempt, number) for number in range(_MOST_ATTEMPTS)]
-    delay = min(seconds / _MOST_ATTEMPTS, 2.0)  # RFC 8305 allows two seconds.
+    # A generator, because `most` falls meanwhile.
+    attempts = (partial(attempt, number) for number in range(_MOST_ATTEMPTS) if number < most)
+    delay = min(seconds / 5, 2.0)  # RFC 8305 allows two seconds.
     connected, winner, errors = await staggered_race(attempts, delay)
     if winner is None:
         raise next((error for error in errors if not isinstance(error, OSError)), errors[0]) or TimeoutError

@@ -37,11 +37,17 @@ SILENT = pytest.mark.parametrize("accepts", [True, False], ids=["accepts connect
 class _Resolving(EventLoop):
     """An event loop that finds two addresses for _NAME."""
 
+    first_addresses: tuple[str, ...] = (_SILENT_ADDRESS,)
+
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
         if host not in (_NAME, _NAME.encode()):
             return await super().getaddrinfo(host, port, **options)
-        silent = await super().getaddrinfo(_SILENT_ADDRESS, port, **options)
-        return silent + await super().getaddrinfo("127.0.0.1", port, **options)
+        addresses = (*self.first_addresses, "127.0.0.1")
+        return [(await super(_Resolving, self).getaddrinfo(each, port, **options))[0] for each in addresses]
+
+
+class _ResolvingToMany(_Resolving):
+    first_addresses = tuple(f"127.0.1.{number}" for number in range(1, 9))
 
 
 @contextmanager
@@ -142,6 +148,15 @@ async def test_second_address_of_a_name_is_reached_and_proves_the_name_if_the_fi
         outcomes = await asyncio.to_thread(uvloop.run, reach_all(), loop_factory=_Resolving)
 
     assert outcomes == [None] * 4
+
+
+async def test_last_of_many_addresses_is_reached_if_the_others_refuse_connections(database_url):
+    async def reach() -> None:
+        await (await connect(url, timeout=10.0)).close()
+
+    async with TcpProxy(database_url) as last:
+        url = str(URL(last.url).with_host(_NAME))
+        await asyncio.to_thread(uvloop.run, reach(), loop_factory=_ResolvingToMany)
 
 
 async def test_rejected_login_is_reported_although_the_first_host_is_silent(database_url):
