@@ -130,9 +130,12 @@ async def _update(connection: Connection, columns: Sequence[str], requests: Iter
 
 
 # The request's row is locked, so its previous event is visible. The transaction of that event may have a
-# higher id: it may have begun later, and have locked the request earlier. If the first event in the queue is
-# held, this one is held, too. If a relay settles that event meanwhile, this one is retried with it, or is due
-# then.
+# higher id: it may have begun later, and have locked the request earlier.
+#
+# If the request's first event in outbox is held, this one is held until the same time. A relay that settles
+# the first event meanwhile does not see this one. If the relay holds the first event, this one is pending,
+# but follows it, because no relay locks it before. If the relay deletes the first event, that event was due,
+# so this one is due, too.
 WRITE_EVENTS = """
     WITH announced AS (
         SELECT *

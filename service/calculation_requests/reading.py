@@ -210,9 +210,9 @@ HORIZON_SECONDS = 30
 CHANGES = 0x0C4A  # The keys of changes' advisory locks have this in the upper 32 bits, then the time.
 
 # The list of changes ends at the time that this statement returns. Every change before that time is visible
-# to the later statement that reads the page. `change` first marks its transaction with an advisory lock whose
-# key has the time, in seconds. Its next statement finds the time for updated_at. HORIZON_SECONDS are for a
-# clock that is set back meanwhile, for example by a failover. When this statement runs,
+# to the later statement that reads the page. `change_all` first marks its transaction with an advisory lock
+# whose key has the time, in seconds. Its next statement finds the time for updated_at. HORIZON_SECONDS are
+# for a clock that is set back meanwhile, for example by a failover. When this statement runs,
 # - the transaction holds its lock. The time is found here, and updated_at is not before it.
 # - Or the transaction has no lock yet. Then updated_at will be after this statement.
 # - Or the transaction has ended. Then the page shows its change, because the snapshot for the page is taken

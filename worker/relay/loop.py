@@ -27,9 +27,9 @@ from worker.waiting import Pauses, wait_at_most
 # A transaction is idle while its events are published, for at most twice BROKER_TIMEOUT_SECONDS. If it is
 # idle for this much longer, the relay has stopped working. Then Postgres ends the session, and another relay
 # publishes the same events again.
-_SPARE_SECONDS = 2 * CLOSE_SECONDS  # one to close the connection of the bypass, one to spare
-_BATCH_SIZE = 1_000  # events that are read and published together
-_HELD_BATCH_SIZE = 20  # held events, in addition
+_SPARE_SECONDS = 2 * CLOSE_SECONDS  # one to close the second connection of `_publish`, one to spare
+_BATCH_SIZE = 1_000  # pending events in a window: a pass locks, reads and publishes its events together
+_HELD_BATCH_SIZE = 20  # held events in a window, in addition
 # The pause after each retry that fails, because each adds a copy to every other queue that takes the event.
 # So there are at most 100 such copies a second and relay.
 _FAILED_RETRY_SECONDS = 0.01
@@ -103,7 +103,7 @@ class Relay:
     async def relay_due(self, publisher: Publisher) -> int:
         """Make one pass: publish the oldest pending events, and held events that are due. Settle them.
 
-        Returns how many events were confirmed or have failed for the first time. Raises BrokerUnavailable in
+        Returns how many events were confirmed, or were pending and have failed. Raises BrokerUnavailable in
         an outage of RabbitMQ, but first deletes the confirmed events.
         """
         async with connections.transaction(
@@ -113,8 +113,8 @@ class Relay:
             seconds=2 * (self._settings.broker_timeout_seconds + self._settings.work_timeout_seconds),
             settings=pointers.SETTINGS,
         ) as connection:
-            held = _HELD_BATCH_SIZE if time.monotonic() >= self._retries_from else 0
-            window = await pointers.lock(connection, pending=_BATCH_SIZE, held=held)
+            most_held = _HELD_BATCH_SIZE if time.monotonic() >= self._retries_from else 0
+            window = await pointers.lock(connection, pending=_BATCH_SIZE, held=most_held)
             if not window:
                 return 0
             result = await self._publish_while_locked(connection, publisher, window)
@@ -155,10 +155,10 @@ class Relay:
     async def _publish(self, publisher: Publisher, window: Sequence[OutboxEvent]) -> PublishResult:
         """Publish a window. If RabbitMQ works, but does not confirm an event in time, the event has failed.
 
-        Over a second connection, as this one may be blocked, a probe shows whether RabbitMQ works.
         While a bound quorum queue has no majority, RabbitMQ confirms no message for it, and blocks the
-        channel for a minute per message. The queue may be another team's. E-mails must not wait for it. So
-        the unconfirmed `request.created` are published to our own queue as well, over another connection.
+        channel for a minute per message. So a probe over a second connection shows whether RabbitMQ works.
+        The queue may be another team's, and e-mails must not wait for it. So the unconfirmed
+        `request.created` are published to our own queue as well, over the second connection.
         """
         result = await publisher.publish(window)
         if not isinstance(result.outage, TimeoutError):

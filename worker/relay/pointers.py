@@ -33,7 +33,7 @@ class OutboxEvent(msgspec.Struct, frozen=True, kw_only=True):
     request_id: UUID
     sequence: int
     traceparent: str | None
-    written: float  # at created_at, by time.monotonic: only Postgres's clock can be compared with created_at
+    written: float  # created_at, by time.monotonic. The age is by Postgres's clock, which set created_at
     attempts: int
     is_held: bool
     type: str
@@ -129,8 +129,7 @@ async def hold(
     """Count an attempt for failed events, and hold them with the later events of their requests.
 
     *errors* are by event id. The events are due again after a delay that doubles with each attempt, up to
-    five minutes. All rows get the time of this statement, so that an event and those behind it are due at
-    once.
+    five minutes. An event and those behind it are due at the same time, counted from this statement.
     """
     await connection.execute(
         """
