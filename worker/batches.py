@@ -30,7 +30,7 @@ class WorkCancelled(Exception):
     """aiormq raised a CancelledError, although nobody cancelled the work."""
 
 
-async def retry(process: Callable[[Item], Awaitable[Failure]], item: Item) -> None:
+async def process_with_retries(process: Callable[[Item], Awaitable[Failure]], item: Item) -> None:
     """Process *item*. Retry while Postgres is down, or the failure is to TryAgain. Raises other failures."""
     pause = _SHORTEST_PAUSE_SECONDS
     while (failure := await process(item)) is not None:

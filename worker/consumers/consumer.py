@@ -18,7 +18,7 @@ from service.server.probes import NotReady
 from service.telemetry import logs, tracing
 from service.telemetry.tracing import Attributes
 from worker import metrics
-from worker.batches import Batches, Failures, retry
+from worker.batches import Batches, Failures, process_with_retries
 from worker.consumers import incoming
 from worker.consumers.dead_lettering import dead_letter, publish_letters
 from worker.consumers.incoming import Incoming, Malformed, safe_id
@@ -44,8 +44,8 @@ class Consumer(Generic[Content]):
     """Reads one queue: decodes each message, records it, and settles it.
 
     *decode* gets the message and the traceparent to pass on. *record* gets decoded messages in batches, in a
-    transaction, and returns a failure or None for each message: see `Batches`. If it raised a failure, the
-    batch would be rolled back, without the wait for a standby. *committed* is called after each commit. A
+    transaction, and returns a failure or None for each message: see `Batches`. It raises no failure, because
+    the batch would be rolled back, and a refusal would not wait for a standby. *committed* is called after each commit. A
     message whose failure is in *refusals*, which a retry cannot fix, is dead-lettered with the reason.
 
     While Postgres is down, in-flight messages wait. If the channel is lost meanwhile, RabbitMQ returns them
@@ -172,9 +172,9 @@ class Consumer(Generic[Content]):
         try:
             if UNDECODABLE in message.headers:
                 raise Malformed(f"a property cannot be decoded: see {UNDECODABLE}")
-            await retry(self._batches.process, self._decode(read, traceparent))
+            await process_with_retries(self._batches.process, self._decode(read, traceparent))
         except self._refusals as refusal:
-            await retry(self._letters.process, dead_letter(message, refusal))
+            await process_with_retries(self._letters.process, dead_letter(message, refusal))
             _log.warning("message_dead_lettered", reason=type(refusal).__name__)
             return "dead_lettered"
         _log.info("message_handled")

@@ -15,7 +15,7 @@ from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
 from service.telemetry import logs
 from worker import metrics
-from worker.batches import LARGEST_BATCH, Batches, Failures, retry
+from worker.batches import LARGEST_BATCH, Batches, Failures, process_with_retries
 from worker.mail import ledger
 from worker.mail.ledger import Email, Outcome
 from worker.mail.replies import counted_as
@@ -109,7 +109,7 @@ class Claims:
         while True:
             try:
                 if isinstance(outcome, EmailEnd):
-                    await retry(self._ends.process, outcome)
+                    await process_with_retries(self._ends.process, outcome)
                 else:
                     with suppress(PostgresUnavailable):
                         async with connections.acquired(self._pool, seconds=self._seconds) as connection:
