@@ -95,17 +95,18 @@ CREATE TABLE erased_request (
 CREATE UNIQUE INDEX erased_request_key_sha256
     ON erased_request (conveyancer_id, key_sha256) WHERE key_sha256 IS NOT NULL;
 
--- Every event, as it is sent. It is written once and never deleted. Only an erasure changes it: what the firm chose
--- becomes null. The relay, replays, the API and trace read this row.
+-- Every event, as it is sent. It is never deleted. Only an erasure changes its data: what the firm chose becomes
+-- null. The relay, replays, the API and trace read this row.
 CREATE TABLE event (
     request_id     uuid NOT NULL,
     sequence       integer NOT NULL,   -- 1, 2, … within the request
     type           text NOT NULL,
     conveyancer_id text NOT NULL,
     time           timestamptz NOT NULL,  -- in whole seconds, by Postgres' clock
-    data           json NOT NULL,      -- the CloudEvent's data. Not jsonb, which would change the bytes that are sent
-    -- The transaction that wrote the event, or that of the request's previous event if it has a higher id. So a
-    -- request's events have this order, too. Once no transaction up to an id is open, no event can come before it.
+    data           json NOT NULL,      -- the CloudEvent's data. jsonb would change the bytes that are sent
+    -- The transaction that wrote the event, or that of the request's previous event if it has a higher id. So
+    -- the order of (transaction, sequence) keeps the order within a request. Once all transactions up to an id
+    -- have ended, no new event can have that id or a lower one. After a logical copy the ids may be 0.
     transaction    xid8 NOT NULL,
     PRIMARY KEY (request_id, sequence)
 );
@@ -114,10 +115,10 @@ CREATE TABLE event (
 CREATE INDEX event_feed ON event (conveyancer_id, transaction, request_id, sequence);
 
 -- The queue of the relays. It points to each event that RabbitMQ has not confirmed. A pointer is written in the
--- transaction of its event, and deleted once RabbitMQ has confirmed the event. DELETE handled 130,000 published rows
--- per second. An UPDATE that marked the rows as published handled 9,800.
--- An event is pending while next_attempt_at is null. After a failure, because RabbitMQ refused, returned or did not
--- confirm it, the event and the later events of its request are held until next_attempt_at.
+-- transaction of its event or by a replay, and deleted once RabbitMQ has confirmed the event. DELETE handled
+-- 130,000 published rows per second. An UPDATE that marked the rows as published handled 9,800.
+-- An event is pending while next_attempt_at is null. If RabbitMQ refuses, returns or does not confirm the event,
+-- it is held until next_attempt_at, with the later events of its request.
 CREATE TABLE outbox (
     request_id      uuid NOT NULL,
     sequence        integer NOT NULL,
