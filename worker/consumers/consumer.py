@@ -45,8 +45,9 @@ class Consumer(Generic[Content]):
 
     *decode* gets the message and the traceparent to pass on. *record* gets decoded messages in batches, in a
     transaction, and returns a failure or None for each message: see `Batches`. It raises no failure, because
-    the batch would be rolled back, and a refusal would not wait for a standby. *committed* is called after each commit. A
-    message whose failure is in *refusals*, which a retry cannot fix, is dead-lettered with the reason.
+    the batch would be rolled back, and a refusal would not wait for a standby. *committed* is called after
+    each commit. A message whose failure is in *refusals*, which a retry cannot fix, is dead-lettered with the
+    reason.
 
     While Postgres is down, in-flight messages wait. If the channel is lost meanwhile, RabbitMQ returns them
     to the queue, and the next delivery counts towards the delivery limit. RabbitMQ itself closes the channel
