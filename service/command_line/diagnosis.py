@@ -80,7 +80,7 @@ async def _write(connection: Connection) -> Finding:
           FROM generate_series(1, 50)
         """
     )
-    await connection.execute("LOCK TABLE calculation_request IN ROW EXCLUSIVE MODE")
+    await connection.execute("LOCK TABLE calculation_request, event IN ROW EXCLUSIVE MODE")
     await writing.rollback()
     try:
         await connection.execute(f"SELECT {REPLICATE}", timeout=_COMMIT_SECONDS)

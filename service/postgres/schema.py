@@ -26,13 +26,12 @@ _ROLES = Path(__file__).with_name("roles.sql")
 
 _NO_SHORT_TIMEOUT = r"0|[5-9]\d{3}|\d{5,}"  # in milliseconds: at least 5 s, a worker's default deadline
 # Settings that a session takes over from role, database or server, and the accepted values, the usual one
-# first. With others, a call could fail for the isolation of its session, a crash could undo what was
-# answered, and triggers would not run. A session does not set them, because transaction poolers refuse that.
+# first. With others, a call could fail for the isolation of its session, or a crash could undo what was
+# answered. A session does not set them itself, because transaction poolers refuse that.
 _SETTINGS = {
     "server_encoding": "UTF8",
     "default_transaction_isolation": "read committed|read uncommitted",
     "synchronous_commit": "on|remote_write|remote_apply",
-    "session_replication_role": "origin",
     "statement_timeout": _NO_SHORT_TIMEOUT,
     "lock_timeout": _NO_SHORT_TIMEOUT,
     "transaction_timeout": _NO_SHORT_TIMEOUT,  # from Postgres 17 on

@@ -33,6 +33,7 @@ _HARMLESS = {
     "plan_cache_mode": "'force_generic_plan'",
     "quote_all_identifiers": "on",
     "row_security": "off",
+    "session_replication_role": "replica",
     "standard_conforming_strings": "off",
     "statement_timeout": "'5s'",
     "synchronous_commit": "'remote_apply'",
@@ -43,7 +44,6 @@ _HARMLESS = {
 _REFUSED = {
     "default_transaction_isolation": "serializable",
     "lock_timeout": "10",
-    "session_replication_role": "replica",
     "statement_timeout": "4999",
     "synchronous_commit": "off",
 }

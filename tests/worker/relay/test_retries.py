@@ -1,5 +1,6 @@
 """Refused events are held, and retried until they are delivered, without delaying the others."""
 
+import asyncio
 import time
 
 import pytest
@@ -48,6 +49,23 @@ async def test_event_behind_a_held_one_that_is_deleted_by_hand_is_published_when
 
     assert (at_first, await relay_once()) == (0, 1)
     assert await take_ids(tap) == [f"{stored_request.uuid}.request.email_sent.2"]
+
+
+@pytest.mark.parametrize("is_confirmed", [True, False])
+async def test_later_event_that_a_person_has_locked_delays_no_pass(
+    relay_once, database, other_connection, stored_request, tap, channel, is_confirmed
+):
+    await announce_next(database, stored_request.id)
+    if is_confirmed:
+        await hold_events(database, stored_request.id)
+        await make_due(database)
+    else:
+        await bind_full_queue(channel, "request.created")
+
+    async with other_connection.transaction(), asyncio.timeout(2.0):
+        await other_connection.execute("SELECT FROM outbox WHERE sequence = 2 FOR UPDATE")
+        await relay_once()
+        assert await take_ids(tap) == [id_of(stored_request)]
 
 
 @pytest.mark.parametrize("is_held", [True, False])
