@@ -126,8 +126,8 @@ async def delete(connection: Connection, events: Sequence[OutboxEvent]) -> None:
         )
 
 
-# The pointers of the requests $1, but for those that a person has locked: a pass would wait for them. A pointer
-# that is left as it is follows all the same, because it is not taken before an earlier one.
+# The pointers of the requests $1, but for those that a person has locked: a pass would wait for them. A
+# pointer that is left as it is follows all the same, because it is not taken before an earlier one.
 _FREE = "ARRAY (SELECT ctid FROM outbox WHERE request_id = ANY ($1) FOR UPDATE SKIP LOCKED)"
 
 
