@@ -35,7 +35,6 @@ UUID = "req_1"
 MESSAGE_ID = f"{UUID}.{CREATED}.1@service.example.com"
 SENDER, OTHER_SENDER = "notifications-1", "notifications-2"
 ONE_REQUEST = "one key is one request"
-VANISHED = "Postgres clients vanished"
 
 
 def arrival(type_: str, sequence: int, at: float, *, redelivered: bool = False) -> Arrival:
