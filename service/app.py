@@ -9,10 +9,11 @@ from litestar import HttpMethod, Litestar, Request, Response
 from litestar.datastructures import State
 from litestar.status_codes import HTTP_204_NO_CONTENT
 
-from service.api import errors, questionnaire
+from service.api import errors
 from service.api.api_request import ApiRequest
+from service.api.controllers import questionnaire
+from service.api.controllers.requests import Requests
 from service.api.openapi import document, documenting, page
-from service.api.requests import Requests
 from service.api.resources import Resources
 from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable

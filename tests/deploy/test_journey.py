@@ -15,7 +15,7 @@ from deploy.local.journey.app import create_app
 from deploy.local.journey.questionnaire import Questionnaire
 from deploy.local.journey.resources import Settings
 from deploy.local.machine.folders import CHECKOUT
-from service.api import questionnaire
+from service.api.controllers import questionnaire
 from tests.deploy.pages import API, section
 
 QUESTIONS: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(questionnaire.load()))[

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from service import __main__ as service
 from service import json_faults
-from service.api import requests
+from service.api.controllers import requests
 from service.authentication.signing_keys import SigningKeys
 from service.postgres import connections
 from service.postgres.pool import Connection

@@ -170,7 +170,7 @@ class Questions(BaseModel):
     questionnaire: list[Question]
 
 
-_written = tomllib.loads(Path("service/api/questionnaire.toml").read_text())
+_written = tomllib.loads(Path("service/api/controllers/questionnaire.toml").read_text())
 QUESTIONS = Questions.model_validate(
     {
         "questionnaire": [

@@ -17,12 +17,12 @@ from openapi_spec_validator import validate
 
 from service import app
 from service.api.bodies import ExternalId, Notes
+from service.api.controllers.requests import Uuid
 from service.api.decoding import BodyDecoder, Sent, parse, provide_query
 from service.api.envelope import Envelope, ErrorCode, FieldError, succeed
 from service.api.errors import InvalidSubmission
 from service.api.openapi import document, documenting
 from service.api.openapi.declarations import Documented
-from service.api.requests import Uuid
 from service.authentication.access_tokens import WRITE
 from service.calculation_requests import field_docs
 from service.server.limits import LARGEST_BODY

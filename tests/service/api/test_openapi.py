@@ -14,7 +14,7 @@ from openapi_spec_validator import validate
 
 from deploy.local.machine.ports import free_port
 from service import app
-from service.api import questionnaire
+from service.api.controllers import questionnaire
 from service.api.decoding import parse_query
 from service.api.listing import DEFAULT_LIMIT, ListQuery
 from service.api.openapi import declarations, documenting, examples

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from service.api.questionnaire import load
+from service.api.controllers.questionnaire import load
 from tests.harness.examples import STRUCTURE
 from tests.harness.http import bearer, lasting_headers
 

@@ -52,7 +52,7 @@ class QuestionnaireStructure(msgspec.Struct, frozen=True):
 
 def load() -> QuestionnaireStructure:
     """Read the questionnaire from questionnaire.toml, in which questions share sets of options."""
-    file = resources.files("service.api").joinpath("questionnaire.toml")
+    file = resources.files(__package__).joinpath("questionnaire.toml")
     written = msgspec.toml.decode(file.read_bytes())
     questions = [
         {

@@ -1,0 +1,1 @@
+"""The controllers: what each endpoint takes, does and answers."""
