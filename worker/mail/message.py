@@ -91,9 +91,9 @@ def compose(email: Email, request_url: str, sender: Sender) -> bytes:
     message["Subject"] = _literal(subject)
     message["Auto-Submitted"] = "auto-generated"
     message.set_content(text, cte=_encoding(text))
-    message.add_alternative(page, subtype="html", cte=_encoding(page))
     # The boundary cannot occur in the parts, because they would have to contain their own hash.
-    message.set_boundary(hashlib.sha256(f"{text}{page}".encode()).hexdigest())
+    message.make_alternative(hashlib.sha256(f"{text}{page}".encode()).hexdigest())
+    message.add_alternative(page, subtype="html", cte=_encoding(page))
     return message.as_bytes()
 
 
