@@ -102,9 +102,9 @@ async def test_changes_by_operators_are_shown(database, stored_request):
         ("emails cancel", key_of(stored_request), "Ada", "a test of the firm"),
         ("emails resend", key_of(stored_request, 2), "Bob", None),
     ]
-    assert [(email.key, email.state) for email in trace.emails] == [
-        (key_of(stored_request), "failed"),
-        (key_of(stored_request, 2), "pending"),
+    assert [(email.number, email.kind, email.state) for email in trace.emails] == [
+        (1, "invitation", "failed"),
+        (2, "invitation", "pending"),
     ]
 
 

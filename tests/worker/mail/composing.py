@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from service.calculation_requests.email_changes import EmailId
 from tests.harness import stored
 from worker.mail import message as mail_message
 from worker.mail.ledger import Email
@@ -34,7 +35,8 @@ A_STORED_REQUEST = msgspec.structs.replace(stored.new_request(), created_at=DATE
 
 def compose(firm: str = "Acme", **fields: Any) -> bytes:
     request = msgspec.structs.replace(A_STORED_REQUEST, **fields)
-    return mail_message.compose(Email(request, firm, "event-1", DATE, 0, None, 0.0, 0.0), URL, SENDER)
+    email = Email(EmailId(request.id, 1, "invitation"), request, firm, DATE, 0, None, 0.0, 0.0)
+    return mail_message.compose(email, URL, SENDER)
 
 
 def compose_all_of(text: str) -> bytes:

@@ -6,13 +6,22 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.worker.mail.composing import DATE, URL, address, body, compose, compose_all_of, received
+from tests.worker.mail.composing import (
+    A_STORED_REQUEST,
+    DATE,
+    URL,
+    address,
+    body,
+    compose,
+    compose_all_of,
+    received,
+)
 
 
 def test_email_has_the_headers_of_an_automatic_message():
     message = received(compose())
 
-    assert message["Message-ID"] == "<event-1@service.example.com>"
+    assert message["Message-ID"] == f"<{A_STORED_REQUEST.uuid}.invitation.1@service.example.com>"
     assert message["Date"].datetime == DATE
     assert message["Auto-Submitted"] == "auto-generated"
 
