@@ -1,6 +1,7 @@
 """Changes to the e-mails of locked requests: how they end (sent, failed or cancelled), and adding new ones.
 
-The worker ends e-mails, as sent or failed. Operators cancel and add e-mails; erasing a request cancels them.
+The worker ends e-mails, as sent or failed. Operators cancel and add e-mails. A withdrawal or an
+erasure cancels them.
 
 The e-mail key of a request's first e-mail is the id of the request.created event that causes this e-mail.
 For later e-mails a number, from 2 on, is appended. The Message-ID is made from the key.
@@ -144,7 +145,7 @@ async def add_again(
 ) -> dict[UUID, str]:
     """Add one new e-mail to each of these requests. Returns the new keys.
 
-    A request gets no e-mail if one of its e-mails is pending, or if its last e-mail is not in *email_keys*.
+    A request gets none if it was withdrawn, has a pending e-mail, or its last e-mail is not in *email_keys*.
     """
     rows = await connection.fetch(
         """
@@ -158,6 +159,6 @@ async def add_again(
         RETURNING request_id, email_key
         """,
         email_keys,
-        list(requests),
+        [each.id for each in requests.values() if each.withdrawn_at is None],
     )
     return {row["request_id"]: row["email_key"] for row in rows}

@@ -11,6 +11,7 @@ import msgspec
 
 from service.calculation_requests import email_changes
 from service.calculation_requests.changing import LockedRequest, change_all
+from service.calculation_requests.model import RequestWithdrawn
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record
 from service.postgres.pool import Connection
@@ -102,6 +103,8 @@ async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice)
         raise click.UsageError("--sent needs --uuid: a sent e-mail is sent again for one request at a time")
     choice.check_is_narrow()
     async with connecting.postgres() as connection:
+        if await connection.fetchval(_IS_WITHDRAWN, choice.request_id):
+            raise RequestWithdrawn
         newest_first = await read(connection, choice, state=None if sent else "failed", only_last=True)
         found = [
             email.key
@@ -178,13 +181,14 @@ async def read(
 ) -> list[LedgerEmail]:
     """Return the newest of the chosen e-mails, newest first.
 
-    *only_last* leaves out e-mails that another e-mail has followed, and those of erased requests.
+    *only_last* leaves out e-mails that another one has followed, and those of withdrawn or erased requests.
     """
     choice = msgspec.structs.replace(choice, since=await parameters.at(connection, choice.since))
     rows = await connection.fetch(_READ, *msgspec.structs.astuple(choice), state, only_last, limit)
     return [LedgerEmail(**row) for row in rows]
 
 
+_IS_WITHDRAWN = "SELECT withdrawn_at IS NOT NULL FROM calculation_request WHERE id = $1"
 _READ = r"""
     SELECT email_key AS key, state, reason, attempts, created_at, settled_at,
            regexp_replace(server_reply, '[^\s<>@]+@[^\s<>@]+', '[address]', 'g') AS server_reply,
@@ -200,7 +204,8 @@ _READ = r"""
        AND (NOT $6
             OR (EXISTS (SELECT
                           FROM calculation_request AS request
-                         WHERE request.id = email.request_id)
+                         WHERE request.id = email.request_id
+                           AND request.withdrawn_at IS NULL)
                 AND NOT EXISTS (SELECT
                                   FROM email AS later
                                  WHERE later.request_id = email.request_id
