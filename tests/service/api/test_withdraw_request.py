@@ -7,7 +7,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from service.calculation_requests import erasing
-from service.identifiers import parse_uuid
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client
@@ -76,7 +75,7 @@ async def test_refused_withdrawal_changes_nothing(
         client.headers.update(bearer(issuer.token(FREE_CONVEYANCER)))
     elif obstacle == "erased":
         async with database.transaction():
-            await erasing.erase(database, [parse_uuid(created["uuid"])])
+            await erasing.erase(database, [await database.fetchval("SELECT id FROM calculation_request")])
     elif obstacle != "locked":
         await database.execute(f"UPDATE calculation_request SET {obstacle}")  # noqa: S608 - constants only
     before = await other_connection.fetch(STORED)
