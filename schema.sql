@@ -56,6 +56,7 @@ CREATE TABLE calculation_request (
     calculation_fee_exempt        boolean NOT NULL,
     calculation_fee_exempt_reason text CHECK (calculation_fee_exempt OR calculation_fee_exempt_reason IS NULL),
     calculation_id                text,
+    withdrawn_at                  timestamptz,  -- by the firm: the link opens nothing, and no e-mail is sent
     secret_salt                   bytea NOT NULL,
     secret_key_id                 text NOT NULL,
     sequence                      integer NOT NULL DEFAULT 1, -- of the latest event

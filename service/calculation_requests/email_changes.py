@@ -1,6 +1,7 @@
 """Changes to the e-mails of locked requests: how they end (sent, failed or cancelled), and adding new ones.
 
-The worker ends e-mails, as sent or failed. Operators cancel and add e-mails; erasing a request cancels them.
+The worker ends e-mails, as sent or failed. Operators cancel and add e-mails. A withdrawal or an
+erasure cancels them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -151,9 +152,10 @@ async def add(
 ) -> list[EmailId]:
     """Add those of these e-mails whose request is one of *requests*. Returns those added.
 
-    A request gets no e-mail while one of its e-mails is pending, or if the number or a later one is taken.
+    A request gets none if it was withdrawn, has a pending e-mail, or the number or a later one is taken.
     """
-    wanted = [email for email in emails if email.request_id in requests]
+    open_ids = {each.id for each in requests.values() if each.withdrawn_at is None}
+    wanted = [email for email in emails if email.request_id in open_ids]
     rows = await connection.fetch(
         """
         INSERT INTO email (request_id, number, kind)

@@ -5,6 +5,7 @@ from uuid import UUID
 
 from service.calculation_requests import email_changes
 from service.calculation_requests.changing import change_all
+from service.outbox.events import RequestErased
 from service.postgres.pool import Connection
 
 
@@ -12,11 +13,13 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
     """Erase requests in the caller's transaction. Returns the ids of those that existed.
 
     Pending e-mails are cancelled, even if no worker has recorded them yet, and request.email_failed announces
-    this. An e-mail that is being sent may still arrive. The events are kept without what the firm chose. If a
-    relay is publishing an event, this waits for it.
+    this. An e-mail that is being sent may still arrive. The last event is request.erased. The others are kept
+    without what the firm chose. If a relay is publishing an event, this waits for it.
     """
     async with change_all(connection, request_ids) as requests:
         await email_changes.cancel(connection, requests)
+        for request in requests.values():
+            request.announce(RequestErased)
     found = list(requests)
     # The mail server's replies may quote addresses.
     await connection.execute("UPDATE email SET server_reply = NULL WHERE request_id = ANY($1)", found)
@@ -38,14 +41,15 @@ _LOCK_POINTERS = """
 """
 
 # Sets what the firm chose to null. The other bytes, and the order of the keys, stay as they were sent.
-_STRIP_EVENTS = """
+_STRIP_EVENTS = f"""
     UPDATE event
-       SET data = (SELECT '{' || string_agg(to_json(key) || ':' ||
+       SET data = (SELECT '{{' || string_agg(to_json(key) || ':' ||
                                             CASE WHEN key IN ('external_id', 'property_value') THEN 'null'
-                                                 ELSE value::text END, ',' ORDER BY place) || '}'
+                                                 ELSE value::text END, ',' ORDER BY place) || '}}'
                      FROM json_each(data) WITH ORDINALITY AS field (key, value, place))::json
      WHERE request_id = ANY($1)
-"""
+       AND type <> '{RequestErased.type}'
+"""  # noqa: S608 - constants only
 _REPLACE_ROWS = """
     WITH request AS (
         DELETE FROM calculation_request

@@ -31,6 +31,10 @@ class RequestErased(RequestNotFound):
     """The request was erased."""
 
 
+class RequestWithdrawn(Exception):
+    """The request was withdrawn by its firm."""
+
+
 class IdempotencyKeyReused(Exception):
     """This Idempotency-Key was used with another body before: use a new key."""
 

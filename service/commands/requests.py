@@ -10,12 +10,13 @@ import msgspec
 
 from service.calculation_requests import email_addresses, email_changes, erasing, reading
 from service.calculation_requests.changing import change
-from service.calculation_requests.model import RequestNotFound
+from service.calculation_requests.model import RequestNotFound, RequestWithdrawn
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record
 from service.identifiers import uuid_of
 from service.outbox import waking
+from service.outbox.events import RequestCorrected
 from service.settings import SecretKeySettings, load
 
 request = click.Group("request", help="Find, correct or erase a request, or make a new link for it.")
@@ -29,6 +30,7 @@ class Found(msgspec.Struct, frozen=True):
     created_at: datetime
     external_id: str | None
     calculation_id: str | None
+    withdrawn_at: datetime | None
 
 
 @request.command()
@@ -51,7 +53,7 @@ async def find(external_id: str | None, customer_email: str | None, case_ref: st
 # Postgres gets only the hash of the address, because it may log the parameters of a slow statement. This
 # statement can be slow, because it may read all rows.
 _FIND = """
-    SELECT id, conveyancer_id, created_at, external_id, calculation_id
+    SELECT id, conveyancer_id, created_at, external_id, calculation_id, withdrawn_at
       FROM calculation_request
      WHERE ($1::text IS NULL OR btrim(external_id) = $1)
        AND ($2::bytea IS NULL OR sha256(convert_to(lower(customer_email), 'UTF8')) = $2)
@@ -99,10 +101,13 @@ async def _answer(
         connecting.bounded_transaction(connection),
         change(connection, request_id) as request,
     ):
+        if request.withdrawn_at is not None:
+            raise RequestWithdrawn
         is_new = address is None or address != request.customer_email
         if is_new:
             request.customer_email = address or request.customer_email
             request.secret_salt, request.secret_key_id = secrets.token_bytes(16), keys.current_id
+            request.announce(RequestCorrected, changed="link" if address is None else "customer_email")
             email = await email_changes.replace(connection, request, sends=sends_email)
             await operator_actions.record(connection, action, [(request_id, email and email.key)], by)
     changed = {"uuid": request.uuid, "changed": is_new, "email": email and email.key}
