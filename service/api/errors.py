@@ -15,10 +15,13 @@ from service.authentication.authenticator import InsufficientScope
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import (
+    EmailRequestedJustNow,
     IdempotencyKeyInFlight,
     IdempotencyKeyReused,
     RequestErased,
     RequestNotFound,
+    RequestWithdrawn,
+    TooManyEmails,
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
 from service.identifiers import parse_uuid
@@ -104,6 +107,21 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         HTTPStatus.GONE,
         "erased",
         "The request was erased for good: to make another one, send a new Idempotency-Key.",
+    ),
+    RequestWithdrawn: ApiError(
+        HTTPStatus.CONFLICT, "withdrawn", "The request was withdrawn: its customer gets no more e-mails."
+    ),
+    TooManyEmails: ApiError(
+        HTTPStatus.CONFLICT,
+        "too_many_emails",
+        "Too many e-mails of this request were asked for: ask the operators to send another.",
+    ),
+    EmailRequestedJustNow: ApiError(
+        HTTPStatus.CONFLICT,
+        "too_many_emails",
+        "Another e-mail of this request was asked for in the last minute: try again after the time in "
+        "Retry-After.",
+        {"retry-after": "60"},
     ),
     IdempotencyKeyInFlight: ApiError(
         HTTPStatus.CONFLICT,

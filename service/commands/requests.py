@@ -1,7 +1,6 @@
 """`request find|correct|new-secret|erase`: find and change the requests of any firm."""
 
 import hashlib
-import secrets
 from datetime import datetime
 from uuid import UUID
 
@@ -10,13 +9,12 @@ import msgspec
 
 from service.calculation_requests import email_addresses, email_changes, erasing, reading
 from service.calculation_requests.changing import change
-from service.calculation_requests.model import RequestNotFound, RequestWithdrawn
+from service.calculation_requests.model import RequestNotFound
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record
 from service.identifiers import uuid_of
 from service.outbox import waking
-from service.outbox.events import RequestCorrected
 from service.settings import SecretKeySettings, load
 
 request = click.Group("request", help="Find, correct or erase a request, or make a new link for it.")
@@ -89,11 +87,7 @@ async def new_secret(uuid: UUID, by: Operator, *, no_email: bool) -> Answer:
 async def _answer(
     request_id: UUID, action: str, by: Operator, address: str | None, *, sends_email: bool
 ) -> Answer:
-    """Give a request a new secret, and its customer a new address unless *address* is None.
-
-    Pending e-mails are cancelled, because a worker may have claimed them with the old link. A new e-mail is
-    sent if *sends_email*.
-    """
+    """Give a request a new secret, and its customer a new address unless *address* is None."""
     keys = SecretKeyRing.parse(load(SecretKeySettings).request_secret_keys)
     email = None
     async with (
@@ -101,14 +95,9 @@ async def _answer(
         connecting.bounded_transaction(connection),
         change(connection, request_id) as request,
     ):
-        if request.withdrawn_at is not None:
-            raise RequestWithdrawn
         is_new = address is None or address != request.customer_email
         if is_new:
-            request.customer_email = address or request.customer_email
-            request.secret_salt, request.secret_key_id = secrets.token_bytes(16), keys.current_id
-            request.announce(RequestCorrected, changed="link" if address is None else "customer_email")
-            email = await email_changes.replace(connection, request, sends=sends_email)
+            email = await email_changes.correct(connection, request, keys, address=address, sends=sends_email)
             await operator_actions.record(connection, action, [(request_id, email and email.key)], by)
     changed = {"uuid": request.uuid, "changed": is_new, "email": email and email.key}
     if not is_new:

@@ -42,6 +42,7 @@ async def test_request_is_withdrawn_once_however_often_its_firm_asks(
     assert (line["client_id"], line["uuid"]) == ("a-system", created["uuid"])
 
 
+@pytest.mark.parametrize("change", ["withdrawal", "email"])
 @pytest.mark.parametrize(
     ("obstacle", "status", "code"),
     [
@@ -51,8 +52,8 @@ async def test_request_is_withdrawn_once_however_often_its_firm_asks(
         ("locked", 503, "unavailable"),
     ],
 )
-async def test_refused_withdrawal_changes_nothing(
-    *, client, issuer, database, other_connection, created, obstacle, status, code
+async def test_refused_change_changes_nothing(
+    *, client, issuer, database, other_connection, created, change, obstacle, status, code
 ):
     if obstacle == "another firm":
         client.headers.update(bearer(issuer.token(FREE_CONVEYANCER)))
@@ -65,7 +66,7 @@ async def test_refused_withdrawal_changes_nothing(
     async with database.transaction(), asyncio.timeout(5.0):  # half of the time that Postgres has
         if obstacle == "locked":
             await database.execute("SELECT FROM calculation_request FOR UPDATE")
-        response = await client.post(f"/v1/request/{created['uuid']}/withdrawal")
+        response = await client.post(f"/v1/request/{created['uuid']}/{change}", json={})
 
     assert (response.status_code, response.json()["errors"][0]["code"]) == (status, code)
     assert ("Retry-After" in response.headers) == (status == 503)
