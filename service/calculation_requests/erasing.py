@@ -13,7 +13,7 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
     """Erase requests in the caller's transaction. Returns the ids of those that existed.
 
     Pending e-mails are cancelled, even if no worker has recorded them yet, and request.email_failed announces
-    this. An e-mail that is being sent may still arrive. The last event is request.erased. The others are kept
+    this. An e-mail that is being sent may still arrive. request.erased is the last event. Events are kept,
     without what the firm chose. If a relay is publishing an event, this waits for it.
     """
     async with change_all(connection, request_ids) as requests:
@@ -41,15 +41,15 @@ _LOCK_POINTERS = """
 """
 
 # Sets what the firm chose to null. The other bytes, and the order of the keys, stay as they were sent.
-_STRIP_EVENTS = f"""
+_STRIP_EVENTS = """
     UPDATE event
-       SET data = (SELECT '{{' || string_agg(to_json(key) || ':' ||
+       SET data = (SELECT '{' || string_agg(to_json(key) || ':' ||
                                             CASE WHEN key IN ('external_id', 'property_value') THEN 'null'
-                                                 ELSE value::text END, ',' ORDER BY place) || '}}'
+                                                 ELSE value::text END, ',' ORDER BY place) || '}'
                      FROM json_each(data) WITH ORDINALITY AS field (key, value, place))::json
      WHERE request_id = ANY($1)
-       AND type <> '{RequestErased.type}'
-"""  # noqa: S608 - constants only
+       AND data -> 'external_id' IS NOT NULL -- not request.erased
+"""
 _REPLACE_ROWS = """
     WITH request AS (
         DELETE FROM calculation_request
