@@ -1,7 +1,6 @@
 """Changes to the e-mails of locked requests: how they end (sent, failed or cancelled), and adding new ones.
 
-The worker ends e-mails, as sent or failed. Operators cancel and add e-mails. A withdrawal or an
-erasure cancels them.
+The worker ends e-mails, as sent or failed. Operators add and cancel them. Withdrawals and erasures cancel them.
 
 The e-mail key of a request's first e-mail is the id of the request.created event that causes this e-mail.
 For later e-mails a number, from 2 on, is appended. The Message-ID is made from the key.
