@@ -15,7 +15,6 @@ from service.authentication.authenticator import InsufficientScope
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import (
-    EmailRequestedJustNow,
     IdempotencyKeyInFlight,
     IdempotencyKeyReused,
     RequestErased,
@@ -114,13 +113,8 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
     TooManyEmails: ApiError(
         HTTPStatus.CONFLICT,
         "too_many_emails",
-        "Too many e-mails of this request were asked for: ask the operators to send another.",
-    ),
-    EmailRequestedJustNow: ApiError(
-        HTTPStatus.CONFLICT,
-        "too_many_emails",
-        "Another e-mail of this request was asked for in the last minute: try again after the time in "
-        "Retry-After.",
+        "At most one e-mail of a request a minute may be asked for, and 20 in all: try again after the time "
+        "in Retry-After, or ask the operators.",
         {"retry-after": "60"},
     ),
     IdempotencyKeyInFlight: ApiError(

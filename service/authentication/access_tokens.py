@@ -130,8 +130,8 @@ class AccessTokens:
         scopes = self._scopes(claims)
         if READ_ALL in scopes and client in self._internal_clients:
             return InternalReader(client, expires_at)
-        client_id = _NOT_STORABLE.sub("", str(claims.get("client_id", client)))
-        return Caller(client, client_id, scopes, expires_at)
+        client_id = str(claims.get("client_id", client))
+        return Caller(client, _NOT_STORABLE.sub("", client_id), scopes, expires_at)
 
     def _check_kind(self, claims: dict[str, Any]) -> None:
         for claim, access in _KINDS.items():

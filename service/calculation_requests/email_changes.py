@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests.changing import LockedRequest
-from service.calculation_requests.model import EmailRequestedJustNow, RequestWithdrawn, TooManyEmails
+from service.calculation_requests.model import RequestWithdrawn, TooManyEmails
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import uuid_of
 from service.outbox.events import Reason, RequestCorrected, RequestEmailFailed, RequestEmailSent
@@ -108,39 +108,37 @@ _OPERATOR = Cause()
 async def send_as_requested(
     connection: Connection,
     request: LockedRequest,
+    *,
     keys: SecretKeyRing,
     cause: Cause,
-    *,
     address: str | None,
     new_link: bool,
 ) -> None:
     """Send a request's e-mail again, as its firm asks, with a *new_link* if the address is another one.
 
     If neither changes, and an e-mail is pending, none is added. So a repeated call is harmless. Raises
-    RequestWithdrawn, EmailRequestedJustNow and TooManyEmails.
+    RequestWithdrawn and TooManyEmails.
     """
     if request.withdrawn_at is not None:
         raise RequestWithdrawn
-    (now,) = await connection.fetch(_READ_REQUESTED, request.id)
     address = None if address == request.customer_email else address
-    if now["is_pending"] and address is None and not new_link:
+    is_same = address is None and not new_link
+    ((is_pending, are_enough),) = await connection.fetch(_READ_REQUESTED, request.id, _MOST_REQUESTED)
+    if is_same and is_pending:
         return
-    if now["requested"] >= _MOST_REQUESTED:
+    if are_enough:
         raise TooManyEmails
-    if now["is_recent"]:
-        raise EmailRequestedJustNow
-    if address is not None or new_link:
-        await correct(connection, request, keys, address=address, cause=cause)
+    if is_same:
+        await _add_another(connection, request, cause)
     else:
-        email = EmailId(request.id, now["last"] + 1, "invitation")
-        await add(connection, [email], {request.id: request}, cause)
+        await correct(connection, request, keys, address=address, cause=cause)
 
 
-# A request without an e-mail has one that is on its way.
+# The first e-mail of a request that has none is on its way.
 _READ_REQUESTED = """
-    SELECT coalesce(bool_or(state = 'pending'), true) AS is_pending, max(number) AS last,
-           count(requested_by) AS requested,
-           bool_or(requested_by IS NOT NULL AND created_at > now() - interval '1 min') AS is_recent
+    SELECT coalesce(bool_or(state = 'pending'), true),
+           count(requested_by) >= $2 OR max(created_at) FILTER (WHERE requested_by IS NOT NULL)
+                                        > now() - interval '1 min'
       FROM email
      WHERE request_id = $1
 """
@@ -170,8 +168,10 @@ async def correct(
     if await _add_first(connection, [request.id], cause) and sends:
         return EmailId(request.id, 1, "invitation")
     await cancel(connection, {request.id: request})
-    if not sends:
-        return None
+    return await _add_another(connection, request, cause) if sends else None
+
+
+async def _add_another(connection: Connection, request: LockedRequest, cause: Cause) -> EmailId:
     last = await connection.fetchval("SELECT max(number) FROM email WHERE request_id = $1", request.id)
     another = EmailId(request.id, last + 1, "invitation")
     await add(connection, [another], {request.id: request}, cause)

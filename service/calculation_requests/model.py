@@ -39,10 +39,6 @@ class TooManyEmails(Exception):
     """The firm has asked for as many e-mails of this request as it may."""
 
 
-class EmailRequestedJustNow(TooManyEmails):
-    """The firm asked for another e-mail of this request in the last minute."""
-
-
 class IdempotencyKeyReused(Exception):
     """This Idempotency-Key was used with another body before: use a new key."""
 

@@ -1,6 +1,7 @@
 """The endpoints by which a firm changes its requests."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import structlog
 from litestar import Controller, post
@@ -68,11 +69,7 @@ class Changes(Controller):
         documented=Documented(
             answers={"ok": examples.RECORD},
             refused_body=b'{"customer_email": "ada", "link": "new"}',
-            failures={
-                "withdrawn": model.RequestWithdrawn(),
-                "too_soon": model.EmailRequestedJustNow(),
-                "too_many": model.TooManyEmails(),
-            },
+            failures={"withdrawn": model.RequestWithdrawn(), "too_many": model.TooManyEmails()},
         ),
     )
     async def send_email(
@@ -83,17 +80,14 @@ class Changes(Controller):
         With another address or a new link, the old link opens nothing any more, and a pending e-mail is
         cancelled. Otherwise a pending e-mail is left to be sent, and no other is added.
         """
-
-        async def send(connection: Connection, changed: LockedRequest) -> None:
-            await email_changes.send_as_requested(
-                connection,
-                changed,
-                request.resources.secret_keys,
-                Cause(request.user.client_id, request.scope["state"]["traceparent"]),
-                address=data.customer_email,
-                new_link=data.new_link,
-            )
-
+        cause = Cause(request.user.client_id, request.scope["state"]["traceparent"])
+        send = partial(
+            email_changes.send_as_requested,
+            keys=request.resources.secret_keys,
+            cause=cause,
+            address=data.customer_email,
+            new_link=data.new_link,
+        )
         return await _change(request, uuid, send)
 
 

@@ -241,7 +241,7 @@ FAILURES = [example for example in EXAMPLES if example[2] != "200"]
 OF_THE_SERVICE = {"unforeseen", "database_unavailable", "signing_keys_unavailable", "secret_key_missing"}
 ELSEWHERE = {
     "erased",  # in test_retrieve_request.py: only a command erases
-    *("withdrawn", "too_soon", "too_many"),  # in test_send_email.py: each takes calls before it
+    *("withdrawn", "too_many"),  # in test_send_email.py: each takes calls before it
     "key_in_flight",  # in test_idempotency.py: it takes two callers
     "too_slow",  # in test_http_server.py: it takes its time
 }
