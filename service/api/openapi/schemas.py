@@ -37,7 +37,7 @@ def generate(*types: object) -> dict[str, Any]:
         schema.pop("title", None)  # The name of a class, which RapiDoc would show.
         for field in schema.get("properties", {}).values():
             field.pop("default", None)  # openapi-typescript would make the field required.
-            if "const" in field:  # From this alone, openapi-generator makes a field of any type.
+            if "const" in field or "enum" in field:  # openapi-generator and the page need a type, too.
                 field["type"] = "string"
     for event in events.SENT:  # Otherwise RapiDoc would show the component's name.
         schemas[asyncapi.schema_name(event)]["title"] = f"{event.type} event"
