@@ -15,7 +15,7 @@ from service.api.resources import Resources
 from service.calculation_requests import event_history
 from service.calculation_requests.changing import change, change_all
 from service.outbox import asyncapi, events, waking
-from service.outbox.events import DetailedRequestEvent, RequestCreated, RequestEvent
+from service.outbox.events import DetailedRequestEvent, RequestCreated
 from service.outbox.waking import RelayWaker
 from service.server.background import in_background
 from tests.deploy.pages import WORKER, section
@@ -32,12 +32,6 @@ async def request_(database):
     request = stored.new_request(external_id="crm-17")
     await stored.insert(database, request)
     return request
-
-
-def own_examples(event: type[RequestEvent]) -> dict[str, Any]:
-    """Return examples of the fields that only events of this type have."""
-    examples = asyncapi.examples_in(event)
-    return {name: examples[name] for name in examples if name not in DetailedRequestEvent.__struct_fields__}
 
 
 def test_requests_are_changed_in_one_way():
@@ -128,7 +122,7 @@ async def test_two_changes_in_one_transaction_cannot_announce_the_same_sequence(
 @pytest.mark.parametrize("event", LATER, ids=lambda event: event.type)
 async def test_every_event_is_kept_and_shown_as_it_is_sent(database, request_, event):
     async with database.transaction(), change(database, request_.id) as changed:
-        changed.announce(event, **own_examples(event))
+        changed.announce(event, **stored.own_examples(event))
 
     async with database.transaction():
         sent = []
