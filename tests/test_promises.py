@@ -58,7 +58,6 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("at most two fifths of", "service.settings:KEY_WAIT_SHARE", 0.4),
         ("`limit` is 1 to 100", "service.api.listing:LARGEST_LIMIT", 100),
         ("by default 20", "service.api.listing:DEFAULT_LIMIT", 20),
-        ("about 30 seconds after it was made", "service.calculation_requests.reading:HORIZON_SECONDS", 30),
         ("holds at most 1 MiB", "service.calculation_requests.reading:LARGEST_PAGE", MIB),
         ("At most 32 times", "service.postgres.pool:_QUEUE_PER_CONNECTION", 32),
         ("at most half of these places", "service.postgres.pool:_LARGEST_SHARE", 0.5),

@@ -117,10 +117,6 @@ class Requests(Controller):
                 to="list_requests",
                 cursor="$response.body#/data/next_cursor",
                 external_id="$request.query.external_id",
-                updated_since="$request.query.updated_since",
-            )
-            | link(
-                "later_changes", to="list_requests", updated_since="$response.body#/data/next_updated_since"
             ),
             failures={"refused_parameters": refusal(parse_query, ListQuery, examples.REFUSED_QUERY.encode())},
         ),
@@ -128,19 +124,14 @@ class Requests(Controller):
     async def list_requests(
         self, request: ApiRequest[Caller], parameters: NamedDependency[SkipValidation[ListQuery]]
     ) -> Envelope[CalculationRequestPage]:
-        """List the caller's requests, newest first.
-
-        With `updated_since`, only requests that have a calculation and were changed since, oldest change
-        first. After the last page, ask again with its `next_updated_since`, to miss no change.
-        """
+        """List the caller's requests, newest first."""
         resources = request.resources
         async with resources.connection(request.user) as connection:
             page = await reading.read_page(
                 connection, parameters.listing(), conveyancer_id=request.user.conveyancer_id
             )
         shown = resources.listed(page.requests)
-        cursor = cursor_of(page.next, parameters.external_id)
-        return succeed(CalculationRequestPage(shown, cursor, page.horizon))
+        return succeed(CalculationRequestPage(shown, cursor_of(page.next, parameters.external_id)))
 
     @get(
         "/{uuid:str}",

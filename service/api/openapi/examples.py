@@ -40,12 +40,8 @@ RECORD = CalculationRequestView(
     secret=_SECRET,
     request_url=f"https://app.example.com/calculator/request/{UUID}?secret={_SECRET}",
 )
-_CALCULATED = replace(RECORD, calculation_id="calc-1", updated_at=datetime(2026, 3, 2, 9, 45, tzinfo=UTC))
 
-LISTED = {
-    "ok": CalculationRequestPage([RECORD], UUID, None),
-    "last_changes": CalculationRequestPage([_CALCULATED], None, datetime(2026, 3, 2, 10, tzinfo=UTC)),
-}
+LISTED = {"ok": CalculationRequestPage([RECORD], UUID)}
 RETRIEVED = {
     "ok": RECORD,
     "by_secret": replace(RECORD, **{name: None for name in FULL_REQUEST if name not in FOR_CUSTOMER}),
