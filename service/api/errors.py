@@ -14,6 +14,7 @@ from service.authentication.access_tokens import InvalidCredentials
 from service.authentication.authenticator import InsufficientScope
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.calculation_requests.event_feed import CursorOutdated
 from service.calculation_requests.model import (
     IdempotencyKeyInFlight,
     IdempotencyKeyReused,
@@ -104,6 +105,11 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         HTTPStatus.GONE,
         "erased",
         "The request was erased for good: to make another one, send a new Idempotency-Key.",
+    ),
+    CursorOutdated: ApiError(
+        HTTPStatus.GONE,
+        "cursor_outdated",
+        "This cursor is from before a failover or a restore: begin without it, and drop ids that you know.",
     ),
     IdempotencyKeyInFlight: ApiError(
         HTTPStatus.CONFLICT,

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from service.api.bodies import CreateBody
 from service.api.decoding import Sent
 from service.api.listing import CalculationRequestPage
+from service.calculation_requests.event_feed import EventPage
 from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.model import FOR_CUSTOMER, CalculationRequestView
 from service.outbox import asyncapi
@@ -30,6 +31,8 @@ def bodies_of(kind: type[Sent]) -> dict[str, dict[str, Any]]:
 
 SMALLEST_REQUEST, FULL_REQUEST = bodies_of(CreateBody).values()
 REFUSED_QUERY = "limit=0&cursor=next&sort=name"
+REFUSED_FEED_QUERY = "after=2026-03-02T09:30:00Z&limit=501"
+AFTER = "6a0b1f2c3d4e5f60000000010000000000000f3a019a43d6c8b17e0f9a2b4c6d8e0f1a2b00000003"
 
 RECORD = CalculationRequestView(
     **FULL_REQUEST,
@@ -53,3 +56,4 @@ EVENTS = {
         [asyncapi.example_of(replace(event, sequence=sequence)) for sequence, event in enumerate(_HISTORY, 1)]
     )
 }
+FEED = {"ok": EventPage(EVENTS["ok"].events, AFTER, more=False)}

@@ -10,6 +10,7 @@ from service.api.bodies import TEXT, CreateBody
 from service.api.decoding import Sent
 from service.api.envelope import FieldError
 from service.api.idempotency_key_header import REPLAYED
+from service.calculation_requests.event_feed import EventPage
 from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.field_docs import REASON_CHARACTERS
 from service.outbox import asyncapi, events
@@ -79,9 +80,10 @@ def _name_events(schemas: dict[str, Any]) -> None:
             "data": reference(RequestEvent),
         },
     }
-    schemas[CalculationRequestEvents.__name__]["properties"]["events"]["items"] = {
-        "anyOf": [{"$ref": _SCHEMAS + name} for name in (*names, other)]
-    }
+    for page in (CalculationRequestEvents, EventPage):
+        schemas[page.__name__]["properties"]["events"]["items"] = {
+            "anyOf": [{"$ref": _SCHEMAS + name} for name in (*names, other)]
+        }
 
 
 def reference(kind: object) -> Any:  # noqa: ANN401 - JSON

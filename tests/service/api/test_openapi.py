@@ -210,6 +210,11 @@ BAD_CLAIMS: dict[str, dict[str, Any]] = {
     "insufficient_scope": {"scope": "other"},
     "unknown_conveyancer": {"client_id": "nobody"},
 }
+BAD_QUERIES = {
+    ("/v1/request", "refused_parameters"): examples.REFUSED_QUERY,
+    ("/v1/event", "refused_parameters"): examples.REFUSED_FEED_QUERY,
+    ("/v1/event", "cursor_outdated"): f"after={examples.AFTER}",
+}
 BAD_BODIES = {"malformed": declarations.MALFORMED_BODY, "too_large": b" " * declarations.LARGE_BODY}
 HANDLERS = documenting.handlers_by_operation(Litestar(app.ENDPOINTS, **app.of_endpoints()))
 MISSING_HEADERS = {"no_token": "Authorization", "no_content_type": "Content-Type"}
@@ -217,9 +222,7 @@ MISSING_HEADERS = {"no_token": "Authorization", "no_content_type": "Content-Type
 
 async def provoke(client: httpx.AsyncClient, issuer: Issuer, path: str, method: str, name: str) -> Any:
     """Call an operation so that it fails like the example with this name."""
-    url = path.replace("{uuid}", examples.UUID)
-    if name == "refused_parameters":
-        url += f"?{examples.REFUSED_QUERY}"
+    url = f"{path.replace('{uuid}', examples.UUID)}?{BAD_QUERIES.get((path, name), '')}"
     headers = bearer(issuer.token(**BAD_CLAIMS.get(name, {}))) | {"Content-Type": "application/json"}
     headers |= BAD_HEADERS.get(name, {})
     if name == "key_reused":
