@@ -58,7 +58,7 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("at most two fifths of", "service.settings:KEY_WAIT_SHARE", 0.4),
         ("`limit` is 1 to 100", "service.api.listing:LARGEST_LIMIT", 100),
         ("by default 20", "service.api.listing:DEFAULT_LIMIT", 20),
-        ("`limit` is 1 to 500", "service.calculation_requests.event_feed:LARGEST_LIMIT", 500),
+        ("`limit` is 1 to 500", "service.api.controllers.events:LARGEST_LIMIT", 500),
         ("by default 100", "service.api.controllers.events:DEFAULT_LIMIT", 100),
         ("holds at most 1 MiB", "service.calculation_requests.reading:LARGEST_PAGE", MIB),
         ("At most 32 times", "service.postgres.pool:_QUEUE_PER_CONNECTION", 32),

@@ -14,7 +14,7 @@ from service.authentication.access_tokens import InvalidCredentials
 from service.authentication.authenticator import InsufficientScope
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.event_feed import CursorOutdated
+from service.calculation_requests.event_history import CursorOutdated
 from service.calculation_requests.model import (
     IdempotencyKeyInFlight,
     IdempotencyKeyReused,

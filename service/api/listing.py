@@ -13,7 +13,6 @@ from service.api.decoding import Sent, field_error
 from service.api.envelope import FieldError
 from service.api.errors import Failure
 from service.calculation_requests.model import RetrievedCalculationRequest
-from service.calculation_requests.reading import Listing
 from service.identifiers import parse_uuid, uuid_of
 
 DEFAULT_LIMIT = 20
@@ -65,11 +64,9 @@ class ListQuery(Sent, frozen=True, kw_only=True):
             return []
         return [field_error(_OTHER_CURSOR, "cursor")]
 
-    def listing(self) -> Listing:
-        """Return which requests to list."""
-        after = None if self.cursor is UNSET else _parse_cursor(self.cursor, self.external_id)
-        external_id = None if self.external_id is UNSET else self.external_id
-        return Listing(external_id, self.limit, after or _NEWEST)
+    def after(self) -> UUID:
+        """Return the id after which the page begins."""
+        return (self.cursor and _parse_cursor(self.cursor, self.external_id)) or _NEWEST
 
 
 def cursor_of(last: UUID | None, external_id: str | UnsetType) -> str | None:

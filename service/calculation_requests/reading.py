@@ -134,49 +134,34 @@ LARGEST_PAGE = 1024 * 1024  # bytes of rows; the envelope, secrets and links add
 _ROWS_AT_A_TIME = 21  # a page of the default size and the row after it; at most 1.2 MB
 
 
-class Listing(msgspec.Struct, frozen=True):
-    """Which requests to list: those *after* an id, newest first, at most *limit*, which is at most 100.
-
-    Only requests with *external_id* are listed, if it is given.
-    """
-
-    external_id: str | None
-    limit: int
-    after: UUID
-
-
-class Page(msgspec.Struct, frozen=True):
-    """A page of a list, and the id after which the next page begins, if there is one."""
-
-    requests: list[CalculationRequest]
-    next: UUID | None
-
-
-async def read_page(connection: Connection, listing: Listing, *, conveyancer_id: str) -> Page:
-    """Return a page of this conveyancer's requests.
+async def read_page(
+    connection: Connection, *, conveyancer_id: str, external_id: str | None, after: UUID, limit: int
+) -> tuple[list[CalculationRequest], UUID | None]:
+    """Return a page of this conveyancer's requests *after* an id, newest first; if given, with *external_id*.
 
     A page has at most *limit* requests and at most LARGEST_PAGE bytes, because a request may have 57 KB, and
-    many callers may read pages at the same time. Raises UnknownConveyancer.
+    many callers may read pages at the same time. Returns also the id after which the next page begins, if
+    there is one. Raises UnknownConveyancer.
 
     A cursor grants no access: whatever it says, a page has only this conveyancer's requests.
     """
     arguments: list[Any] = [_LIST_NEWEST, conveyancer_id]
-    if listing.external_id is not None:
-        arguments = [_LIST_NEWEST_BY_EXTERNAL_ID, conveyancer_id, listing.external_id]
+    if external_id is not None:
+        arguments = [_LIST_NEWEST_BY_EXTERNAL_ID, conveyancer_id, external_id]
     page: list[CalculationRequest] = []
-    size, last, count = 0, listing.after, min(listing.limit + 1, _ROWS_AT_A_TIME)
-    while rows := await connection.fetch(*arguments, last, count):
+    size, count = 0, min(limit + 1, _ROWS_AT_A_TIME)
+    while rows := await connection.fetch(*arguments, after, count):
         for row in rows:
             request = request_in(row)
             size += len(msgspec.json.encode(request))
-            if len(page) == listing.limit or size > LARGEST_PAGE:
-                return Page(page, last)
+            if len(page) == limit or size > LARGEST_PAGE:
+                return page, after
             page.append(request)
-            last = request.id
+            after = request.id
         if len(rows) < count:
-            return Page(page, None)
+            return page, None
     await conveyancers.charges_calculation_fee(connection, conveyancer_id)  # Raises UnknownConveyancer.
-    return Page(page, None)
+    return page, None
 
 
 # The statements name all columns of their index, in WHERE and in ORDER BY. With `conveyancer_id = $1` the

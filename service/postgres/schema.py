@@ -37,9 +37,7 @@ _SETTINGS = {
     "transaction_timeout": _NO_SHORT_TIMEOUT,  # from Postgres 17 on
 }
 
-# The advisory lock held while applying the schema: two arbitrary numbers. It never conflicts with a lock of
-# one number, which may be any number: creates lock the hashes of their idempotency keys.
-_LOCK = "23831, 1"
+_LOCK = "23831, 1"  # keys of the advisory lock held while applying the schema. Creates lock single numbers
 _ATTEMPTS = 600  # while a table is locked, or another process applies the schema
 _PAUSE_SECONDS = 1.0  # between two attempts
 

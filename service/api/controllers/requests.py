@@ -11,6 +11,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.spec import Example
 from litestar.params import JSONBody, PathParameter, SkipValidation
 from litestar.status_codes import HTTP_200_OK
+from msgspec import UNSET
 
 from service.api.api_request import ApiRequest
 from service.api.bodies import CreateBody
@@ -127,11 +128,15 @@ class Requests(Controller):
         """List the caller's requests, newest first."""
         resources = request.resources
         async with resources.connection(request.user) as connection:
-            page = await reading.read_page(
-                connection, parameters.listing(), conveyancer_id=request.user.conveyancer_id
+            page, last = await reading.read_page(
+                connection,
+                conveyancer_id=request.user.conveyancer_id,
+                external_id=None if parameters.external_id is UNSET else parameters.external_id,
+                after=parameters.after(),
+                limit=parameters.limit,
             )
-        shown = resources.listed(page.requests)
-        return succeed(CalculationRequestPage(shown, cursor_of(page.next, parameters.external_id)))
+        cursor = cursor_of(last, parameters.external_id)
+        return succeed(CalculationRequestPage(resources.listed(page), cursor))
 
     @get(
         "/{uuid:str}",

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 from service.api.bodies import CreateBody
 from service.api.decoding import Sent
 from service.api.listing import CalculationRequestPage
-from service.calculation_requests.event_feed import EventPage
-from service.calculation_requests.event_history import CalculationRequestEvents
+from service.calculation_requests.event_history import CalculationRequestEvents, EventPage
 from service.calculation_requests.model import FOR_CUSTOMER, CalculationRequestView
 from service.outbox import asyncapi
 from service.outbox.events import RequestEmailFailed

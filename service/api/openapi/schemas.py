@@ -10,8 +10,7 @@ from service.api.bodies import TEXT, CreateBody
 from service.api.decoding import Sent
 from service.api.envelope import FieldError
 from service.api.idempotency_key_header import REPLAYED
-from service.calculation_requests.event_feed import EventPage
-from service.calculation_requests.event_history import CalculationRequestEvents
+from service.calculation_requests.event_history import CalculationRequestEvents, EventPage
 from service.calculation_requests.field_docs import REASON_CHARACTERS
 from service.outbox import asyncapi, events
 from service.outbox.events import RequestEvent

@@ -15,7 +15,6 @@ from service.api.errors import InvalidSubmission
 from service.api.listing import ListQuery
 from service.calculation_requests import reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.reading import Listing
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from tests.harness.documented_errors import is_documented
@@ -209,8 +208,9 @@ async def rows_read(database: Connection, conveyancer_id: str, external_id: str 
     async with database.transaction():
         earlier = await database.fetchval(read)
         with suppress(UnknownConveyancer):
-            listing = Listing(external_id, limit=20, after=after)
-            await reading.read_page(database, listing, conveyancer_id=conveyancer_id)
+            await reading.read_page(
+                database, conveyancer_id=conveyancer_id, external_id=external_id, after=after, limit=20
+            )
         return int(await database.fetchval(read) - earlier)
 
 

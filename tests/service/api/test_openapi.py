@@ -15,8 +15,9 @@ from openapi_spec_validator import validate
 from deploy.local.machine.ports import free_port
 from service import app
 from service.api.controllers import questionnaire
+from service.api.controllers.events import FeedQuery
 from service.api.decoding import parse_query
-from service.api.listing import DEFAULT_LIMIT, ListQuery
+from service.api.listing import ListQuery
 from service.api.openapi import declarations, documenting, examples
 from service.authentication import api_keys
 from tests.harness import documented_errors
@@ -139,13 +140,19 @@ def test_example_fits_its_schema(path, method, status, name, value):
         assert documented_errors.is_documented(int(status), error["code"], error["message"])
 
 
-@pytest.mark.parametrize("name", ["external_id", "cursor"])
-def test_example_of_a_parameter_is_accepted(name):
-    parameters = DOCUMENT["paths"]["/v1/request"]["get"]["parameters"]
+@pytest.mark.parametrize(
+    ("path", "query", "name"),
+    [
+        ("/v1/request", ListQuery, "external_id"),
+        ("/v1/request", ListQuery, "cursor"),
+        ("/v1/event", FeedQuery, "after"),
+    ],
+)
+def test_example_of_a_parameter_is_accepted(path, query, name):
+    parameters = DOCUMENT["paths"][path]["get"]["parameters"]
     (example,) = [each["example"] for each in parameters if each.get("name") == name]
 
-    query = parse_query(ListQuery, urlencode({name: example}).encode())
-    assert query.listing().limit == DEFAULT_LIMIT
+    assert getattr(parse_query(query, urlencode({name: example}).encode()), name) == example
 
 
 async def test_examples_are_what_is_answered_and_what_each_kind_of_reader_gets(service_settings, issuer):
