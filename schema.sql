@@ -74,10 +74,6 @@ CREATE INDEX calculation_request_listing ON calculation_request (conveyancer_id,
 CREATE INDEX calculation_request_external_id
     ON calculation_request (conveyancer_id, external_id, id) WHERE external_id IS NOT NULL;
 
--- For listing a conveyancer's requests with a calculation, in the order of their changes.
-CREATE INDEX calculation_request_changes
-    ON calculation_request (conveyancer_id, updated_at, id) WHERE calculation_id IS NOT NULL;
-
 -- Allows each conveyancer to use an idempotency key only once.
 CREATE UNIQUE INDEX calculation_request_idempotency_key
     ON calculation_request (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL;

@@ -18,6 +18,7 @@ ErrorCode = Literal[
     "unknown_conveyancer",
     "not_found",
     "erased",
+    "cursor_outdated",
     "method_not_allowed",
     "request_timeout",
     "idempotency_key_in_flight",

@@ -14,6 +14,7 @@ from service.authentication.access_tokens import InvalidCredentials
 from service.authentication.authenticator import InsufficientScope
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.calculation_requests.event_history import CursorOutdated
 from service.calculation_requests.model import (
     IdempotencyKeyInFlight,
     IdempotencyKeyReused,
@@ -116,6 +117,11 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         "At most one e-mail of a request a minute may be asked for, and 20 in all: try again after the time "
         "in Retry-After, or ask the operators.",
         {"retry-after": "60"},
+    ),
+    CursorOutdated: ApiError(
+        HTTPStatus.GONE,
+        "cursor_outdated",
+        "This cursor is from before a failover or a restore: begin without it, and drop ids that you know.",
     ),
     IdempotencyKeyInFlight: ApiError(
         HTTPStatus.CONFLICT,

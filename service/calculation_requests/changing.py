@@ -76,11 +76,6 @@ async def change_all(
     Without *waits*, rows that another transaction has locked are left out. So a row that is locked for
     minutes, for instance by hand, does not delay a batch.
     """
-    # Marks the transaction for the list of changes, before `locked_at` is found: see _HORIZON in reading.py.
-    await connection.execute(
-        "SELECT pg_advisory_xact_lock_shared($1 + floor(extract(epoch FROM clock_timestamp()))::bigint)",
-        reading.CHANGES << 32,
-    )
     rows = await connection.fetch(_LOCK if waits else f"{_LOCK} SKIP LOCKED", request_ids)
     if not rows:
         # A locked row makes the commit wait for a standby. Without one it must wait, too: the caller may rely

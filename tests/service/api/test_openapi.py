@@ -15,8 +15,9 @@ from openapi_spec_validator import validate
 from deploy.local.machine.ports import free_port
 from service import app
 from service.api.controllers import questionnaire
+from service.api.controllers.events import FeedQuery
 from service.api.decoding import parse_query
-from service.api.listing import DEFAULT_LIMIT, ListQuery
+from service.api.listing import ListQuery
 from service.api.openapi import declarations, documenting, examples
 from service.authentication import api_keys
 from service.outbox import asyncapi
@@ -156,13 +157,19 @@ def test_example_fits_its_schema(path, method, status, name, value):
         assert documented_errors.is_documented(int(status), error["code"], error["message"])
 
 
-@pytest.mark.parametrize("name", ["external_id", "updated_since", "cursor"])
-def test_example_of_a_parameter_is_accepted(name):
-    parameters = DOCUMENT["paths"]["/v1/request"]["get"]["parameters"]
+@pytest.mark.parametrize(
+    ("path", "query", "name"),
+    [
+        ("/v1/request", ListQuery, "external_id"),
+        ("/v1/request", ListQuery, "cursor"),
+        ("/v1/event", FeedQuery, "after"),
+    ],
+)
+def test_example_of_a_parameter_is_accepted(path, query, name):
+    parameters = DOCUMENT["paths"][path]["get"]["parameters"]
     (example,) = [each["example"] for each in parameters if each.get("name") == name]
 
-    query = parse_query(ListQuery, urlencode({name: example}).encode())
-    assert query.listing().limit == DEFAULT_LIMIT
+    assert getattr(parse_query(query, urlencode({name: example}).encode()), name) == example
 
 
 async def test_examples_are_what_is_answered_and_what_each_kind_of_reader_gets(service_settings, issuer):
@@ -227,6 +234,11 @@ BAD_CLAIMS: dict[str, dict[str, Any]] = {
     "insufficient_scope": {"scope": "other"},
     "unknown_conveyancer": {"client_id": "nobody"},
 }
+BAD_QUERIES = {
+    ("/v1/request", "refused_parameters"): examples.REFUSED_QUERY,
+    ("/v1/event", "refused_parameters"): examples.REFUSED_FEED_QUERY,
+    ("/v1/event", "cursor_outdated"): f"after={examples.AFTER}",
+}
 BAD_BODIES = {"malformed": declarations.MALFORMED_BODY, "too_large": b" " * declarations.LARGE_BODY}
 HANDLERS = documenting.handlers_by_operation(Litestar(app.ENDPOINTS, **app.of_endpoints()))
 MISSING_HEADERS = {"no_token": "Authorization", "no_content_type": "Content-Type"}
@@ -234,9 +246,7 @@ MISSING_HEADERS = {"no_token": "Authorization", "no_content_type": "Content-Type
 
 async def provoke(client: httpx.AsyncClient, issuer: Issuer, path: str, method: str, name: str) -> Any:
     """Call an operation so that it fails like the example with this name."""
-    url = path.replace("{uuid}", examples.UUID)
-    if name == "refused_parameters":
-        url += f"?{examples.REFUSED_QUERY}"
+    url = f"{path.replace('{uuid}', examples.UUID)}?{BAD_QUERIES.get((path, name), '')}"
     headers = bearer(issuer.token(**BAD_CLAIMS.get(name, {}))) | {"Content-Type": "application/json"}
     headers |= BAD_HEADERS.get(name, {})
     if name == "key_reused":

@@ -35,7 +35,7 @@ async def request_(database):
 
 
 def test_requests_are_changed_in_one_way():
-    """Otherwise `updated_since` could miss the change, or its event could have another's sequence."""
+    """Otherwise the feed could miss the change, or its event could have another's sequence."""
     changes = re.compile(r"UPDATE\s+calculation_request\b|INTO\s+event\b")
 
     files = [file for package in ("service", "worker") for file in (CHECKOUT / package).rglob("*.py")]
