@@ -118,7 +118,6 @@ async def _feed(connection: Connection) -> list[Finding]:
     return [Finding("warning", "feed", each, "see FeedHeldBack in the runbook") for each in says]
 
 
-# `since` is null in a session of another role, unless this one may see it (pg_read_all_stats).
 _HOLDER = """
     SELECT concat_ws(', ', 'pid ' || pid, 'application ' || application_name, 'user ' || usename,
                      'prepared transaction ' || gid, 'since ' || coalesce(xact_start, prepared)) AS holder

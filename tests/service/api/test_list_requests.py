@@ -208,9 +208,7 @@ async def rows_read(database: Connection, conveyancer_id: str, external_id: str 
     async with database.transaction():
         earlier = await database.fetchval(read)
         with suppress(UnknownConveyancer):
-            await reading.read_page(
-                database, conveyancer_id=conveyancer_id, external_id=external_id, after=after, limit=20
-            )
+            await reading.read_page(database, conveyancer_id, external_id, after=after, limit=20)
         return int(await database.fetchval(read) - earlier)
 
 
