@@ -99,8 +99,7 @@ async def read_feed(connection: Connection, conveyancer_id: str, *, after: str, 
 _READ_FEED = """
     SELECT lpad(to_hex(system_identifier), 16, '0')
            || lower(left(pg_walfile_name(pg_current_wal_lsn()), 8)) AS server,
-           $2 < pg_snapshot_xmin(pg_current_snapshot()) AS is_past,
-           page.*
+           $2 < pg_snapshot_xmin(pg_current_snapshot()) AS is_past, page.*
       FROM pg_control_system()
       JOIN active_conveyancer ON id = $1
       LEFT JOIN (SELECT *
@@ -128,6 +127,5 @@ _HELD_BACK = """
                            FROM event
                           WHERE conveyancer_id = conveyancer.id
                             AND transaction >= pg_snapshot_xmin(pg_current_snapshot())
-                          ORDER BY transaction
-                          LIMIT 1) AS first
+                          ORDER BY transaction LIMIT 1) AS first
 """

@@ -136,13 +136,12 @@ _ROWS_AT_A_TIME = 21  # a page of the default size and the row after it; at most
 
 
 async def read_page(
-    connection: Connection, *, conveyancer_id: str, external_id: str | None, after: UUID, limit: int
+    connection: Connection, conveyancer_id: str, external_id: str | None, *, after: UUID, limit: int
 ) -> tuple[list[CalculationRequest], UUID | None]:
-    """Return a page of this conveyancer's requests *after* an id, newest first; if given, with *external_id*.
+    """Return a page of this conveyancer's requests, newest first, and after which id the next one begins.
 
     A page has at most *limit* requests and at most LARGEST_PAGE bytes, because a request may have 57 KB, and
-    many callers may read pages at the same time. Returns also the id after which the next page begins, if
-    there is one. Raises UnknownConveyancer.
+    many callers may read pages at the same time. Raises UnknownConveyancer.
 
     A cursor grants no access: whatever it says, a page has only this conveyancer's requests.
     """

@@ -118,10 +118,9 @@ async def _feed(connection: Connection) -> list[Finding]:
     return [Finding("warning", "feed", each, "see FeedHeldBack in the runbook") for each in says]
 
 
-# `since` is null in a session of another role, unless this one may see it (pg_read_all_stats).
 _HOLDER = """
     SELECT concat_ws(', ', 'pid ' || pid, 'application ' || application_name, 'user ' || usename,
-                     'prepared as ' || gid, 'since ' || coalesce(xact_start, prepared)) AS holder
+                     'prepared transaction ' || gid, 'since ' || coalesce(xact_start, prepared)) AS holder
       FROM pg_stat_activity
       FULL JOIN pg_prepared_xacts ON transaction = backend_xid
      WHERE coalesce(backend_xid, transaction) = pg_snapshot_xmin(pg_current_snapshot())::xid

@@ -126,14 +126,11 @@ class Requests(Controller):
         self, request: ApiRequest[Caller], parameters: NamedDependency[SkipValidation[ListQuery]]
     ) -> Envelope[CalculationRequestPage]:
         """List the caller's requests, newest first."""
-        resources = request.resources
+        resources, firm = request.resources, request.user.conveyancer_id
+        external_id = None if parameters.external_id is UNSET else parameters.external_id
         async with resources.connection(request.user) as connection:
             page, last = await reading.read_page(
-                connection,
-                conveyancer_id=request.user.conveyancer_id,
-                external_id=None if parameters.external_id is UNSET else parameters.external_id,
-                after=parameters.after(),
-                limit=parameters.limit,
+                connection, firm, external_id, after=parameters.after(), limit=parameters.limit
             )
         cursor = cursor_of(last, parameters.external_id)
         return succeed(CalculationRequestPage(resources.listed(page), cursor))

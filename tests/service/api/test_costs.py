@@ -59,25 +59,26 @@ async def test_create_is_one_statement_in_one_round_trip(watched_client, stateme
     assert notifies(statements) <= _CALLS + 1  # The NOTIFY of the last create before these may come late.
 
 
-async def test_retrieve_is_one_statement_in_one_round_trip_or_none(watched_client, statements, issuer):
+async def test_reading_is_one_statement_in_one_round_trip_or_none(watched_client, statements, issuer):
     created = (await create(watched_client)).json()["data"]
     await eventually(lambda: notifies(statements) > 0)  # Then it is prepared.
     unknown = uuid_of(new_request_id())
     calls = [
-        (created["uuid"], issuer.token(), 200, 1),
-        (f"{created['uuid']}/events", issuer.token(), 200, 1),
-        (created["uuid"], created["secret"], 200, 1),
-        (created["uuid"], "A" * 43, 401, 1),
-        (unknown, created["secret"], 401, 1),
-        (unknown, "A" * 42, 401, 0),
-        ("req_", "A" * 43, 401, 0),
+        ("event", issuer.token(), 200, 1),
+        (f"request/{created['uuid']}", issuer.token(), 200, 1),
+        (f"request/{created['uuid']}/events", issuer.token(), 200, 1),
+        (f"request/{created['uuid']}", created["secret"], 200, 1),
+        (f"request/{created['uuid']}", "A" * 43, 401, 1),
+        (f"request/{unknown}", created["secret"], 401, 1),
+        (f"request/{unknown}", "A" * 42, 401, 0),
+        ("request/req_", "A" * 43, 401, 0),
     ]
     for path, token, status, cost in calls:
         headers = bearer(token)
-        await watched_client.get(f"/v1/request/{path}", headers=headers)
+        await watched_client.get(f"/v1/{path}", headers=headers)
         statements.clear()
         for _ in range(3):
-            response = await watched_client.get(f"/v1/request/{path}", headers=headers)
+            response = await watched_client.get(f"/v1/{path}", headers=headers)
             assert response.status_code == status
         assert len(of_requests(statements)) == round_trips_of_requests(statements) == 3 * cost
 

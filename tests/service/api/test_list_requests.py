@@ -1,6 +1,7 @@
 """GET /v1/request: a conveyancer's own requests, newest first, in pages that cost the same at any depth."""
 
 from collections import Counter
+from collections.abc import Awaitable
 from contextlib import suppress
 from itertools import product
 from typing import Any
@@ -9,10 +10,12 @@ from uuid import UUID
 import httpx
 import pytest
 
+from service.api.controllers.events import FeedQuery
 from service.api.decoding import parse_query
 from service.api.envelope import FieldError
 from service.api.errors import InvalidSubmission
 from service.api.listing import ListQuery
+from service.api.openapi.examples import AFTER
 from service.calculation_requests import reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.identifiers import new_request_id, uuid_of
@@ -38,9 +41,9 @@ async def page(client: httpx.AsyncClient, **parameters: Any) -> Any:
 
 
 def errors(query: str) -> list[FieldError]:
-    """Return the errors of a query, by field."""
+    """Return the errors of a query of the list, or of the feed, by field."""
     with pytest.raises(InvalidSubmission) as refusal:
-        parse_query(ListQuery, query.encode())
+        parse_query(FeedQuery if "after" in query else ListQuery, query.encode())
     assert {error.pointer for error in refusal.value.errors} == {None}
     return sorted(refusal.value.errors, key=lambda error: str(error.field))
 
@@ -135,6 +138,9 @@ async def test_requests_are_filtered_by_external_id(client):
         ("external_id=" + "x" * 256, [("external_id", "too_long")]),
         ("external_id=a%00b", [("external_id", "invalid_characters")]),
         ("external_id=a&external_id=b", [("external_id", "repeated")]),
+        *((f"after={cursor}", [("after", "invalid_cursor")]) for cursor in ("", AFTER[1:], AFTER + "%0A")),
+        (f"after={AFTER[:72]}80000000", [("after", "invalid_cursor")]),  # a sequence that Postgres refuses
+        (f"after={AFTER}&limit=501", [("limit", "out_of_range")]),
         ("offset=20", [("offset", "unknown_field")]),
         ("Limit=5", [("Limit", "unknown_field")]),
         ("=", [("", "unknown_field")]),
@@ -198,20 +204,19 @@ async def fill(connection: Connection, *, rows: int) -> None:
     await connection.execute("VACUUM ANALYZE calculation_request")
 
 
-async def rows_read(database: Connection, conveyancer_id: str, external_id: str | None, after: UUID) -> int:
-    """Return how many rows of requests Postgres reads for a page."""
+async def rows_read(database: Connection, table: str, reading: Awaitable[Any]) -> tuple[Any, int]:
+    """Return what *reading* returns, and how many rows of a table Postgres reads for it."""
     read = """
         SELECT seq_tup_read + coalesce(idx_tup_fetch, 0)
           FROM pg_stat_xact_user_tables
-         WHERE relname = 'calculation_request'
+         WHERE relname = $1
         """
     async with database.transaction():
-        earlier = await database.fetchval(read)
+        earlier = await database.fetchval(read, table)
+        page = None
         with suppress(UnknownConveyancer):
-            await reading.read_page(
-                database, conveyancer_id=conveyancer_id, external_id=external_id, after=after, limit=20
-            )
-        return int(await database.fetchval(read) - earlier)
+            page = await reading
+        return page, await database.fetchval(read, table) - earlier
 
 
 async def test_any_page_reads_only_its_own_rows(database):
@@ -219,12 +224,14 @@ async def test_any_page_reads_only_its_own_rows(database):
     await fill(database, rows=40_000)
     ids = "SELECT id FROM calculation_request WHERE conveyancer_id = $1 ORDER BY id"
     middle = await database.fetchval(f"{ids} LIMIT 1 OFFSET 500", CONVEYANCER)
+    # Of all but CONVEYANCER, the requests are older than all others, or there are none.
+    places = [(CONVEYANCER, _NEWEST), (CONVEYANCER, middle), (OTHERS[0], _NEWEST), ("nobody", _NEWEST)]
 
     plans = ("auto", "force_generic_plan", "force_custom_plan")
     for plan, external_id in product(plans, (None, "case-7")):
         await database.execute(f"SET plan_cache_mode = {plan}")
         for _ in range(7):  # Postgres may use a generic plan from the sixth execution on.
-            for after in (_NEWEST, middle):
-                assert await rows_read(database, CONVEYANCER, external_id, after) == 21
-        for conveyancer_id in (OTHERS[0], "nobody"):  # whose requests are older than all others, or none
-            assert await rows_read(database, conveyancer_id, external_id, _NEWEST) <= 21
+            for firm, after in places:
+                reading_page = reading.read_page(database, firm, external_id, after=after, limit=20)
+                _, rows = await rows_read(database, "calculation_request", reading_page)
+                assert rows == 21 or (rows < 21 and firm != CONVEYANCER)

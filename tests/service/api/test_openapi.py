@@ -157,15 +157,9 @@ def test_example_fits_its_schema(path, method, status, name, value):
         assert documented_errors.is_documented(int(status), error["code"], error["message"])
 
 
-@pytest.mark.parametrize(
-    ("path", "query", "name"),
-    [
-        ("/v1/request", ListQuery, "external_id"),
-        ("/v1/request", ListQuery, "cursor"),
-        ("/v1/event", FeedQuery, "after"),
-    ],
-)
-def test_example_of_a_parameter_is_accepted(path, query, name):
+@pytest.mark.parametrize("name", ["external_id", "cursor", "after"])
+def test_example_of_a_parameter_is_accepted(name):
+    path, query = ("/v1/event", FeedQuery) if name == "after" else ("/v1/request", ListQuery)
     parameters = DOCUMENT["paths"][path]["get"]["parameters"]
     (example,) = [each["example"] for each in parameters if each.get("name") == name]
 

@@ -20,7 +20,6 @@ from service.outbox.waking import RelayWaker
 from service.server.background import in_background
 from tests.deploy.pages import WORKER, section
 from tests.harness import stored
-from tests.worker.conftest import announce_next
 from worker.relay import pointers
 
 LATER = [event for event in events.SENT if event is not RequestCreated]
@@ -133,21 +132,6 @@ async def test_every_event_is_kept_and_shown_as_it_is_sent(database, request_, e
 
     assert [each.type for each in shown.events] == [RequestCreated.type, event.type]
     assert [msgspec.json.encode(each) for each in shown.events] == sent
-
-
-async def test_events_of_a_request_are_in_the_order_of_their_transactions(database, other_connection):
-    """Also if the transaction that began first writes the later event."""
-    first, second = stored.new_request(), stored.new_request()
-    for request in (first, second):
-        await stored.insert(database, request)
-
-    async with database.transaction():
-        await announce_next(database, first.id)
-        await announce_next(other_connection, second.id)
-        await announce_next(database, second.id)
-
-    rows = await database.fetch("SELECT request_id, sequence FROM event ORDER BY transaction, sequence")
-    assert [row["sequence"] for row in rows if row["request_id"] == second.id] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("event", events.SENT, ids=lambda event: event.type)
