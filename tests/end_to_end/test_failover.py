@@ -8,13 +8,8 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-<<<<<<< HEAD
-from service.calculation_requests import erasing
-from service.calculation_requests.email_changes import EmailEnd, EmailId
-=======
 from service.calculation_requests import erasing, event_history
-from service.calculation_requests.email_changes import EmailEnd
->>>>>>> t-b
+from service.calculation_requests.email_changes import EmailEnd, EmailId
 from service.calculation_requests.model import CalculationRequest, Idempotency
 from service.calculation_requests.storing import Storage
 from service.command_line import connecting
