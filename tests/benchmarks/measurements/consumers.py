@@ -27,8 +27,8 @@ _PATIENCE = 4  # times as long is the wait until all are done: a worker reads a 
 _SESSIONS = 32  # with the mail server
 
 _LIMITS = [
-    Bar(side="calculation", of="create", kind="at most", limit=2.0),
-    Bar(side="e-mail", of="create", kind="at most", limit=4.0),
+    Bar(side="calculation", of="create", kind="at most", limit=0.8),
+    Bar(side="e-mail", of="create", kind="at most", limit=4.7),
 ]
 
 Handle = Callable[[Stand, str, Connection, int], Awaitable[Figures]]
