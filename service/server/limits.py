@@ -1,4 +1,4 @@
-"""The limits of an HTTP server on its callers. service/README.md lists these and others in a table."""
+"""The limits of an HTTP server on its callers. deploy/reference.md lists these and others in a table."""
 
 # Together fewer than the 1,024 files that a process may often open. Further connections wait until one ends.
 MOST_CONNECTIONS = 800  # of callers

@@ -14,7 +14,7 @@ import worker.__main__
 from deploy.local.machine.folders import CHECKOUT
 from service import app
 from service.settings import ServiceSettings, Settings
-from tests.deploy.pages import API, README, REFERENCE, WORKER, anchors, prose, rows
+from tests.deploy.pages import API, OPERATING, README, REFERENCE, anchors, prose, rows
 from worker.process import ROLES
 from worker.settings import EmailSettings
 
@@ -47,17 +47,14 @@ def test_every_process_is_listed():
 
 
 @pytest.mark.parametrize(
-    ("page", "section", "program", "left_out"),
-    [
-        (API, "Commands", service.__main__.PROGRAM, ()),
-        (WORKER, "Operator commands", worker.__main__.PROGRAM, ROLES),
-    ],
+    ("process", "program", "left_out"),
+    [("service", service.__main__.PROGRAM, ()), ("worker", worker.__main__.PROGRAM, ROLES)],
 )
-def test_every_command_is_listed_with_its_options(page, section, program, left_out):
-    choice = page.read_text().partition("\nCHOICE combines")[2].partition("\n\n")[0].replace("`", "")
+def test_every_command_is_listed_with_its_options(process, program, left_out):
+    choice = OPERATING.read_text().partition("\nCHOICE combines")[2].partition("\n\n")[0].replace("`", "")
     listed: dict[str, set[str]] = {}
     command = ""
-    for usages, _ in rows(page, section, "command"):
+    for usages, _ in rows(OPERATING, "Commands", f"`{process}`"):
         # The words of a command, and its arguments.
         for name, arguments in re.findall(
             r"`((?:[a-z][a-z-]* ?)*)([^`]*)`", usages.replace("CHOICE", choice)

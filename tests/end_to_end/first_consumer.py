@@ -1,4 +1,4 @@
-"""The first program of a calculation team. worker/README.md quotes all that follows."""
+"""The first program of a calculation team. worker/README.md explains it."""
 
 import asyncio
 import json

@@ -70,7 +70,7 @@ class Calls:
                 token = await self._provider.token()
 
     def breaches(self) -> list[str]:
-        """Return what service/README.md does not promise."""
+        """Return what deploy/reference.md does not promise."""
         promised = {ACCEPTED, UNAVAILABLE, NOT_PUBLISHED}
         found = [f"answered {answer}" for _, answer in self.answers if answer not in promised]
         return [*found, "refused for too long"] if self.longest_seconds > _LONGEST_SECONDS else found

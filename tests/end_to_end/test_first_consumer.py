@@ -1,4 +1,4 @@
-"""The first program of a calculation team, which worker/README.md quotes, and the account that it needs."""
+"""The first program of a calculation team, which worker/README.md explains, and the account that it needs."""
 
 import asyncio
 import signal
@@ -53,13 +53,6 @@ async def consumes(amqp_url: str) -> bool:
         async with open_channel(amqp_url) as channel:
             return bool((await channel.get_queue(QUEUE)).declaration_result.consumer_count)
     return False
-
-
-def test_page_quotes_the_program():
-    quoted, *others = code_blocks(PAGE, SECTION, "python")
-
-    assert PROGRAM.read_text().partition('"""\n\n')[2] == quoted
-    assert others == []
 
 
 async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
