@@ -149,10 +149,10 @@ async def test_any_page_of_100_000_events_reads_only_its_own_rows(database, plan
         await fill(database, conveyancer_id, events=100_000)
     await database.execute(f"SET plan_cache_mode = {plan}")
     pages, after = 0, ""
-    while pages < 200:
-        reading = event_history.read_feed(database, CONVEYANCER, after=after, limit=500)
+    while pages < 400:
+        reading = event_history.read_feed(database, CONVEYANCER, after=after, limit=250)
         page, rows = await rows_read(database, "event", reading)
-        assert (len(page.events), rows, page.more) == (500, 500 + page.more, pages < 199)
+        assert (len(page.events), rows, page.more) == (250, 250 + page.more, pages < 399)
         pages, after = pages + 1, page.after
 
 
