@@ -143,17 +143,18 @@ async def test_page_ends_before_it_is_too_large(client, database):
     assert LARGEST_PAGE - 5_000 < len(msgspec.json.encode(reader.pages[0]["events"])) < LARGEST_PAGE + 1_000
 
 
-@pytest.mark.parametrize("plan", ["auto", "force_generic_plan", "force_custom_plan"])
-async def test_any_page_of_100_000_events_reads_only_its_own_rows(database, plan):
+@pytest.mark.parametrize("events", [10_000, pytest.param(100_000, marks=pytest.mark.long)])
+async def test_any_page_reads_only_its_own_rows(database, events):
     for conveyancer_id in (FREE_CONVEYANCER, CONVEYANCER):
-        await fill(database, conveyancer_id, events=100_000)
-    await database.execute(f"SET plan_cache_mode = {plan}")
-    pages, after = 0, ""
-    while pages < 200:
-        reading = event_history.read_feed(database, CONVEYANCER, after=after, limit=500)
-        page, rows = await rows_read(database, "event", reading)
-        assert (len(page.events), rows, page.more) == (500, 500 + page.more, pages < 199)
-        pages, after = pages + 1, page.after
+        await fill(database, conveyancer_id, events=events)
+    for plan in ("auto", "force_generic_plan", "force_custom_plan"):
+        await database.execute(f"SET plan_cache_mode = {plan}")
+        left, after = events, ""
+        while left:
+            reading = event_history.read_feed(database, CONVEYANCER, after=after, limit=250)
+            page, rows = await rows_read(database, "event", reading)
+            left, after = left - len(page.events), page.after
+            assert (len(page.events), rows, page.more) == (250, 250 + page.more, left > 0)
 
 
 @pytest.mark.long
