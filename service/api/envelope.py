@@ -22,6 +22,8 @@ ErrorCode = Literal[
     "method_not_allowed",
     "request_timeout",
     "idempotency_key_in_flight",
+    "withdrawn",
+    "too_many_emails",
     "body_too_large",
     "unsupported_media_type",
     "unsupported_transfer_encoding",

@@ -20,6 +20,8 @@ from service.calculation_requests.model import (
     IdempotencyKeyReused,
     RequestErased,
     RequestNotFound,
+    RequestWithdrawn,
+    TooManyEmails,
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
 from service.identifiers import parse_uuid
@@ -105,6 +107,16 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         HTTPStatus.GONE,
         "erased",
         "The request was erased for good: to make another one, send a new Idempotency-Key.",
+    ),
+    RequestWithdrawn: ApiError(
+        HTTPStatus.CONFLICT, "withdrawn", "The request was withdrawn: its customer gets no more e-mails."
+    ),
+    TooManyEmails: ApiError(
+        HTTPStatus.CONFLICT,
+        "too_many_emails",
+        "At most one e-mail of a request a minute may be asked for, and 20 in all: try again after the time "
+        "in Retry-After, or ask the operators.",
+        {"retry-after": "60"},
     ),
     CursorOutdated: ApiError(
         HTTPStatus.GONE,

@@ -30,6 +30,7 @@ class LockedRequest(EventSource, kw_only=True):
     customer_email: str
     secret_salt: bytes
     secret_key_id: str
+    withdrawn_at: datetime | None
     announced: list[tuple[Any, ...]] = msgspec.field(default_factory=list)
 
     def announce(self, event: type[RequestEvent], *, traceparent: str | None = None, **facts: object) -> None:
@@ -47,6 +48,7 @@ CHANGEABLE = {
     "customer_email": "text",
     "secret_salt": "bytea",
     "secret_key_id": "text",
+    "withdrawn_at": "timestamptz",
     "updated_at": "timestamptz",
 }
 _COLUMNS = tuple(name for name in LockedRequest.__struct_fields__ if name not in {"locked_at", "announced"})

@@ -90,7 +90,7 @@ async def find_by_secret(
 ) -> CalculationRequest:
     """Return the request that this ASCII secret opens, with only the fields that its customer may see.
 
-    Raises WrongSecret (401) if the secret is wrong, no such request exists, or the secret's key is missing.
+    Raises WrongSecret (401) if the secret is wrong or its key is missing, or the request gone or withdrawn.
     """
     row = await connection.fetchrow(_FIND_FOR_CUSTOMER, request_id)
     if row is None:
@@ -110,6 +110,7 @@ _FIND_FOR_CUSTOMER = f"""
     SELECT id, secret_salt, secret_key_id, {", ".join(FOR_CUSTOMER)}
       FROM calculation_request
      WHERE id = $1
+       AND withdrawn_at IS NULL
 """  # noqa: S608 - constants only
 
 

@@ -64,13 +64,18 @@ class RequestCreated(DetailedRequestEvent, frozen=True, kw_only=True):
     type: ClassVar[str] = "request.created"
 
 
+Reason = Literal["refused", "gave_up", "not_composable", "cancelled"]
+EmailNumber = Annotated[int, Meta(ge=1, description="1, 2, … within the request's e-mails.", examples=[1])]
+EmailKind = Annotated[str, Meta(description="What the e-mail is for.", examples=["invitation"])]
+
+
 class RequestEmailSent(DetailedRequestEvent, frozen=True, kw_only=True):
     """The mail server accepted the e-mail to the customer."""
 
     type: ClassVar[str] = "request.email_sent"
 
-
-Reason = Literal["refused", "gave_up", "not_composable", "cancelled"]
+    email: EmailNumber
+    kind: EmailKind
 
 
 class RequestEmailFailed(DetailedRequestEvent, frozen=True, kw_only=True):
@@ -78,12 +83,14 @@ class RequestEmailFailed(DetailedRequestEvent, frozen=True, kw_only=True):
 
     type: ClassVar[str] = "request.email_failed"
 
+    email: EmailNumber
+    kind: EmailKind
     reason: Annotated[
         Reason,
         Meta(
             description="`refused`: by the mail server, for good. `gave_up`: the mail server refused, or did "
             "not reply, for too long. `not_composable`: no e-mail can be made from the request's addresses "
-            "and names. `cancelled`: by an operator; another e-mail may follow.",
+            "and names. `cancelled`: by an operator, a withdrawal or an erasure; another e-mail may follow.",
             examples=["refused"],
         ),
     ]
@@ -98,6 +105,26 @@ class RequestCalculated(DetailedRequestEvent, frozen=True, kw_only=True):
     type: ClassVar[str] = "request.calculated"
 
     calculation_id: Annotated[str, Meta(examples=[CALCULATION_ID])]
+
+
+class RequestCorrected(DetailedRequestEvent, frozen=True, kw_only=True):
+    """The customer's link was replaced, alone or with the address. The old link opens nothing."""
+
+    type: ClassVar[str] = "request.corrected"
+
+    changed: Annotated[Literal["customer_email", "link"], Meta(examples=["link"])]
+
+
+class RequestWithdrawn(DetailedRequestEvent, frozen=True, kw_only=True):
+    """The firm withdrew the request. Its link opens nothing, and its customer gets no e-mail."""
+
+    type: ClassVar[str] = "request.withdrawn"
+
+
+class RequestErased(RequestEvent, frozen=True, kw_only=True):
+    """The request was erased. Erase what you have of it. No other event of the request follows."""
+
+    type: ClassVar[str] = "request.erased"
 
 
 class CalculationCreated(msgspec.Struct, frozen=True):
@@ -126,7 +153,8 @@ class CalculationCreated(msgspec.Struct, frozen=True):
             raise ValueError(f"calculation_id: {failure.message}")
 
 
-SENT = tuple(DetailedRequestEvent.__subclasses__())
+_OTHERS = [each for each in RequestEvent.__subclasses__() if each is not DetailedRequestEvent]
+SENT: tuple[type[RequestEvent], ...] = (*DetailedRequestEvent.__subclasses__(), *_OTHERS)
 BY_TYPE = {event.type: event for event in SENT}
 MUST_BE_ROUTED = {RequestCreated.type}  # published only once a queue has it. Others may have no subscriber.
 

@@ -155,7 +155,7 @@ class Requests(Controller):
         internal reader `secret` and `request_url` are null.
         """
         resources, reader = request.resources, request.user
-        request_id = _id_in(uuid, reader)
+        request_id = id_in(uuid, reader)
         async with resources.connection(reader) as connection:
             if isinstance(reader, InternalReader):
                 stored = await reading.read_internally(connection, request_id)
@@ -183,7 +183,7 @@ class Requests(Controller):
         e-mail.
         """
         reader = request.user
-        request_id = _id_in(uuid, reader)
+        request_id = id_in(uuid, reader)
         async with request.resources.connection(reader) as connection:
             if isinstance(reader, InternalReader):
                 history = await event_history.read_internally(connection, request_id)
@@ -194,7 +194,7 @@ class Requests(Controller):
         return succeed(history)
 
 
-def _id_in(uuid: str, reader: Caller | InternalReader | SecretHolder) -> UUID:
+def id_in(uuid: str, reader: Caller | InternalReader | SecretHolder) -> UUID:
     """Return the id in a path. Raises RequestNotFound or WrongSecret if the id is malformed.
 
     Each call of an internal reader is logged, because internal readers may read any firm's requests.

@@ -12,7 +12,7 @@ from service.api.listing import CalculationRequestPage
 from service.calculation_requests.event_history import CalculationRequestEvents, EventPage
 from service.calculation_requests.model import FOR_CUSTOMER, CalculationRequestView
 from service.outbox import asyncapi
-from service.outbox.events import RequestEmailFailed
+from service.outbox.events import RequestErased
 
 UUID = "req_01a9ZkW3mT6qPxB8vNcR4d"
 _SECRET = "3q2-7wAAbmV2ZXIgYSByZWFsIHNlY3JldCBoZXJlISE"  # noqa: S105 - an example
@@ -49,7 +49,7 @@ RETRIEVED = {
     "by_secret": replace(RECORD, **{name: None for name in FULL_REQUEST if name not in FOR_CUSTOMER}),
     "internal_reader": replace(RECORD, secret=None, request_url=None),
 }
-_HISTORY = [event for event in asyncapi.SENT_EXAMPLES if not isinstance(event, RequestEmailFailed)]
+_HISTORY = [event for event in asyncapi.SENT_EXAMPLES if not isinstance(event, RequestErased)]
 EVENTS = {
     "ok": CalculationRequestEvents(
         [asyncapi.example_of(replace(event, sequence=sequence)) for sequence, event in enumerate(_HISTORY, 1)]

@@ -9,7 +9,7 @@ from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import created_event, store
 from tests.worker.steps import (
-    add_email_again,
+    add_email,
     assert_sound,
     attempt_emails,
     intend,
@@ -40,8 +40,11 @@ async def test_failed_email_is_sent_again_as_a_new_one_each_time(database, postm
     done = await changed("resend", "--reply", "550")
     await attempt_emails(database, postman)
 
+    by_one_who_had_found_the_tenth = await add_email(database, refused, 11)
+
     failed = {key_of(refused, number): "failed" for number in range(1, 11)}
-    assert (done, await states(database)) == (1, failed | {key_of(refused, 11): "sent"})
+    assert (done, by_one_who_had_found_the_tenth) == (1, [])
+    assert await states(database) == failed | {key_of(refused, 11): "sent"}
     (mail,) = mail_server.accepted
     assert mail.message["Message-ID"].strip() == f"<{key_of(refused, 11)}@service.example.com>"
     await assert_sound(database)
@@ -146,16 +149,16 @@ async def test_list_begins_with_the_newest_and_says_why_emails_failed(stored_req
 
     answer = await command("emails", "list")
     chosen = [
-        [email.key for email in (await command("emails", "list", *words)).data]
+        [email.number for email in (await command("emails", "list", *words)).data]
         for words in (("--limit", "1"), ("--state", "failed"), ("--state", "sent"))
     ]
 
-    assert [line.split()[:3] for line in answer.text.splitlines()] == [
-        ["key", "state", "reason"],
-        [key_of(stored_request, 2), "pending", "-"],
-        [key_of(stored_request), "failed", "cancelled"],
+    assert [line.split()[:7] for line in answer.text.splitlines()] == [
+        ["uuid", "number", "kind", "conveyancer", "requested_by", "state", "reason"],
+        [stored_request.uuid, "2", "invitation", CONVEYANCER, "-", "pending", "-"],
+        [stored_request.uuid, "1", "invitation", CONVEYANCER, "-", "failed", "cancelled"],
     ]
-    assert chosen == [[key_of(stored_request, 2)], [key_of(stored_request)], []]
+    assert chosen == [[2], [1], []]
 
 
 async def test_email_of_an_erased_request_is_not_sent_again(database, refused):
@@ -163,9 +166,9 @@ async def test_email_of_an_erased_request_is_not_sent_again(database, refused):
         await erasing.erase(database, [refused.id])
 
     by_code = await changed("resend", "--reply", "550")
-    by_one_who_had_found_it = await add_email_again(database, refused, [key_of(refused)])
+    by_one_who_had_found_it = await add_email(database, refused, 2)
 
-    assert (by_code, by_one_who_had_found_it) == (0, {})
+    assert (by_code, by_one_who_had_found_it) == (0, [])
     assert await states(database) == {key_of(refused): "failed"}
 
 

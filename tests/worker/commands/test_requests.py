@@ -19,7 +19,7 @@ from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command, rendered
 from tests.worker.conftest import created_event, hold_events, postman_held_before, store
 from tests.worker.steps import (
-    add_email_again,
+    add_email,
     assert_sound,
     attempt_emails,
     calculate,
@@ -67,6 +67,9 @@ async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
     assert await opens(client, intended.uuid, now["secret"])
     assert not await opens(client, intended.uuid, intended.secret_and_url(KEYS, "")[0])
     assert await database.fetchval("SELECT subject FROM operator_action") == key_of(intended, 2)
+    await command("request", "new-secret", intended.uuid)
+    changed = await database.fetch("SELECT data ->> 'changed' FROM event WHERE type = 'request.corrected'")
+    assert changed == [("customer_email",), ("link",)]
     await assert_sound(database)
 
 
@@ -81,8 +84,8 @@ async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
 
     recipients = {mail.recipients[0] for mail in mail_server.accepted}
     assert recipients == {intended.customer_email, "eve@example.com"}
-    rows = await database.fetch("SELECT email_key, state, reason FROM email ORDER BY email_key")
-    assert rows == [(key_of(intended), "failed", "cancelled"), (key_of(intended, 2), "sent", None)]
+    rows = await database.fetch("SELECT number, state, reason FROM email ORDER BY number")
+    assert rows == [(1, "failed", "cancelled"), (2, "sent", None)]
     await assert_sound(database)
 
 
@@ -119,14 +122,14 @@ async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
     database, other_connection, refused
 ):
     async with other_connection.transaction():
-        resent = await add_email_again(other_connection, refused, [key_of(refused)])
+        resent = await add_email(other_connection, refused, 2)
         changing = asyncio.create_task(command("request", "correct", refused.uuid, *CORRECTING))
         await eventually(lambda: has_waiting_statement(database))
     await changing
-    keys = [key_of(refused, number) for number in (1, 2, 3)]
-    resent_late = await add_email_again(database, refused, keys[:2])
+    resent_late = [await add_email(database, refused, number) for number in (2, 3, 4)]
 
-    assert (resent, resent_late) == ({refused.id: keys[1]}, {})
+    assert ([email.number for email in resent], resent_late) == ([2], [[], [], []])
+    keys = [key_of(refused, number) for number in (1, 2, 3)]
     assert await states(database) == dict(zip(keys, ("failed", "failed", "pending"), strict=True))
     await assert_sound(database)
 
@@ -205,7 +208,9 @@ async def test_nothing_personal_is_left_in_any_table(database, postman, mail_ser
     left = await dump(database)
     assert MARK not in left
     assert MARK.encode().hex() not in left
-    after = await unpublished(database)
+    *after, erased = await unpublished(database)
+    assert erased["type"] == "request.erased"
+    assert erased["data"] == {"uuid": request.uuid, "tenant": request.conveyancer_id, "sequence": 4}
     chosen = [(event["data"].pop("external_id"), event["data"].pop("property_value")) for event in after]
     assert chosen == [("another-case", 300_000), *[(None, None)] * 3]
     assert [event["data"].pop("external_id") for event in before] == ["another-case", MARK, MARK]
