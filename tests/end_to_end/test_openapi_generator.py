@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def call(request, tmp_path_factory, jar):
 async def test_client_made_by_openapi_generator_corrects_withdraws_and_misses_no_event_over_a_restart(
     *, call, api, issuer, worker_settings, database, tmp_path
 ):
-    def program(calls: str, sent: Any) -> Awaitable[Any]:
+    def program(calls: str, sent: Any) -> Coroutine[Any, Any, Any]:
         arguments = (api.base_url, issuer.token(), calls, msgspec.json.encode(sent).decode())
         return asyncio.to_thread(call, *arguments)
 
