@@ -147,7 +147,7 @@ class CreateBody(Sent, frozen=True, kw_only=True):
 class EmailBody(Sent, frozen=True, kw_only=True):
     """What an e-mail to the customer changes. `{}` sends the same link to the same address again."""
 
-    customer_email: Annotated[EmailAddress | None, field_docs.CUSTOMER_EMAIL] = None
+    customer_email: Annotated[EmailAddress | None, field_docs.NEW_CUSTOMER_EMAIL] = None
     new_link: Annotated[
         bool,
         msgspec.Meta(

@@ -12,6 +12,10 @@ CUSTOMER_EMAIL = Meta(
     description=f"E-mail address of the client who asks for the calculation: {_ONE_ADDRESS}",
     examples=["ada@customer.example.com"],
 )
+NEW_CUSTOMER_EMAIL = Meta(
+    description=f"Another address of the client: {_ONE_ADDRESS} Null, or left out: the address stays.",
+    examples=["ada@customer.example.com"],
+)
 CUSTOMER_PHONE = Meta(
     description="Phone number of the client, in any form. Empty is stored as null.",
     examples=["+44 20 7946 0000"],

@@ -1,118 +1,36 @@
 """openapi-generator makes clients from the OpenAPI document, in languages that check types, and they work."""
 
+import asyncio
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Coroutine
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from deploy.local.machine.folders import LOCAL
 from service import app
+from service.identifiers import uuid_of
+from service.outbox.events import event_id
+from tests.deploy.mail_catching import mail_catcher
+from tests.end_to_end.client_programs import GENERATED, JAVA, PYTHON, TYPESCRIPT
 from tests.harness import stored
 from tests.harness.examples import A_REQUEST
-from tests.harness.processes import started
+from tests.harness.processes import started, worker_process
+from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.long
 
-# Each makes the calls that its third argument names, and prints what it got.
-PYTHON = """
-import json, sys
-import openapi_client as api
-
-base_url, token, calls, sent = sys.argv[1:]
-with api.ApiClient(api.Configuration(host=base_url, access_token=token)) as client:
-    requests = api.RequestsApi(client)
-    if calls == "events":
-        got = [requests.list_events(sent)]
-        events = [event.actual_instance for event in got[0].data.events]
-        got += [event.data.reason for event in events if isinstance(event, api.CloudEventRequestEmailFailed)]
-    else:
-        created = requests.create_request(api.CreateBody.from_json(sent), idempotency_key="key")
-        read = requests.retrieve_request(created.data.uuid)
-        got = [created, read, api.QuestionnaireApi(client).questionnaire_structure()]
-        try:
-            requests.retrieve_request("nonsense")
-        except api.exceptions.NotFoundException as refused:
-            got.append(refused.data)
-print(json.dumps(got, default=lambda each: each.to_dict() if hasattr(each, "to_dict") else str(each)))
-"""
-JAVA = """
-import java.util.*;
-import org.openapitools.client.*;
-import org.openapitools.client.api.*;
-import org.openapitools.client.model.*;
-
-class Calls {
-    public static void main(String[] sent) throws Exception {
-        var client = new ApiClient();
-        client.updateBaseUri(sent[0]);
-        client.setRequestInterceptor(request -> request.header("Authorization", "Bearer " + sent[1]));
-        var json = client.getObjectMapper();
-        var requests = new RequestsApi(client);
-        var got = new ArrayList<Object>();
-        if (sent[2].equals("events")) {
-            EnvelopeCalculationRequestEvents events = requests.listEvents(sent[3], null, null);
-            got.add(events);
-            for (var event : events.getData().getEvents())
-                if (event.getActualInstance() instanceof CloudEventRequestEmailFailed failed)
-                    got.add(failed.getData().getReason());
-        } else {
-            var body = json.readValue(sent[3], CreateBody.class);
-            EnvelopeCalculationRequestView created = requests.createRequest(body, "key", null, null);
-            String uuid = created.getData().getUuid();
-            EnvelopeRetrievedCalculationRequest read = requests.retrieveRequest(uuid, null, null);
-            got.addAll(List.of(created, read));
-            got.add(new QuestionnaireApi(client).questionnaireStructure(null, null, null));
-            try {
-                requests.retrieveRequest("nonsense", null, null);
-            } catch (ApiException refused) {
-                got.add(json.readValue(refused.getResponseBody(), ErrorEnvelope.class));
-            }
-        }
-        System.out.println(json.writeValueAsString(got));
-    }
+BODY = A_REQUEST | {
+    "customer_email": "perm-fail@example.test",  # The mail catcher refuses it.
+    "property_value": 300_000,
+    "meta_data": {"source": "website"},
 }
-"""
-TYPESCRIPT = """
-import * as api from "./index";
-
-async function call(basePath: string, accessToken: string, calls: string, sent: string): Promise<unknown[]> {
-    const configuration = new api.Configuration({ basePath, accessToken });
-    const requests = new api.RequestsApi(configuration);
-    if (calls === "events") {
-        const events = await requests.listEvents({ uuid: sent });
-        const failed = events.data.events.flatMap((e) => (e.type === "request.email_failed" ? [e.data] : []));
-        // @ts-expect-error: only the data of request.calculated has it.
-        failed.map((data) => data.calculationId);
-        return [api.EnvelopeCalculationRequestEventsToJSON(events), ...failed.map((data) => data.reason)];
-    }
-    const createBody: api.CreateBody = api.CreateBodyFromJSON(JSON.parse(sent));
-    const created = await requests.createRequest({ createBody, idempotencyKey: "key" });
-    const uuid: string = created.data.uuid;
-    const read = await requests.retrieveRequest({ uuid });
-    const questions = await new api.QuestionnaireApi(configuration).questionnaireStructure();
-    const refused: Response = await requests.retrieveRequest({ uuid: "nonsense" }).catch((e) => e.response);
-    const error: api.ErrorEnvelope = api.ErrorEnvelopeFromJSON(await refused.json());
-    return [
-        api.EnvelopeCalculationRequestViewToJSON(created),
-        api.EnvelopeRetrievedCalculationRequestToJSON(read),
-        api.EnvelopeQuestionnaireStructureToJSON(questions),
-        api.ErrorEnvelopeToJSON(error),
-    ];
-}
-const [basePath, accessToken, calls, sent] = process.argv.slice(2);
-call(basePath, accessToken, calls, sent).then((got) => console.log(JSON.stringify(got)));
-"""
-# The only annotation of the generated code that the generator's archive lacks.
-GENERATED = """
-package javax.annotation;
-public @interface Generated { String value(); String date() default ""; String comments() default ""; }
-"""
-BODY = A_REQUEST | {"property_value": 300_000, "meta_data": {"source": "website"}}
 
 
 @pytest.fixture(scope="module")
@@ -161,9 +79,9 @@ def generate(folder: Path, jar: str, *options: str) -> None:
     run(folder, "java", "-jar", jar, "generate", "-i", "openapi.json", "-o", ".", "-g", *options)
 
 
-def run(folder: Path, *command: str) -> str:
+def run(folder: Path, *command: str, seconds: float = 300.0) -> str:
     """Run a command to its end; return what it printed."""
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout
 
@@ -173,30 +91,53 @@ def call(request, tmp_path_factory, jar):
     """Runs the program of a client, which is made once, with these arguments; returns what it printed."""
     folder = tmp_path_factory.mktemp("client")
     command = request.param(folder, jar)
-    return lambda *arguments: msgspec.json.decode(run(folder, *command, *arguments))
+    return lambda *arguments: msgspec.json.decode(run(folder, *command, *arguments, seconds=120.0))
 
 
-async def test_client_made_by_openapi_generator_creates_reads_and_gets_errors(call, api, issuer):
-    async with started(api):
-        body = msgspec.json.encode(BODY).decode()
-        created, read, questions, error = call(api.base_url, issuer.token(), "requests", body)
+async def test_client_made_by_openapi_generator_corrects_withdraws_and_misses_no_event_over_a_restart(
+    *, call, api, issuer, worker_settings, database, tmp_path
+):
+    def program(calls: str, sent: Any) -> Coroutine[Any, Any, Any]:
+        arguments = (api.base_url, issuer.token(), calls, msgspec.json.encode(sent).decode())
+        return asyncio.to_thread(call, *arguments)
+
+    with mail_catcher(tmp_path / "mails") as port:
+        worker = worker_process(worker_settings, tmp_path, SMTP_URL=f"smtp://127.0.0.1:{port}")
+        async with started(api, worker):
+            created, read, questions, error, *facts, another, after, ids = await program("walk", BODY)
+            async with database.transaction():
+                await database.execute("SELECT FROM calculation_request FOR UPDATE")
+                restart = asyncio.create_task(program("restart", [another, after, ids]))
+                await eventually(lambda: '"status":503' in api.output)
+            everything = await restart
+            from_the_beginning = await program("restart", [another, None, ids])
 
     assert created["data"].items() >= BODY.items()
     assert created["errors"] is None
     assert read["data"] == created["data"]
     assert questions["data"]["questionnaire"][0]["ref"] == "case_ref"
     assert error["data"] is None
-    assert [each["code"] for each in error["errors"]] == ["not_found"]
+    assert [each["code"] for each in error["errors"]] == ["too_many_emails"]
+    assert facts == ["60", "refused", "customer_email", 2]
+    (mail,) = (tmp_path / "mails").glob("*.eml")
+    assert A_REQUEST["customer_email"].encode() in mail.read_bytes()
+    assert [len(ids), len(everything)] == [4, 7]  # The other request was created, refused and withdrawn.
+    assert from_the_beginning == everything
+    rows = await database.fetch("SELECT request_id, type, sequence FROM event ORDER BY request_id, sequence")
+    kept = [event_id(uuid_of(row["request_id"]), row["type"], row["sequence"]) for row in rows]
+    in_feed, in_database = (
+        sorted(each, key=lambda each: each.partition(".")[0]) for each in (everything, kept)
+    )
+    assert in_feed == in_database
 
 
-async def test_client_made_by_openapi_generator_narrows_an_event_by_its_type(
+async def test_client_made_by_openapi_generator_reads_events_of_each_type_and_of_a_later_one(
     call, api, issuer, caller, database
 ):
     request = await stored.insert_with_each_event(database)
     async with started(api):
         sent = (await caller.get(f"/v1/request/{request.uuid}/events")).json()
-        got, reason = call(api.base_url, issuer.token(), "events", request.uuid)
+        (got,) = call(api.base_url, issuer.token(), "events", request.uuid)
 
     for event, each in zip(got["data"]["events"], sent["data"]["events"], strict=True):
         assert (event["type"], event["data"]) == (each["type"], each["data"])
-    assert reason == "refused"
