@@ -164,9 +164,6 @@ async def correct(
     request.secret_salt, request.secret_key_id = secrets.token_bytes(16), keys.current_id
     changed = "link" if address is None else "customer_email"
     request.announce(RequestCorrected, traceparent=cause.traceparent, changed=changed)
-    # If a consumer is adding the first e-mail, `_add_first` waits until it has. So `cancel` sees that e-mail.
-    if await _add_first(connection, [request.id], cause) and sends:
-        return EmailId(request.id, 1, "invitation")
     await cancel(connection, {request.id: request})
     return await _add_another(connection, request, cause) if sends else None
 
@@ -184,7 +181,17 @@ async def cancel(connection: Connection, requests: Mapping[UUID, LockedRequest])
     First e-mails that no consumer has recorded yet are recorded and cancelled. An e-mail that a worker has
     claimed may still be sent, because the worker may have read the row already.
     """
-    await _add_first(connection, list(requests))
+    # If a consumer is adding a first e-mail, this waits until it has. So the next statement sees that e-mail.
+    await connection.execute(
+        """
+        INSERT INTO email (request_id, number, kind)
+        SELECT request_id, 1, 'invitation'
+          FROM unnest($1::uuid[]) AS first (request_id)
+         ORDER BY request_id -- as a consumer does: otherwise the two could deadlock
+        ON CONFLICT (request_id, number) DO NOTHING
+        """,
+        list(requests),
+    )
     rows = await connection.fetch(
         """
         SELECT request_id, number, kind, traceparent
@@ -199,23 +206,6 @@ async def cancel(connection: Connection, requests: Mapping[UUID, LockedRequest])
     ends = [EmailEnd(EmailId(*row[:3]), None, "cancelled", traceparent=row["traceparent"]) for row in rows]
     await announce_ends(connection, ends, requests)
     return [end.id for end in ends]
-
-
-async def _add_first(connection: Connection, request_ids: Sequence[UUID], cause: Cause = _OPERATOR) -> bool:
-    """Add the missing first e-mails of locked requests. Returns False if none was missing."""
-    added = await connection.fetch(
-        """
-        INSERT INTO email (request_id, number, kind, requested_by, traceparent)
-        SELECT request_id, 1, 'invitation', $2, $3
-          FROM unnest($1::uuid[]) AS first (request_id)
-         ORDER BY request_id -- as a consumer does: otherwise the two could deadlock
-        ON CONFLICT (request_id, number) DO NOTHING
-        RETURNING true
-        """,
-        request_ids,
-        *cause,
-    )
-    return bool(added)
 
 
 async def add(
