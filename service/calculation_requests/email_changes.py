@@ -1,7 +1,7 @@
 """Changes to the e-mails of locked requests: how they end (sent, failed or cancelled), and adding new ones.
 
-The worker ends e-mails, as sent or failed. Firms and operators add e-mails, which may replace pending ones.
-Operators, withdrawals and erasures cancel e-mails.
+The worker ends e-mails, as sent or failed. Firms and operators add e-mails, and correct links, which cancels
+pending e-mails. So do withdrawals, erasures and the command `emails cancel`.
 """
 
 import secrets
@@ -18,9 +18,9 @@ from service.identifiers import uuid_of
 from service.outbox.events import Reason, RequestCorrected, RequestEmailFailed, RequestEmailSent
 from service.postgres.pool import Connection
 
-_MOST_REQUESTED = 20  # e-mails that a firm may ask for, of one request
+_MOST_REQUESTED = 20  # e-mails of one request, through the API
 
-Kind = Literal["invitation"]  # It has the link. worker/mail/message.py says what each kind is.
+Kind = Literal["invitation"]  # worker/mail/message.py says what each kind is.
 
 
 class EmailId(NamedTuple):
@@ -96,7 +96,7 @@ _END = """
 
 
 class Cause(NamedTuple):
-    """What an e-mail was added for: the call of a firm, or neither if an operator's command adds it."""
+    """The call of the API that adds an e-mail. Both are None if an operator's command adds it."""
 
     client_id: str | None = None
     traceparent: str | None = None
@@ -114,19 +114,19 @@ async def send_as_requested(
     address: str | None,
     new_link: bool,
 ) -> None:
-    """Send a request's e-mail again, as its firm asks, with a *new_link* if the address is another one.
+    """Send a request's e-mail again, as its firm asks. With another *address*, the link is replaced, too.
 
-    If neither changes, and an e-mail is pending, none is added. So a repeated call is harmless. Raises
+    If nothing is replaced, and an e-mail is pending, none is added. So a repeated call is harmless. Raises
     RequestWithdrawn and TooManyEmails.
     """
     if request.withdrawn_at is not None:
         raise RequestWithdrawn
     address = None if address == request.customer_email else address
     is_same = address is None and not new_link
-    ((is_pending, are_enough),) = await connection.fetch(_READ_REQUESTED, request.id, _MOST_REQUESTED)
+    ((is_pending, is_limit_reached),) = await connection.fetch(_READ_REQUESTED, request.id, _MOST_REQUESTED)
     if is_same and is_pending:
         return
-    if are_enough:
+    if is_limit_reached:
         raise TooManyEmails
     if is_same:
         await _add_another(connection, request, cause)
@@ -171,8 +171,8 @@ async def correct(
 async def _add_another(connection: Connection, request: LockedRequest, cause: Cause) -> EmailId:
     last = await connection.fetchval("SELECT max(number) FROM email WHERE request_id = $1", request.id)
     another = EmailId(request.id, last + 1, "invitation")
-    await add(connection, [another], {request.id: request}, cause)
-    return another
+    (added,) = await add(connection, [another], {request.id: request}, cause)
+    return added
 
 
 async def cancel(connection: Connection, requests: Mapping[UUID, LockedRequest]) -> list[EmailId]:
@@ -216,7 +216,7 @@ async def add(
 ) -> list[EmailId]:
     """Add those of these e-mails whose request is one of *requests*. Returns those added.
 
-    A request gets none if it was withdrawn, has a pending e-mail, or the number or a later one is taken.
+    A request gets none if it was withdrawn or has a pending e-mail, or if this or a later number is taken.
     """
     open_ids = {each.id for each in requests.values() if each.withdrawn_at is None}
     wanted = [email for email in emails if email.request_id in open_ids]

@@ -48,12 +48,12 @@ async def intend(database: Connection, request: CalculationRequest) -> None:
     await ledger.add(database, [EmailToSend(request.id)])
 
 
-async def intend_several(database: Connection, request: CalculationRequest, number: int) -> None:
-    """Add several e-mails to a request, which are pending at once."""
+async def intend_several(database: Connection, request: CalculationRequest, count: int) -> None:
+    """Add e-mails to a request that are pending at once."""
     await database.execute(
         "INSERT INTO email (request_id, number, kind) SELECT $1, generate_series(1, $2), 'invitation'",
         request.id,
-        number,
+        count,
     )
 
 
