@@ -16,6 +16,7 @@ from service.calculation_requests.model import RequestWithdrawn, TooManyEmails
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import uuid_of
 from service.outbox.events import Reason, RequestCorrected, RequestEmailFailed, RequestEmailSent
+from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
 
 _MOST_REQUESTED = 20  # e-mails of one request, through the API
@@ -95,22 +96,11 @@ _END = """
 """
 
 
-class Cause(NamedTuple):
-    """The call of the API that adds an e-mail. Both are None if an operator's command adds it."""
-
-    client_id: str | None = None
-    traceparent: str | None = None
-
-
-_OPERATOR = Cause()
-
-
 async def send_as_requested(
     connection: Connection,
     request: LockedRequest,
-    *,
     keys: SecretKeyRing,
-    cause: Cause,
+    *,
     address: str | None,
     new_link: bool,
 ) -> None:
@@ -129,9 +119,9 @@ async def send_as_requested(
     if is_limit_reached:
         raise TooManyEmails
     if is_same:
-        await _add_another(connection, request, cause)
+        await _add_another(connection, request)
     else:
-        await correct(connection, request, keys, address=address, cause=cause)
+        await correct(connection, request, keys, address=address)
 
 
 # The first e-mail of a request that has none is on its way.
@@ -150,7 +140,6 @@ async def correct(
     keys: SecretKeyRing,
     *,
     address: str | None,
-    cause: Cause = _OPERATOR,
     sends: bool = True,
 ) -> EmailId | None:
     """Give a request a new secret, and its customer another address unless *address* is None.
@@ -163,15 +152,15 @@ async def correct(
     request.customer_email = address or request.customer_email
     request.secret_salt, request.secret_key_id = secrets.token_bytes(16), keys.current_id
     changed = "link" if address is None else "customer_email"
-    request.announce(RequestCorrected, traceparent=cause.traceparent, changed=changed)
+    request.announce(RequestCorrected, changed=changed)
     await cancel(connection, {request.id: request})
-    return await _add_another(connection, request, cause) if sends else None
+    return await _add_another(connection, request) if sends else None
 
 
-async def _add_another(connection: Connection, request: LockedRequest, cause: Cause) -> EmailId:
+async def _add_another(connection: Connection, request: LockedRequest) -> EmailId:
     last = await connection.fetchval("SELECT max(number) FROM email WHERE request_id = $1", request.id)
     another = EmailId(request.id, last + 1, "invitation")
-    (added,) = await add(connection, [another], {request.id: request}, cause)
+    (added,) = await add(connection, [another], {request.id: request})
     return added
 
 
@@ -182,16 +171,7 @@ async def cancel(connection: Connection, requests: Mapping[UUID, LockedRequest])
     claimed may still be sent, because the worker may have read the row already.
     """
     # If a consumer is adding a first e-mail, this waits until it has. So the next statement sees that e-mail.
-    await connection.execute(
-        """
-        INSERT INTO email (request_id, number, kind)
-        SELECT request_id, 1, 'invitation'
-          FROM unnest($1::uuid[]) AS first (request_id)
-         ORDER BY request_id -- as a consumer does: otherwise the two could deadlock
-        ON CONFLICT (request_id, number) DO NOTHING
-        """,
-        list(requests),
-    )
+    await add_first(connection, [FirstEmail(request_id) for request_id in requests])
     rows = await connection.fetch(
         """
         SELECT request_id, number, kind, traceparent
@@ -208,11 +188,45 @@ async def cancel(connection: Connection, requests: Mapping[UUID, LockedRequest])
     return [end.id for end in ends]
 
 
+class FirstEmail(NamedTuple):
+    """The first e-mail of a request, which request.created causes."""
+
+    request_id: UUID
+    traceparent: str | None = None
+
+
+async def add_first(connection: Connection, emails: Sequence[FirstEmail]) -> set[UUID]:
+    """Add first e-mails, unless they were added before. Returns the ids of those requests that exist.
+
+    The commit waits for a standby, even if nothing was added.
+    """
+    request_ids = await connection.fetchval(
+        f"""
+        WITH known AS (
+            SELECT first.*
+              FROM unnest($1::uuid[], $2::text[]) AS first (request_id, traceparent)
+              JOIN calculation_request AS request
+                ON request.id = first.request_id
+        ), added AS (
+            INSERT INTO email (request_id, number, kind, traceparent)
+            SELECT request_id, 1, 'invitation', traceparent
+              FROM known
+             -- Without this condition, ON CONFLICT would wait for a session that is changing the e-mail. As
+             -- NOT EXISTS, planned while the table was empty, it took 57 ms with 500,000 e-mails, not 3 ms.
+             WHERE request_id <> ALL (ARRAY (SELECT request_id FROM email WHERE request_id = ANY ($1)))
+             ORDER BY request_id -- otherwise two processes with the same requests could deadlock
+            ON CONFLICT (request_id, number) DO NOTHING
+        )
+        SELECT ARRAY (SELECT request_id FROM known), {REPLICATE}
+        """,  # noqa: S608 - constants only
+        [email.request_id for email in emails],
+        [email.traceparent for email in emails],
+    )
+    return set(request_ids)
+
+
 async def add(
-    connection: Connection,
-    emails: Sequence[EmailId],
-    requests: Mapping[UUID, LockedRequest],
-    cause: Cause = _OPERATOR,
+    connection: Connection, emails: Sequence[EmailId], requests: Mapping[UUID, LockedRequest]
 ) -> list[EmailId]:
     """Add those of these e-mails whose request is one of *requests*. Returns those added.
 
@@ -223,8 +237,9 @@ async def add(
     rows = await connection.fetch(
         """
         INSERT INTO email (request_id, number, kind, requested_by, traceparent)
-        SELECT request_id, number, kind, $4, $5
-          FROM unnest($1::uuid[], $2::integer[], $3::text[]) AS wanted (request_id, number, kind)
+        SELECT request_id, number, kind, requested_by, traceparent
+          FROM unnest($1::uuid[], $2::integer[], $3::text[], $4::text[], $5::text[])
+               AS wanted (request_id, number, kind, requested_by, traceparent)
          WHERE NOT EXISTS (SELECT
                              FROM email
                             WHERE email.request_id = wanted.request_id
@@ -234,6 +249,7 @@ async def add(
         [email.request_id for email in wanted],
         [email.number for email in wanted],
         [email.kind for email in wanted],
-        *cause,
+        [requests[email.request_id].client_id for email in wanted],
+        [requests[email.request_id].traceparent for email in wanted],
     )
     return [EmailId(*row) for row in rows]
