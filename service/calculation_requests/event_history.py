@@ -25,7 +25,7 @@ class EventPage(CalculationRequestEvents, frozen=True):
 
 
 class CursorOutdated(Exception):
-    """The cursor is another server's, or from before a failover or a restore."""
+    """The cursor is another server's or copy's, or from before a failover or a restore."""
 
 
 async def read(connection: Connection, request_id: UUID) -> CalculationRequestEvents:
@@ -56,7 +56,7 @@ async def read_feed(connection: Connection, conveyancer_id: str, *, after: str, 
     if not rows:
         raise UnknownConveyancer
     server: str = rows[0]["server"]
-    if after and not (after.startswith(server) and rows[0]["is_known"]):
+    if after and not (after.startswith(server) and rows[0]["is_kept"]):
         raise CursorOutdated
     events: list[CloudEvent[RequestEvent]] = []
     last, size = server + last[24:], 0
@@ -72,16 +72,17 @@ async def read_feed(connection: Connection, conveyancer_id: str, *, after: str, 
 
 # Events are in the order of their transactions (schema.sql), and the feed ends before the oldest transaction
 # that is open in any database of the server. So no event is committed before one that was read. A cursor
-# names server and timeline, because others have other transactions. An older copy of the disk has the same
-# names, but not the event at the cursor. On a standby, pg_current_wal_lsn fails. Without new events, there is
-# a row without an event. As in reading.py, all columns of the index are named, and the inner limit is
-# constant.
+# names server and timeline, because others have other transactions. A copy of the disk, or of the database,
+# has the same ones. If it is older than the cursor, it lacks the cursor's event. On a standby,
+# pg_current_wal_lsn fails. Without new events, there is a row without an event. As in reading.py, all columns
+# of the index are named, and the inner limit is constant.
 _READ_FEED = """
     SELECT lpad(to_hex(system_identifier), 16, '0')
            || lower(left(pg_walfile_name(pg_current_wal_lsn()), 8)) AS server,
            $4 = 0 OR EXISTS (SELECT
                                FROM event
-                              WHERE (request_id, sequence, transaction) = ($3, $4, $2)) AS is_known,
+                              WHERE (conveyancer_id, transaction, request_id, sequence)
+                                    = ($1, $2, $3, $4)) AS is_kept,
            page.*
       FROM pg_control_system()
       JOIN active_conveyancer ON id = $1
