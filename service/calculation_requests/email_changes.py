@@ -13,7 +13,6 @@ import msgspec
 
 from service.calculation_requests.changing import LockedRequest
 from service.calculation_requests.model import RequestWithdrawn, TooManyEmails
-from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import uuid_of
 from service.outbox.events import Reason, RequestCorrected, RequestEmailFailed, RequestEmailSent
 from service.postgres.connections import REPLICATE
@@ -97,12 +96,7 @@ _END = """
 
 
 async def send_as_requested(
-    connection: Connection,
-    request: LockedRequest,
-    keys: SecretKeyRing,
-    *,
-    address: str | None,
-    new_link: bool,
+    connection: Connection, request: LockedRequest, *, key_id: str, address: str | None, new_link: bool
 ) -> None:
     """Send a request's e-mail again, as its firm asks. With another *address*, the link is replaced, too.
 
@@ -121,7 +115,7 @@ async def send_as_requested(
     if is_same:
         await _add_another(connection, request)
     else:
-        await correct(connection, request, keys, address=address)
+        await correct(connection, request, key_id=key_id, address=address)
 
 
 # The first e-mail of a request that has none is on its way.
@@ -135,14 +129,9 @@ _READ_REQUESTED = """
 
 
 async def correct(
-    connection: Connection,
-    request: LockedRequest,
-    keys: SecretKeyRing,
-    *,
-    address: str | None,
-    sends: bool = True,
+    connection: Connection, request: LockedRequest, *, key_id: str, address: str | None, sends: bool = True
 ) -> EmailId | None:
-    """Give a request a new secret, and its customer another address unless *address* is None.
+    """Give a request a new secret, of the key *key_id*, and another address unless *address* is None.
 
     Pending e-mails are cancelled, because a worker may have claimed them with the old link. Returns the
     e-mail with the new link. Without *sends*, none is sent, and None is returned. Raises RequestWithdrawn.
@@ -150,7 +139,7 @@ async def correct(
     if request.withdrawn_at is not None:
         raise RequestWithdrawn
     request.customer_email = address or request.customer_email
-    request.secret_salt, request.secret_key_id = secrets.token_bytes(16), keys.current_id
+    request.secret_salt, request.secret_key_id = secrets.token_bytes(16), key_id
     changed = "link" if address is None else "customer_email"
     request.announce(RequestCorrected, changed=changed)
     await cancel(connection, {request.id: request})

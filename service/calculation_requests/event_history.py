@@ -29,7 +29,7 @@ class CursorOutdated(Exception):
 
 
 async def read(connection: Connection, request_id: UUID) -> CalculationRequestEvents:
-    """Return the events of a request that the caller may read, or none."""
+    """Return the events of a request. The caller first finds the request, which checks who may read it."""
     rows = await connection.fetch(_READ, request_id)
     return CalculationRequestEvents([in_envelope(row) for row in rows])
 

@@ -81,7 +81,7 @@ class Changes(Controller):
         """
         send = partial(
             email_changes.send_as_requested,
-            keys=request.resources.secret_keys,
+            key_id=request.resources.secret_keys.current_id,
             address=data.customer_email,
             new_link=data.new_link,
         )
