@@ -84,9 +84,7 @@ async def new_secret(uuid: UUID, by: Operator, *, no_email: bool) -> Answer:
     return await _answer(uuid, "request new-secret", by, None, sends=not no_email)
 
 
-async def _answer(
-    request_id: UUID, action: str, by: Operator, address: str | None, *, sends: bool
-) -> Answer:
+async def _answer(request_id: UUID, action: str, by: Operator, address: str | None, *, sends: bool) -> Answer:
     """Give a request a new secret, and its customer a new address unless *address* is None."""
     key_id = SecretKeyRing.parse(load(SecretKeySettings).request_secret_keys).current_id
     email = None
@@ -97,7 +95,9 @@ async def _answer(
     ):
         is_new = address is None or address != request.customer_email
         if is_new:
-            email = await email_changes.correct(connection, request, key_id=key_id, address=address, sends=sends)
+            email = await email_changes.correct(
+                connection, request, key_id=key_id, address=address, sends=sends
+            )
             await operator_actions.record(connection, action, [(request_id, email and email.key)], by)
     changed = {"uuid": request.uuid, "changed": is_new, "email": email and email.key}
     if not is_new:
