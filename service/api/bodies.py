@@ -145,14 +145,13 @@ class CreateBody(Sent, frozen=True, kw_only=True):
 
 
 class EmailBody(Sent, frozen=True, kw_only=True):
-    """What an e-mail to the customer changes. `{}` sends the same link to the same address again."""
+    """What to replace before the e-mail is sent. `{}` sends the same link to the same address again."""
 
     customer_email: Annotated[EmailAddress | None, field_docs.NEW_CUSTOMER_EMAIL] = None
     new_link: Annotated[
         bool,
         msgspec.Meta(
-            description="Replace the link, which another address does in any case. The old link then opens "
-            "nothing.",
+            description="Replace the link, which another address does, too. The old link then opens nothing.",
             examples=[True],
         ),
     ] = False

@@ -109,7 +109,9 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         "The request was erased for good: to make another one, send a new Idempotency-Key.",
     ),
     RequestWithdrawn: ApiError(
-        HTTPStatus.CONFLICT, "withdrawn", "The request was withdrawn: its customer gets no more e-mails."
+        HTTPStatus.CONFLICT,
+        "withdrawn",
+        "The request was withdrawn: to make another one, send a new Idempotency-Key.",
     ),
     TooManyEmails: ApiError(
         HTTPStatus.CONFLICT,

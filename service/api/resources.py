@@ -1,6 +1,5 @@
 """The resources that the handlers use."""
 
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -37,14 +36,15 @@ class Resources(msgspec.Struct, frozen=True):
         return connections.acquired(self.pool, seconds=seconds, party=_party(reader))
 
     @asynccontextmanager
-    async def transaction(self, reader: object, *, until: float | None = None) -> AsyncIterator[Connection]:
+    async def transaction(self, reader: object) -> AsyncIterator[Connection]:
         """Open a transaction for one HTTP request, in which `change` can be used. Then wake the relays.
 
-        *until*, by time.monotonic, is the deadline of a call that has used another connection before.
+        Raises PostgresUnavailable also if another transaction keeps a row locked.
         """
-        seconds = self.settings.database_timeout_seconds if until is None else until - time.monotonic()
-        async with connections.transaction(self.pool, seconds=seconds, party=_party(reader)) as connection:
-            await connection.execute("SET LOCAL lock_timeout = '0.5s'")  # Then the caller gets 503.
+        seconds, settings = self.settings.database_timeout_seconds, "SET LOCAL lock_timeout = '0.5s'"
+        async with connections.transaction(
+            self.pool, seconds=seconds, party=_party(reader), settings=settings
+        ) as connection:
             yield connection
         self.relay.wake()
 

@@ -31,6 +31,8 @@ class LockedRequest(EventSource, kw_only=True):
     secret_salt: bytes
     secret_key_id: str
     withdrawn_at: datetime | None
+    client_id: str | None = None  # of the API's caller, if it makes the change
+    traceparent: str | None = None  # of its call
     announced: list[tuple[Any, ...]] = msgspec.field(default_factory=list)
 
     def announce(self, event: type[RequestEvent], *, traceparent: str | None = None, **facts: object) -> None:
@@ -38,7 +40,7 @@ class LockedRequest(EventSource, kw_only=True):
         self.sequence += 1
         data = msgspec.json.encode(self.event(event, sequence=self.sequence, **facts)).decode()
         key, source = (self.id, self.sequence), (event.type, self.conveyancer_id, self.locked_at)
-        self.announced.append((*key, *source, data, traceparent))
+        self.announced.append((*key, *source, data, traceparent or self.traceparent))
 
 
 # The columns that a change can set, with their types.
@@ -51,7 +53,8 @@ CHANGEABLE = {
     "withdrawn_at": "timestamptz",
     "updated_at": "timestamptz",
 }
-_COLUMNS = tuple(name for name in LockedRequest.__struct_fields__ if name not in {"locked_at", "announced"})
+_NO_COLUMNS = {"locked_at", "client_id", "traceparent", "announced"}
+_COLUMNS = tuple(name for name in LockedRequest.__struct_fields__ if name not in _NO_COLUMNS)
 
 
 @asynccontextmanager

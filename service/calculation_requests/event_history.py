@@ -7,7 +7,6 @@ import msgspec
 
 from service.calculation_requests import reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.model import RequestNotFound
 from service.outbox.events import CloudEvent, RequestEvent, in_envelope
 from service.postgres.pool import Connection
 
@@ -26,39 +25,19 @@ class EventPage(CalculationRequestEvents, frozen=True):
 
 
 class CursorOutdated(Exception):
-    """The cursor is another server's, or from before a failover or a restore."""
+    """The cursor is another server's or copy's, or from before a failover or a restore."""
 
 
-async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> CalculationRequestEvents:
-    """Return the events of a request of this conveyancer. Raises as `reading.find` does."""
-    rows = await connection.fetch(_FIND, request_id, conveyancer_id)
-    if not rows:
-        await reading.find(connection, request_id, conveyancer_id=conveyancer_id)  # Raises the exact error.
-        raise RequestNotFound
+async def read(connection: Connection, request_id: UUID) -> CalculationRequestEvents:
+    """Return the events of a request. The caller first finds the request, which checks who may read it."""
+    rows = await connection.fetch(_READ, request_id)
     return CalculationRequestEvents([in_envelope(row) for row in rows])
 
 
-async def read_internally(connection: Connection, request_id: UUID) -> CalculationRequestEvents:
-    """Return the events of a request of any conveyancer. Raises RequestErased and RequestNotFound."""
-    rows = await connection.fetch(_READ_INTERNALLY, request_id)
-    if not rows:
-        await reading.raise_not_found(connection, request_id)
-    return CalculationRequestEvents([in_envelope(row) for row in rows])
-
-
-# The events of an erased request are kept for its firm's feed, and for operators.
-_SELECT = """
+_READ = """
     SELECT request_id, type, sequence, time, data
       FROM event
      WHERE request_id = $1
-       AND EXISTS (SELECT FROM calculation_request WHERE id = $1)
-""".rstrip()
-_FIND = f"""{_SELECT}
-       AND conveyancer_id = $2
-       AND EXISTS (SELECT FROM active_conveyancer WHERE id = $2)
-     ORDER BY sequence
-"""
-_READ_INTERNALLY = f"""{_SELECT}
      ORDER BY sequence
 """
 
@@ -77,7 +56,7 @@ async def read_feed(connection: Connection, conveyancer_id: str, *, after: str, 
     if not rows:
         raise UnknownConveyancer
     server: str = rows[0]["server"]
-    if after and not (after.startswith(server) and rows[0]["is_past"]):
+    if after and not (after.startswith(server) and rows[0]["is_kept"]):
         raise CursorOutdated
     events: list[CloudEvent[RequestEvent]] = []
     last, size = server + last[24:], 0
@@ -93,13 +72,18 @@ async def read_feed(connection: Connection, conveyancer_id: str, *, after: str, 
 
 # Events are in the order of their transactions (schema.sql), and the feed ends before the oldest transaction
 # that is open in any database of the server. So no event is committed before one that was read. A cursor
-# names server and timeline, because others have other transactions. If a copy of the disk is older than the
-# cursor, the cursor is not past. On a standby, pg_current_wal_lsn fails. Without new events, there is a row
-# without an event. As in reading.py, all columns of the index are named, and the inner limit is constant.
+# names server and timeline, because others have other transactions. A copy of the disk, or of the database,
+# has the same ones. If it is older than the cursor, it lacks the cursor's event. On a standby,
+# pg_current_wal_lsn fails. Without new events, there is a row without an event. As in reading.py, all columns
+# of the index are named, and the inner limit is constant.
 _READ_FEED = """
     SELECT lpad(to_hex(system_identifier), 16, '0')
            || lower(left(pg_walfile_name(pg_current_wal_lsn()), 8)) AS server,
-           $2 < pg_snapshot_xmin(pg_current_snapshot()) AS is_past, page.*
+           $4 = 0 OR EXISTS (SELECT
+                               FROM event
+                              WHERE (conveyancer_id, transaction, request_id, sequence)
+                                    = ($1, $2, $3, $4)) AS is_kept,
+           page.*
       FROM pg_control_system()
       JOIN active_conveyancer ON id = $1
       LEFT JOIN (SELECT *

@@ -36,7 +36,7 @@ class RequestWithdrawn(Exception):
 
 
 class TooManyEmails(Exception):
-    """The firm has asked for as many e-mails of this request as it may."""
+    """The firm has asked for an e-mail of this request less than a minute ago, or for 20 in all."""
 
 
 class IdempotencyKeyReused(Exception):

@@ -122,8 +122,7 @@ async def read_internally(connection: Connection, request_id: UUID) -> Calculati
     return request_in(row)
 
 
-# One of the two statements with which an access token can read requests of any conveyancer. The other is
-# in `event_history.read_internally`.
+# The one statement with which an access token can read requests of any conveyancer.
 _READ_INTERNALLY = f"""
     SELECT {REQUEST_COLUMNS}
       FROM calculation_request AS request

@@ -71,7 +71,7 @@ async def correct(uuid: UUID, customer_email: str, by: Operator, *, no_email: bo
     """Correct the customer's address. Send a new link to this address. The old link is no longer valid."""
     if fault := email_addresses.find_fault(customer_email):
         raise click.UsageError(f"--customer-email: {fault}")
-    return await _answer(uuid, "request correct", by, customer_email, sends_email=not no_email)
+    return await _answer(uuid, "request correct", by, customer_email, sends=not no_email)
 
 
 @request.command("new-secret")
@@ -81,14 +81,12 @@ async def correct(uuid: UUID, customer_email: str, by: Operator, *, no_email: bo
 @on_record
 async def new_secret(uuid: UUID, by: Operator, *, no_email: bool) -> Answer:
     """Make a new link for the customer, and send it. All earlier links are no longer valid."""
-    return await _answer(uuid, "request new-secret", by, None, sends_email=not no_email)
+    return await _answer(uuid, "request new-secret", by, None, sends=not no_email)
 
 
-async def _answer(
-    request_id: UUID, action: str, by: Operator, address: str | None, *, sends_email: bool
-) -> Answer:
+async def _answer(request_id: UUID, action: str, by: Operator, address: str | None, *, sends: bool) -> Answer:
     """Give a request a new secret, and its customer a new address unless *address* is None."""
-    keys = SecretKeyRing.parse(load(SecretKeySettings).request_secret_keys)
+    key_id = SecretKeyRing.parse(load(SecretKeySettings).request_secret_keys).current_id
     email = None
     async with (
         connecting.postgres() as connection,
@@ -97,7 +95,9 @@ async def _answer(
     ):
         is_new = address is None or address != request.customer_email
         if is_new:
-            email = await email_changes.correct(connection, request, keys, address=address, sends=sends_email)
+            email = await email_changes.correct(
+                connection, request, key_id=key_id, address=address, sends=sends
+            )
             await operator_actions.record(connection, action, [(request_id, email and email.key)], by)
     changed = {"uuid": request.uuid, "changed": is_new, "email": email and email.key}
     if not is_new:

@@ -90,7 +90,7 @@ class RequestEmailFailed(DetailedRequestEvent, frozen=True, kw_only=True):
         Meta(
             description="`refused`: by the mail server, for good. `gave_up`: the mail server refused, or did "
             "not reply, for too long. `not_composable`: no e-mail can be made from the request's addresses "
-            "and names. `cancelled`: by an operator, a withdrawal or an erasure; another e-mail may follow.",
+            "and names. `cancelled`: by its firm, an operator or an erasure; another e-mail may follow.",
             examples=["refused"],
         ),
     ]

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from service.calculation_requests import erasing, event_history
-from service.calculation_requests.email_changes import EmailEnd, EmailId
+from service.calculation_requests.email_changes import EmailEnd, EmailId, FirstEmail, add_first
 from service.calculation_requests.model import CalculationRequest, Idempotency
 from service.calculation_requests.storing import Storage
 from service.command_line import connecting
@@ -29,7 +29,6 @@ from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.consumers.calculations import Result, record_results
 from worker.mail import ledger
-from worker.mail.ledger import EmailToSend
 
 _SECONDS = 0.5  # for what cannot succeed
 _PATIENCE_SECONDS = 30.0  # for what must
@@ -48,7 +47,7 @@ async def create(pool: Pool, request: CalculationRequest, seconds: float) -> Non
 
 async def record_email(pool: Pool, request: CalculationRequest, seconds: float) -> None:
     async with connections.acquired(pool, seconds=seconds) as connection:
-        await ledger.add(connection, [EmailToSend(request.id)])
+        await add_first(connection, [FirstEmail(request.id)])
 
 
 async def record_end(pool: Pool, request: CalculationRequest, seconds: float) -> None:
@@ -100,7 +99,7 @@ async def test_work_is_done_only_once_a_standby_has_it_and_is_there_after_a_fail
         async with connections.acquired(pool, seconds=10) as connection:
             for request in requests[1:]:
                 await insert(connection, request)
-            await ledger.add(connection, [EmailToSend(requests[2].id)])
+            await add_first(connection, [FirstEmail(requests[2].id)])
         await servers.cut_off()
         attempts = []
         for _ in range(2):

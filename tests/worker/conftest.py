@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from service.calculation_requests.changing import change
+from service.calculation_requests.email_changes import FirstEmail, add_first
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import new_request_id
 from service.outbox import asyncapi
@@ -33,8 +34,6 @@ from tests.harness.waiting import eventually
 from worker.consumers import calculations
 from worker.consumers.calculations import Result
 from worker.consumers.consumer import Consumer
-from worker.mail import ledger
-from worker.mail.ledger import EmailToSend
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
@@ -117,7 +116,7 @@ async def stored_request(database: Connection) -> CalculationRequest:
 @pytest.fixture
 async def intended(database: Connection, stored_request: CalculationRequest) -> CalculationRequest:
     """A request whose request.created was published, and whose e-mail is due."""
-    await ledger.add(database, [EmailToSend(stored_request.id)])
+    await add_first(database, [FirstEmail(stored_request.id)])
     await database.execute("DELETE FROM outbox")
     return stored_request
 

@@ -13,7 +13,7 @@ from aio_pika.abc import AbstractChannel
 
 from service.calculation_requests import email_changes
 from service.calculation_requests.changing import change_all
-from service.calculation_requests.email_changes import EmailId
+from service.calculation_requests.email_changes import EmailId, FirstEmail
 from service.calculation_requests.model import CalculationRequest
 from service.outbox import asyncapi
 from service.outbox.events import CalculationCreated, RequestCreated
@@ -25,8 +25,6 @@ from tests.worker.conftest import store
 from worker import reconciliation
 from worker.batches import Failures
 from worker.consumers import calculations, incoming, notifications
-from worker.mail import ledger
-from worker.mail.ledger import EmailToSend
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 
@@ -45,15 +43,15 @@ async def bury(channel: AbstractChannel, queue: topology.Queue, body: bytes, **p
 
 
 async def intend(database: Connection, request: CalculationRequest) -> None:
-    await ledger.add(database, [EmailToSend(request.id)])
+    await email_changes.add_first(database, [FirstEmail(request.id)])
 
 
-async def intend_several(database: Connection, request: CalculationRequest, number: int) -> None:
-    """Add several e-mails to a request, which are pending at once."""
+async def intend_several(database: Connection, request: CalculationRequest, count: int) -> None:
+    """Add e-mails to a request that are pending at once."""
     await database.execute(
         "INSERT INTO email (request_id, number, kind) SELECT $1, generate_series(1, $2), 'invitation'",
         request.id,
-        number,
+        count,
     )
 
 

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from service.calculation_requests.email_changes import FirstEmail, add_first
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from tests.harness.waiting import eventually
@@ -16,7 +17,6 @@ from worker.batches import LARGEST_BATCH, TryAgain
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.mail import ledger
-from worker.mail.ledger import EmailToSend
 
 # Of each transaction, in order.
 STATEMENTS = {
@@ -53,7 +53,7 @@ async def batch_of(kind: str, database, requests) -> Any:
     if kind == "results":
         delivered = [Result(request.id, "C-1") for request in requests]
         return lambda connection: calculations.record_results(connection, delivered)
-    await ledger.add(database, [EmailToSend(request.id) for request in requests])
+    await add_first(database, [FirstEmail(request.id) for request in requests])
     emails, _ = await ledger.claim(database, uuid4(), under_way=[], limit=1000, seconds=60)
     assert len(emails) == len(requests)
     return lambda connection: ledger.record_ends(connection, [email.ended("OK") for email in emails])
@@ -85,13 +85,13 @@ async def test_number_of_statements_is_the_same_for_any_batch(database, linked_p
 @pytest.mark.parametrize("items", [1, LARGEST_BATCH])
 async def test_intents_are_one_statement(database, linked_pool, statements, items):
     requests = await stored_requests(database, items)
-    intents = [EmailToSend(request.id) for request in requests]
+    intents = [FirstEmail(request.id) for request in requests]
     async with connections.acquired(linked_pool, seconds=10.0) as connection:
-        await ledger.add(connection, intents[:1])
+        await add_first(connection, intents[:1])
         statements.clear()
 
         repeated = [*intents, intents[-1]]
-        assert await ledger.add(connection, repeated) == {request.id for request in requests}
+        assert await add_first(connection, repeated) == {request.id for request in requests}
 
     assert (len(statements.executed), statements.round_trips) == (1, 1)
     assert await database.fetchval("SELECT count(*) FROM email") == items
@@ -99,13 +99,13 @@ async def test_intents_are_one_statement(database, linked_pool, statements, item
 
 async def test_intents_do_not_wait_for_a_session_that_is_changing_one_of_the_emails(database, pool):
     requests = await stored_requests(database, 2)
-    intents = [EmailToSend(request.id) for request in requests]
-    await ledger.add(database, intents[:1])
+    intents = [FirstEmail(request.id) for request in requests]
+    await add_first(database, intents[:1])
 
     async with database.transaction():
         await database.execute("UPDATE email SET attempts = attempts")
         async with connections.acquired(pool, seconds=5.0) as connection:
-            known = await ledger.add(connection, intents)
+            known = await add_first(connection, intents)
 
     assert known == {request.id for request in requests}
     assert await database.fetchval("SELECT count(*) FROM email") == 2

@@ -20,7 +20,7 @@ from service.postgres.pool import Connection
 
 State = Literal["pending", "sent", "failed"]
 
-_BATCH = 200  # e-mails that are changed in one transaction
+_BATCH = 200  # requests whose e-mails are changed in one transaction
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ async def list_emails(*, state: State | None, unresolved: bool, limit: int, choi
 async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice) -> Answer:
     """Send failed e-mails again, as new e-mails, unless their request has a later e-mail.
 
-    E-mails that operators cancelled are sent again only with --uuid.
+    Cancelled e-mails are sent again only with --uuid.
     """
     if sent and choice.request_id is None:
         raise click.UsageError("--sent needs --uuid: a sent e-mail is sent again for one request at a time")
@@ -112,14 +112,14 @@ async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice)
         if await connection.fetchval(_IS_WITHDRAWN, choice.request_id):
             raise RequestWithdrawn
         newest_first = await read(connection, choice, state=None if sent else "failed", only_last=True)
-        found = [
+        again = [
             EmailId(parameters.uuid(email.uuid), email.number + 1, email.kind)
             for email in reversed(newest_first)
             if choice.request_id is not None or email.reason != "cancelled"
-        ]
-        again = found[:limit]
+        ][:limit]
+        request_ids = [email.request_id for email in again]
         add = functools.partial(email_changes.add, connection, again)
-        return await _change(connection, again, add, action="emails resend", by=by)
+        return await _change(connection, request_ids, add, action="emails resend", by=by)
 
 
 @click.command
@@ -132,13 +132,11 @@ async def cancel(*, resent: bool, by: Operator, choice: Choice) -> Answer:
     choice.check_is_narrow()
     async with connecting.postgres() as connection:
         # In this order, none is missed that is recorded meanwhile.
-        found = await _find_unrecorded(connection, choice)
+        request_ids = [] if resent else await _find_unrecorded(connection, choice)
         pending = await read(connection, choice, state="pending")
-        found += [EmailId(parameters.uuid(email.uuid), email.number, email.kind) for email in pending]
-        if resent:
-            found = [email for email in found if email.number > 1]
+        request_ids += [parameters.uuid(email.uuid) for email in pending if email.number > 1 or not resent]
         cancel_all = functools.partial(email_changes.cancel, connection)
-        return await _change(connection, found, cancel_all, action="emails cancel", by=by)
+        return await _change(connection, request_ids, cancel_all, action="emails cancel", by=by)
 
 
 emails = click.Group(
@@ -150,22 +148,21 @@ emails = click.Group(
 
 async def _change(
     connection: Connection,
-    found: Sequence[EmailId],
+    request_ids: Sequence[UUID],
     write: Callable[[Mapping[UUID, LockedRequest]], Awaitable[Sequence[EmailId]]],
     *,
     action: str,
     by: Operator,
 ) -> Answer:
-    """Change these e-mails by *write*, which skips those that have changed since.
+    """Change e-mails of these requests by *write*, which skips those that have changed since.
 
     A transaction changes the e-mails of _BATCH requests and records it. Returns how many were changed.
     """
     changed = 0
-    for start in range(0, len(found), _BATCH):
-        request_ids = {email.request_id for email in found[start : start + _BATCH]}
+    for start in range(0, len(request_ids), _BATCH):
         async with (
             connecting.bounded_transaction(connection),
-            change_all(connection, request_ids) as requests,
+            change_all(connection, request_ids[start : start + _BATCH]) as requests,
         ):
             written = await write(requests)
             changes = [(email.request_id, email.key) for email in written]
@@ -220,8 +217,8 @@ _READ = r"""
 """
 
 
-async def _find_unrecorded(connection: Connection, choice: Choice) -> list[EmailId]:
-    """Return the first e-mails that no consumer has recorded yet.
+async def _find_unrecorded(connection: Connection, choice: Choice) -> list[UUID]:
+    """Return the requests whose first e-mail no consumer has recorded yet.
 
     Such an e-mail is chosen by the uuid, firm and created_at of its request.
     """
@@ -241,4 +238,4 @@ async def _find_unrecorded(connection: Connection, choice: Choice) -> list[Email
         """,
         *msgspec.structs.astuple(choice),
     )
-    return [EmailId(row["id"], 1, "invitation") for row in rows]
+    return [row["id"] for row in rows]

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
-from service.calculation_requests import reading
+from service.calculation_requests import email_changes, reading
+from service.calculation_requests.email_changes import FirstEmail
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import parse_uuid
 from service.outbox.events import CloudEvent, RequestCreated
@@ -11,13 +12,11 @@ from service.postgres.pool import Connection, Pool
 from worker.batches import Failures
 from worker.consumers.consumer import NO_UUID, Consumer
 from worker.consumers.incoming import Incoming, Malformed
-from worker.mail import ledger
-from worker.mail.ledger import EmailToSend
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.settings import WorkerSettings
 
 
-def consumer(settings: WorkerSettings, pool: Pool, wake: asyncio.Event) -> Consumer[EmailToSend]:
+def consumer(settings: WorkerSettings, pool: Pool, wake: asyncio.Event) -> Consumer[FirstEmail]:
     """Return the consumer that records which e-mails to send. It then wakes the `Postman` by *wake*."""
     return Consumer(
         settings,
@@ -30,7 +29,7 @@ def consumer(settings: WorkerSettings, pool: Pool, wake: asyncio.Event) -> Consu
     )
 
 
-def decode(message: Incoming, traceparent: str | None) -> EmailToSend:
+def decode(message: Incoming, traceparent: str | None) -> FirstEmail:
     """Read a request.created event. Raises Malformed.
 
     The traceparent is stored for the process that sends the e-mail, perhaps hours later.
@@ -41,15 +40,15 @@ def decode(message: Incoming, traceparent: str | None) -> EmailToSend:
     request_id = parse_uuid(event.data.uuid)
     if request_id is None:
         raise Malformed(f"data.uuid: {NO_UUID}")
-    return EmailToSend(request_id, traceparent)
+    return FirstEmail(request_id, traceparent)
 
 
-async def record_emails(connection: Connection, intents: Sequence[EmailToSend]) -> Failures:
+async def record_emails(connection: Connection, intents: Sequence[FirstEmail]) -> Failures:
     """Record one e-mail to send for each event, however often the event is delivered.
 
     An erased request gets no e-mail. If the request has never existed, the failure is RequestNotFound.
     """
-    known = await ledger.add(connection, intents)
+    known = await email_changes.add_first(connection, intents)
     if missing := {intent.request_id for intent in intents} - known:
         known |= await reading.find_erased(connection, missing)
     return [

@@ -27,7 +27,6 @@ from service.calculation_requests.changing import change_all
 from service.calculation_requests.email_changes import EmailEnd, EmailId, announce_ends
 from service.calculation_requests.model import REQUEST_COLUMNS, CalculationRequest
 from service.outbox.events import Reason
-from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
 from worker import metrics
 from worker.batches import Failures, TryAgain
@@ -63,43 +62,6 @@ class Release(msgspec.Struct, frozen=True):
 
 
 Outcome: TypeAlias = EmailEnd | Release
-
-
-class EmailToSend(msgspec.Struct, frozen=True):
-    """The first e-mail of a request, to send for request.created."""
-
-    request_id: UUID
-    traceparent: str | None = None
-
-
-async def add(connection: Connection, intents: Sequence[EmailToSend]) -> set[UUID]:
-    """Add first e-mails, unless they were added before. Returns the ids of those requests that exist.
-
-    The commit waits for a standby, even if nothing was added.
-    """
-    request_ids = await connection.fetchval(
-        f"""
-        WITH known AS (
-            SELECT intent.*
-              FROM unnest($1::uuid[], $2::text[]) AS intent (request_id, traceparent)
-              JOIN calculation_request AS request
-                ON request.id = intent.request_id
-        ), intended AS (
-            INSERT INTO email (request_id, number, kind, traceparent)
-            SELECT request_id, 1, 'invitation', traceparent
-              FROM known
-             -- Without this condition, ON CONFLICT would wait for a session that is changing the e-mail. As
-             -- NOT EXISTS, planned while the table was empty, it took 57 ms with 500,000 e-mails, not 3 ms.
-             WHERE request_id <> ALL (ARRAY (SELECT request_id FROM email WHERE request_id = ANY ($1)))
-             ORDER BY request_id -- otherwise two processes with the same events could deadlock
-            ON CONFLICT (request_id, number) DO NOTHING
-        )
-        SELECT ARRAY (SELECT request_id FROM known), {REPLICATE}
-        """,  # noqa: S608 - constants only
-        [each.request_id for each in intents],
-        [each.traceparent for each in intents],
-    )
-    return set(request_ids)
 
 
 async def claim(

@@ -19,7 +19,6 @@ from service.api.openapi.declarations import Documented
 from service.authentication.access_tokens import WRITE, Caller
 from service.calculation_requests import email_changes, model, reading
 from service.calculation_requests.changing import LockedRequest, change
-from service.calculation_requests.email_changes import Cause
 from service.calculation_requests.model import CalculationRequestView
 from service.outbox.events import RequestWithdrawn
 from service.postgres.pool import Connection
@@ -53,7 +52,7 @@ class Changes(Controller):
         async def withdraw(connection: Connection, changed: LockedRequest) -> None:
             if changed.withdrawn_at is None:
                 changed.withdrawn_at = changed.locked_at
-                changed.announce(RequestWithdrawn, traceparent=request.scope["state"]["traceparent"])
+                changed.announce(RequestWithdrawn)
                 await email_changes.cancel(connection, {changed.id: changed})
                 # Before the commit: better a line without a change than a change without a line.
                 _log.info("request_withdrawn", client_id=request.user.client_id, uuid=uuid)
@@ -80,11 +79,9 @@ class Changes(Controller):
         With another address or a new link, the old link opens nothing any more, and a pending e-mail is
         cancelled. Otherwise a pending e-mail is left to be sent, and no other is added.
         """
-        cause = Cause(request.user.client_id, request.scope["state"]["traceparent"])
         send = partial(
             email_changes.send_as_requested,
-            keys=request.resources.secret_keys,
-            cause=cause,
+            key_id=request.resources.secret_keys.current_id,
             address=data.customer_email,
             new_link=data.new_link,
         )
@@ -100,6 +97,7 @@ async def _change(
     async with resources.transaction(caller) as connection:
         await reading.find(connection, request_id, conveyancer_id=caller.conveyancer_id)
         async with change(connection, request_id) as changed:
+            changed.client_id, changed.traceparent = caller.client_id, request.scope["state"]["traceparent"]
             await write(connection, changed)
         stored = await reading.find(connection, request_id, conveyancer_id=caller.conveyancer_id)
         return succeed(resources.view(stored))  # before the commit, so that an error changes nothing

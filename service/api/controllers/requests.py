@@ -179,19 +179,16 @@ class Requests(Controller):
     ) -> Envelope[CalculationRequestEvents]:
         """List what has happened to a request so far: its events, oldest first.
 
-        After `request.email_failed`, ask the service's operators to correct the address, or to resend the
-        e-mail.
+        After `request.email_failed`, correct the address, or send the e-mail again.
         """
         reader = request.user
         request_id = id_in(uuid, reader)
         async with request.resources.connection(reader) as connection:
             if isinstance(reader, InternalReader):
-                history = await event_history.read_internally(connection, request_id)
+                await reading.read_internally(connection, request_id)
             else:
-                history = await event_history.find(
-                    connection, request_id, conveyancer_id=reader.conveyancer_id
-                )
-        return succeed(history)
+                await reading.find(connection, request_id, conveyancer_id=reader.conveyancer_id)
+            return succeed(await event_history.read(connection, request_id))
 
 
 def id_in(uuid: str, reader: Caller | InternalReader | SecretHolder) -> UUID:

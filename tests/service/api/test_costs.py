@@ -59,14 +59,16 @@ async def test_create_is_one_statement_in_one_round_trip(watched_client, stateme
     assert notifies(statements) <= _CALLS + 1  # The NOTIFY of the last create before these may come late.
 
 
-async def test_reading_is_one_statement_in_one_round_trip_or_none(watched_client, statements, issuer):
+async def test_reading_takes_a_statement_for_the_request_and_one_for_its_events(
+    watched_client, statements, issuer
+):
     created = (await create(watched_client)).json()["data"]
     await eventually(lambda: notifies(statements) > 0)  # Then it is prepared.
     unknown = uuid_of(new_request_id())
     calls = [
         ("event", issuer.token(), 200, 1),
         (f"request/{created['uuid']}", issuer.token(), 200, 1),
-        (f"request/{created['uuid']}/events", issuer.token(), 200, 1),
+        (f"request/{created['uuid']}/events", issuer.token(), 200, 2),
         (f"request/{created['uuid']}", created["secret"], 200, 1),
         (f"request/{created['uuid']}", "A" * 43, 401, 1),
         (f"request/{unknown}", created["secret"], 401, 1),

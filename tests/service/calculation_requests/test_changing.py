@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -128,7 +127,7 @@ async def test_every_event_is_kept_and_shown_as_it_is_sent(database, request_, e
         while locked := await pointers.lock(database, pending=9, held=9):
             sent += [each.payload for each in locked]
             await pointers.delete(database, locked)
-    shown = await event_history.read_internally(database, request_.id)
+    shown = await event_history.read(database, request_.id)
 
     assert [each.type for each in shown.events] == [RequestCreated.type, event.type]
     assert [msgspec.json.encode(each) for each in shown.events] == sent
@@ -170,8 +169,7 @@ async def test_change_by_an_endpoint_wakes_relays(database, pool, service_settin
     resources = Resources(service_settings, unused, pool, relay, unused, unused)
 
     async with in_background("relay_waker", relay.run):
-        transaction = resources.transaction(None, until=time.monotonic() + 5.0)
-        async with transaction as connection, change(connection, request_.id) as changed:
+        async with resources.transaction(None) as connection, change(connection, request_.id) as changed:
             changed.announce(RequestCreated)
         await asyncio.wait_for(woken.wait(), 30)
 

@@ -95,13 +95,13 @@ async def test_email_that_has_not_begun_is_sent_once_or_never_whatever_becomes_o
 ):
     words = [*CORRECTING, *([] if sends else ["--no-email"])]
     answer = await command("request", "correct", stored_request.uuid, *words)
-    before = await states(database)
     await intend_email(created_event(stored_request), pool=pool)
     await attempt_emails(database, postman)
 
-    assert answer.text.endswith(f"e-mail {key_of(stored_request)} is due" if sends else "no e-mail is sent")
-    assert before == {key_of(stored_request): "pending" if sends else "failed"}
-    assert await states(database) == {key_of(stored_request): "sent" if sends else "failed"}
+    another = key_of(stored_request, 2)
+    assert answer.text.endswith(f"e-mail {another} is due" if sends else "no e-mail is sent")
+    sent = {another: "sent"} if sends else {}
+    assert await states(database) == {key_of(stored_request): "failed"} | sent
     assert [mail.recipients for mail in mail_server.accepted] == ([["eve@example.com"]] if sends else [])
     await assert_sound(database)
 
