@@ -20,7 +20,7 @@ from service.postgres.pool import Connection
 
 _MOST_REQUESTED = 20  # e-mails that a firm may ask for, of one request
 
-Kind = Literal["invitation"]  # It has the link. worker/mail/message.py says what each kind is.
+Kind = Literal["invitation"]  # worker/mail/message.py says what each kind is.
 
 
 class EmailId(NamedTuple):
