@@ -59,26 +59,39 @@ class ListQuery(Sent, frozen=True, kw_only=True):
 
     @classmethod
     def joint_errors(cls, sent: Mapping[str, Any], *, others: bool) -> list[FieldError]:  # noqa: ARG003
-        """Return the error of a cursor that is malformed, or of the list with another filter."""
-        if "cursor" not in sent or _parse_cursor(sent["cursor"], sent.get("external_id", UNSET)):
+        """Return the error of a cursor that is malformed, or of the list with other filters."""
+        if "cursor" not in sent or _parse_cursor(sent["cursor"], filters_in(sent)):
             return []
         return [field_error(_OTHER_CURSOR, "cursor")]
 
     def after(self) -> UUID:
         """Return the id after which the page begins."""
-        return (self.cursor and _parse_cursor(self.cursor, self.external_id)) or _NEWEST
+        return (self.cursor and _parse_cursor(self.cursor, self.filters)) or _NEWEST
+
+    @property
+    def filters(self) -> dict[str, str]:
+        """The columns by which the list is filtered, with their values."""
+        return filters_in(msgspec.structs.asdict(self))
 
 
-def cursor_of(last: UUID | None, external_id: str | UnsetType) -> str | None:
-    """Return the cursor of the page after this id, in the list with this filter."""
-    return None if last is None else _mark(external_id) + uuid_of(last)
+FILTERS = tuple(name for name in ListQuery.__struct_fields__ if name not in {"limit", "cursor"})
 
 
-def _mark(external_id: str | UnsetType) -> str:
-    """Return what a cursor of a filtered list begins with, so that it is refused with another filter."""
-    return "" if external_id is UNSET else f"f{crc32(external_id.encode()):08x}-"
+def filters_in(sent: Mapping[str, Any]) -> dict[str, str]:
+    """Return the filters among these parameters."""
+    return {name: sent[name] for name in FILTERS if sent.get(name, UNSET) is not UNSET}
 
 
-def _parse_cursor(text: str, external_id: str | UnsetType) -> UUID | None:
-    mark = _mark(external_id)
+def cursor_of(last: UUID | None, filters: Mapping[str, str]) -> str | None:
+    """Return the cursor of the page after this id, in the list with these filters."""
+    return None if last is None else _mark(filters) + uuid_of(last)
+
+
+def _mark(filters: Mapping[str, str]) -> str:
+    """Return what a cursor of a filtered list begins with, so that it is refused with other filters."""
+    return f"f{crc32(msgspec.json.encode(filters)):08x}-" if filters else ""
+
+
+def _parse_cursor(text: str, filters: Mapping[str, str]) -> UUID | None:
+    mark = _mark(filters)
     return parse_uuid(text.removeprefix(mark)) if text.startswith(mark) else None

@@ -1,8 +1,9 @@
 """The statements that read calculation requests: for a firm, for a secret, and for internal readers."""
 
 import hmac
-from collections.abc import Collection
-from typing import Any, NoReturn
+from collections.abc import Collection, Mapping
+from functools import cache
+from typing import NoReturn
 from uuid import UUID
 
 import msgspec
@@ -135,18 +136,17 @@ _ROWS_AT_A_TIME = 21  # a page of the default size and the row after it; at most
 
 
 async def read_page(
-    connection: Connection, conveyancer_id: str, external_id: str | None, *, after: UUID, limit: int
+    connection: Connection, conveyancer_id: str, filters: Mapping[str, str], *, after: UUID, limit: int
 ) -> tuple[list[CalculationRequest], UUID | None]:
     """Return a page of this conveyancer's requests, newest first, and after which id the next one begins.
 
     A page has at most *limit* requests and at most LARGEST_PAGE bytes, because a request may have 57 KB, and
-    many callers may read pages at the same time. Raises UnknownConveyancer.
+    many callers may read pages at the same time. Raises UnknownConveyancer. Each name in *filters* is a
+    column, and never a caller's text.
 
     A cursor grants no access: whatever it says, a page has only this conveyancer's requests.
     """
-    arguments: list[Any] = [_LIST_NEWEST, conveyancer_id]
-    if external_id is not None:
-        arguments = [_LIST_NEWEST_BY_EXTERNAL_ID, conveyancer_id, external_id]
+    arguments = [_list_newest(*filters), conveyancer_id, *filters.values()]
     page: list[CalculationRequest] = []
     size, count = 0, min(limit + 1, _ROWS_AT_A_TIME)
     while rows := await connection.fetch(*arguments, after, count):
@@ -163,35 +163,28 @@ async def read_page(
     return page, None
 
 
-# The statements name all columns of their index, in WHERE and in ORDER BY. With `conveyancer_id = $1` the
+# The statement names all columns of its index, in WHERE and in ORDER BY. With `conveyancer_id = $1` the
 # planner would drop this column from the order, and might read the primary key backwards. Postgres 18 then
 # read 395,000 rows of other conveyancers for a page of 21: 8,699 blocks instead of 4. The inner limit is a
-# constant, one more than the largest page, so that a generic plan expects a small page.
-_LIST_NEWEST = f"""
+# constant, one more than the largest page, so that a generic plan expects a small page. With several filters
+# Postgres reads the index of the first, and sorts. The index of a nullable column has no nulls.
+@cache
+def _list_newest(*filters: str) -> str:
+    columns = ("conveyancer_id", *filters)
+    names, values = ", ".join(columns), ", ".join(f"${place}" for place, _ in enumerate(columns, 1))
+    order = ", ".join(f"{name} DESC" for name in (*columns, "id"))
+    return f"""
     SELECT *
       FROM (SELECT {COLUMNS}
               FROM calculation_request
-             WHERE conveyancer_id >= $1
-               AND (conveyancer_id, id) < ($1, $2)
+             WHERE {"".join(f"{name} IS NOT NULL AND " for name in filters)}({names}) >= ({values})
+               AND ({names}, id) < ({values}, ${len(columns) + 1})
                AND EXISTS (SELECT FROM active_conveyancer WHERE id = $1)
-             ORDER BY conveyancer_id DESC, id DESC
+             ORDER BY {order}
              LIMIT 101) AS newest
-     ORDER BY conveyancer_id DESC, id DESC
-     LIMIT $3
-"""  # noqa: S608 - constants only
-_LIST_NEWEST_BY_EXTERNAL_ID = f"""
-    SELECT *
-      FROM (SELECT {COLUMNS}
-              FROM calculation_request
-             WHERE external_id IS NOT NULL
-               AND (conveyancer_id, external_id) >= ($1, $2)
-               AND (conveyancer_id, external_id, id) < ($1, $2, $3)
-               AND EXISTS (SELECT FROM active_conveyancer WHERE id = $1)
-             ORDER BY conveyancer_id DESC, external_id DESC, id DESC
-             LIMIT 101) AS newest
-     ORDER BY conveyancer_id DESC, external_id DESC, id DESC
-     LIMIT $4
-"""  # noqa: S608 - constants only
+     ORDER BY {order}
+     LIMIT ${len(columns) + 2}
+    """  # noqa: S608 - constants only
 
 
 async def raise_not_found(connection: Connection, request_id: UUID) -> NoReturn:

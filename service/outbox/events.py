@@ -79,7 +79,7 @@ class RequestEmailSent(DetailedRequestEvent, frozen=True, kw_only=True):
 
 
 class RequestEmailFailed(DetailedRequestEvent, frozen=True, kw_only=True):
-    """An e-mail to the customer ended unsent: the customer has no link, unless another e-mail follows."""
+    """An e-mail to the customer ended unsent: the customer has no link, unless another e-mail has it."""
 
     type: ClassVar[str] = "request.email_failed"
 

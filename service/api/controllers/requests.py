@@ -11,7 +11,6 @@ from litestar.di import NamedDependency
 from litestar.openapi.spec import Example
 from litestar.params import JSONBody, PathParameter, SkipValidation
 from litestar.status_codes import HTTP_200_OK
-from msgspec import UNSET
 
 from service.api.api_request import ApiRequest
 from service.api.bodies import CreateBody
@@ -19,7 +18,7 @@ from service.api.decoding import BodyDecoder, parse_query, provide_query
 from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.guards import SecretHolder, requires, requires_reader, requires_reader_or_secret
 from service.api.idempotency_key_header import IDEMPOTENCY_KEY, REPLAYED, parse_key
-from service.api.listing import CalculationRequestPage, ListQuery, cursor_of
+from service.api.listing import FILTERS, CalculationRequestPage, ListQuery, cursor_of
 from service.api.openapi import examples
 from service.api.openapi.declarations import Documented, link, refusal
 from service.authentication.access_tokens import READ, READ_ALL, WRITE, Caller, InternalReader
@@ -117,7 +116,7 @@ class Requests(Controller):
                 "next_page",
                 to="list_requests",
                 cursor="$response.body#/data/next_cursor",
-                external_id="$request.query.external_id",
+                **{name: f"$request.query.{name}" for name in FILTERS},
             ),
             failures={"refused_parameters": refusal(parse_query, ListQuery, examples.REFUSED_QUERY.encode())},
         ),
@@ -127,12 +126,11 @@ class Requests(Controller):
     ) -> Envelope[CalculationRequestPage]:
         """List the caller's requests, newest first."""
         resources, firm = request.resources, request.user.conveyancer_id
-        external_id = None if parameters.external_id is UNSET else parameters.external_id
         async with resources.connection(request.user) as connection:
             page, last = await reading.read_page(
-                connection, firm, external_id, after=parameters.after(), limit=parameters.limit
+                connection, firm, parameters.filters, after=parameters.after(), limit=parameters.limit
             )
-        cursor = cursor_of(last, parameters.external_id)
+        cursor = cursor_of(last, parameters.filters)
         return succeed(CalculationRequestPage(resources.listed(page), cursor))
 
     @get(

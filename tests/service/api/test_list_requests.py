@@ -14,7 +14,7 @@ from service.api.controllers.events import FeedQuery
 from service.api.decoding import parse_query
 from service.api.envelope import FieldError
 from service.api.errors import InvalidSubmission
-from service.api.listing import ListQuery
+from service.api.listing import FILTERS, ListQuery
 from service.api.openapi.examples import AFTER
 from service.calculation_requests import reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
@@ -98,19 +98,17 @@ async def test_requests_of_other_conveyancers_are_not_listed(client, issuer):
     assert listed.json()["data"]["requests"] == [others.json()["data"]]
 
 
-async def test_requests_are_filtered_by_external_id(client):
+@pytest.mark.parametrize("name", FILTERS)
+async def test_requests_are_filtered(client, name):
     await create(client, 1)
-    wanted = await create(client, 3, external_id="crm 17/é+&")
-    await create(client, 1, external_id="crm 17/é+&!")
+    wanted = await create(client, 3, **{name: "crm 17/é+&"})
+    await create(client, 1, **{name: "crm 17/é+&!"})
 
-    first = await page(client, external_id="crm 17/é+&", limit=2)
-    second = await page(client, external_id="crm 17/é+&", limit=2, cursor=first["next_cursor"])
+    filters = {name: "crm 17/é+&"}
+    first = await page(client, **filters, limit=2)
+    second = await page(client, **filters, limit=2, cursor=first["next_cursor"])
     unfiltered = await page(client, limit=2)
-    others = [
-        ({}, first),
-        ({"external_id": "crm 17/é+&!"}, first),
-        ({"external_id": "crm 17/é+&"}, unfiltered),
-    ]
+    others = [({}, first), ({name: "crm 17/é+&!"}, first), (filters, unfiltered)]
     refused = [
         await client.get("/v1/request", params=filters | {"cursor": other["next_cursor"]})
         for filters, other in others
@@ -118,7 +116,7 @@ async def test_requests_are_filtered_by_external_id(client):
 
     assert first["requests"] + second["requests"] == wanted
     assert second["next_cursor"] is None
-    assert (await page(client, external_id="nobody's"))["requests"] == []
+    assert (await page(client, **{name: "nobody's"}))["requests"] == []
     assert [each.json()["errors"][0]["code"] for each in refused] == ["invalid_cursor"] * 3
 
 
@@ -228,10 +226,10 @@ async def test_any_page_reads_only_its_own_rows(database):
     places = [(CONVEYANCER, _NEWEST), (CONVEYANCER, middle), (OTHERS[0], _NEWEST), ("nobody", _NEWEST)]
 
     plans = ("auto", "force_generic_plan", "force_custom_plan")
-    for plan, external_id in product(plans, (None, "case-7")):
+    for plan, filters in product(plans, ({}, *({name: "case-7"} for name in FILTERS))):
         await database.execute(f"SET plan_cache_mode = {plan}")
         for _ in range(7):  # Postgres may use a generic plan from the sixth execution on.
             for firm, after in places:
-                reading_page = reading.read_page(database, firm, external_id, after=after, limit=20)
+                reading_page = reading.read_page(database, firm, filters, after=after, limit=20)
                 _, rows = await rows_read(database, "calculation_request", reading_page)
                 assert rows == 21 or (rows < 21 and firm != CONVEYANCER)

@@ -17,7 +17,7 @@ from service import app
 from service.api.controllers import questionnaire
 from service.api.controllers.events import FeedQuery
 from service.api.decoding import parse_query
-from service.api.listing import ListQuery
+from service.api.listing import FILTERS, ListQuery
 from service.api.openapi import declarations, documenting, examples
 from service.authentication import api_keys
 from service.outbox import asyncapi
@@ -157,7 +157,7 @@ def test_example_fits_its_schema(path, method, status, name, value):
         assert documented_errors.is_documented(int(status), error["code"], error["message"])
 
 
-@pytest.mark.parametrize("name", ["external_id", "cursor", "after"])
+@pytest.mark.parametrize("name", [*FILTERS, "cursor", "after"])
 def test_example_of_a_parameter_is_accepted(name):
     path, query = ("/v1/event", FeedQuery) if name == "after" else ("/v1/request", ListQuery)
     parameters = DOCUMENT["paths"][path]["get"]["parameters"]

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from service.api.listing import FILTERS
 from service.app import create_app
 from service.identifiers import new_request_id, uuid_of
 from tests.harness.endpoints import ENDPOINTS, Endpoint
@@ -30,7 +31,7 @@ THE_SAME_FOR_EVERY_CALLER = {
 @pytest.fixture
 async def others(client):
     """A request of the other conveyancer."""
-    body, headers = A_REQUEST | {"external_id": OTHERS["case"]}, {"Idempotency-Key": OTHERS["key"]}
+    body, headers = A_REQUEST | dict.fromkeys(FILTERS, OTHERS["case"]), {"Idempotency-Key": OTHERS["key"]}
     response = await client.post("/v1/request", json=body, headers=headers)
     return OTHERS | {"uuid": response.json()["data"]["uuid"]}
 
@@ -52,7 +53,7 @@ async def call(client: httpx.AsyncClient, endpoint: Endpoint, named: dict[str, s
         endpoint.method,
         endpoint.at(named["uuid"]),
         json=endpoint.body,
-        params={"external_id": named["case"]} if "external_id" in parameters else {},
+        params=dict.fromkeys(parameters & {*FILTERS}, named["case"]),
         headers={"Idempotency-Key": named["key"]} if "Idempotency-Key" in parameters else {},
     )
 

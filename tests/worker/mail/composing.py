@@ -39,9 +39,9 @@ def compose(firm: str = "Acme", *, kind: Kind = "invitation", **fields: Any) -> 
     return mail_message.compose(email, URL, SENDER)
 
 
-def compose_all_of(text: str) -> bytes:
+def compose_all_of(text: str, *, kind: Kind = "invitation") -> bytes:
     fields: dict[str, Any] = dict.fromkeys(WORDS, text)
-    return compose(**fields)
+    return compose(kind=kind, **fields)
 
 
 def received(source: bytes) -> EmailMessage:
