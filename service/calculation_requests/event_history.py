@@ -26,7 +26,7 @@ class EventPage(CalculationRequestEvents, frozen=True):
 
 
 class CursorOutdated(Exception):
-    """The cursor is another server's, or from before a failover or a restore."""
+    """The cursor is another server's or copy's, or from before a failover or a restore."""
 
 
 async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> CalculationRequestEvents:
@@ -77,7 +77,7 @@ async def read_feed(connection: Connection, conveyancer_id: str, *, after: str, 
     if not rows:
         raise UnknownConveyancer
     server: str = rows[0]["server"]
-    if after and not (after.startswith(server) and rows[0]["is_past"]):
+    if after and not (after.startswith(server) and rows[0]["is_kept"]):
         raise CursorOutdated
     events: list[CloudEvent[RequestEvent]] = []
     last, size = server + last[24:], 0
@@ -93,13 +93,17 @@ async def read_feed(connection: Connection, conveyancer_id: str, *, after: str, 
 
 # Events are in the order of their transactions (schema.sql), and the feed ends before the oldest transaction
 # that is open in any database of the server. So no event is committed before one that was read. A cursor
-# names server and timeline, because others have other transactions. If a copy of the disk is older than the
-# cursor, the cursor is not past. On a standby, pg_current_wal_lsn fails. Without new events, there is a row
-# without an event. As in reading.py, all columns of the index are named, and the inner limit is constant.
+# names server and timeline, because others have other transactions. A copy of the disk, or of the database,
+# has the same ones. If it is older than the cursor, it lacks the cursor's event. On a standby,
+# pg_current_wal_lsn fails. Without new events, there is a row without an event. As in reading.py, all columns
+# of the index are named, and the inner limit is constant.
 _READ_FEED = """
     SELECT lpad(to_hex(system_identifier), 16, '0')
            || lower(left(pg_walfile_name(pg_current_wal_lsn()), 8)) AS server,
-           $2 < pg_snapshot_xmin(pg_current_snapshot()) AS is_past,
+           $4 = 0 OR EXISTS (SELECT
+                               FROM event
+                              WHERE (conveyancer_id, transaction, request_id, sequence)
+                                    = ($1, $2, $3, $4)) AS is_kept,
            page.*
       FROM pg_control_system()
       JOIN active_conveyancer ON id = $1

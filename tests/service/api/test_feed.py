@@ -87,7 +87,7 @@ async def test_feed_has_erased_requests_and_nothing_of_another_firm(client, data
     assert set(of_erased) == {(erased.uuid, None)}
     client.headers.update(bearer(issuer.token(FREE_CONVEYANCER)))
     assert await Reader(client).reach(1) == [id_of(anothers)]
-    assert await Reader(client, after=reader.pages[-1]["after"]).read() == []
+    assert (await client.get("/v1/event", params={"after": reader.pages[-1]["after"]})).status_code == 410
 
 
 async def test_open_transaction_delays_the_feed_and_nothing_is_skipped(
@@ -128,7 +128,7 @@ async def test_transactions_that_lock_requests_crosswise_keep_the_order_of_each(
     assert sequences == [1, 2, 3]
 
 
-async def test_cursor_of_another_server_timeline_or_future_is_outdated(client, database):
+async def test_cursor_of_another_server_timeline_copy_or_future_is_outdated(client, database):
     await store(database)
     reader = Reader(client)
     await reader.reach(1)
@@ -138,9 +138,10 @@ async def test_cursor_of_another_server_timeline_or_future_is_outdated(client, d
         "0" * 16 + cursor[16:],
         f"{cursor[:16]}{'f' * 8}{cursor[24:]}",
         f"{cursor[:24]}{'f' * 16}{cursor[40:]}",
+        f"{cursor[:40]}{'0' * 32}{cursor[72:]}",  # of an event that an older copy of the disk does not have
     ]
     answers = [await client.get("/v1/event", params={"after": each}) for each in others]
-    assert [answer.status_code for answer in answers] == [410] * 3
+    assert [answer.status_code for answer in answers] == [410] * len(others)
     assert {answer.json()["errors"][0]["code"] for answer in answers} == {"cursor_outdated"}
 
 
@@ -202,7 +203,7 @@ async def test_any_page_reads_only_its_own_rows(database):
             async with database.transaction():
                 earlier = await database.fetchval(rows)
                 page = await event_history.read_feed(database, CONVEYANCER, after=after, limit=limit)
-                assert await database.fetchval(rows) - earlier <= limit + 1
+                assert await database.fetchval(rows) - earlier <= limit + 2  # the page, and around it
             after, more, count = page.after, page.more, count + len(page.events)
         assert count == 100_000
 
