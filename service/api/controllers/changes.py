@@ -18,7 +18,7 @@ from service.api.openapi import examples
 from service.api.openapi.declarations import Documented
 from service.authentication.access_tokens import WRITE, Caller
 from service.calculation_requests import email_changes, model, reading
-from service.calculation_requests.changing import LockedRequest, change
+from service.calculation_requests.changing import LockedRequest, RequestLocked, change_all
 from service.calculation_requests.email_changes import Cause
 from service.calculation_requests.model import CalculationRequestView
 from service.outbox.events import RequestWithdrawn
@@ -94,12 +94,17 @@ class Changes(Controller):
 async def _change(
     request: ApiRequest[Caller], uuid: str, write: Callable[[Connection, LockedRequest], Awaitable[None]]
 ) -> Envelope[CalculationRequestView]:
-    """Change a request of the caller by *write*, in a transaction. Return it as it is then."""
+    """Change a request of the caller by *write*, in a transaction. Return it as it is then.
+
+    Raises RequestLocked instead of waiting: calls that wait, each with a connection, would delay other firms.
+    """
     resources, caller = request.resources, request.user
     request_id = id_in(uuid, caller)
     async with resources.transaction(caller) as connection:
         await reading.find(connection, request_id, conveyancer_id=caller.conveyancer_id)
-        async with change(connection, request_id) as changed:
-            await write(connection, changed)
+        async with change_all(connection, [request_id], waits=False) as changed:
+            if not changed:  # It may also have been erased meanwhile, which a retry will find.
+                raise RequestLocked
+            await write(connection, changed[request_id])
         stored = await reading.find(connection, request_id, conveyancer_id=caller.conveyancer_id)
         return succeed(resources.view(stored))  # before the commit, so that an error changes nothing
