@@ -223,7 +223,7 @@ async def test_reader_gets_every_event_in_order_while_twenty_writers_commit_late
             old = chance.sample(requests, min(len(requests), 3))
             async with change_all(database, old, waits=False) as found:
                 for request in found.values():
-                    request.announce(RequestEmailSent)
+                    request.announce(RequestEmailSent, email=1, kind="invitation")
             await asyncio.sleep(chance.uniform(0, 2.5))
             if chance.random() < 0.1:
                 await transaction.rollback()
