@@ -13,6 +13,7 @@ from service.api.envelope import ErrorCode, ErrorEnvelope, FieldError, JSONRespo
 from service.authentication.access_tokens import InvalidCredentials
 from service.authentication.authenticator import InsufficientScope
 from service.authentication.signing_keys import SigningKeysUnavailable
+from service.calculation_requests.changing import RequestLocked
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.event_history import CursorOutdated
 from service.calculation_requests.model import (
@@ -76,6 +77,11 @@ def _unavailable(message: str) -> ApiError:
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", message, _SOON)
 
 
+_OVERLOADED = _unavailable(
+    "The service is overloaded, or its database is down: try again after the time in Retry-After."
+)
+
+
 # The responses to exceptions that Litestar raises, and to those of the packages that the API calls. An
 # exception gets the response of its class or, if its class is not listed, of its closest base class that is.
 _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
@@ -136,9 +142,8 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         "idempotency_key_reused",
         "This Idempotency-Key was used with a different body: a new request needs a new key.",
     ),
-    PostgresUnavailable: _unavailable(
-        "The service is overloaded, or its database is down: try again after the time in Retry-After."
-    ),
+    PostgresUnavailable: _OVERLOADED,
+    RequestLocked: _OVERLOADED,
     SigningKeysUnavailable: _unavailable(
         "The access token cannot be verified now: keep it, and try again after the time in Retry-After."
     ),

@@ -19,6 +19,10 @@ from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
 
 
+class RequestLocked(Exception):
+    """Another transaction has locked the request."""
+
+
 class LockedRequest(EventSource, kw_only=True):
     """A request whose row is locked. `change_all` writes the columns that its block changes, and the events.
 

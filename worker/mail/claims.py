@@ -1,6 +1,7 @@
 """The claims of this process: taken on due e-mails, renewed, and ended by recording an outcome."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -74,13 +75,15 @@ class Claims:
         """Renew the claims forever."""
         while True:
             await asyncio.sleep(self._claim_seconds / 6)  # Some renewals may fail before a claim expires.
-            until = time.monotonic() + self._claim_seconds
+            until, emails = time.monotonic() + self._claim_seconds, list(self._until)
             with suppress(PostgresUnavailable):
                 async with connections.acquired(self._pool, seconds=self._seconds) as connection:
                     renewed = await ledger.renew(
-                        connection, self._process_id, list(self._until), seconds=self._claim_seconds
+                        connection, self._process_id, emails, seconds=self._claim_seconds
                     )
-                self._until.update(dict.fromkeys(renewed & self._until.keys(), until))
+                # The others are cancelled or taken over, or locked by a transaction that may do so.
+                for email in self._until.keys() & emails:
+                    self._until[email] = until if email in renewed else -math.inf
 
     async def settle(self, email: Email, outcome: Outcome) -> None:
         """Record the outcome of an attempt, which ends the claim."""

@@ -18,7 +18,7 @@ from service.api.openapi import examples
 from service.api.openapi.declarations import Documented
 from service.authentication.access_tokens import WRITE, Caller
 from service.calculation_requests import email_changes, model, reading
-from service.calculation_requests.changing import LockedRequest, change
+from service.calculation_requests.changing import LockedRequest, RequestLocked, change_all
 from service.calculation_requests.model import CalculationRequestView
 from service.outbox.events import RequestWithdrawn
 from service.postgres.pool import Connection
@@ -91,12 +91,18 @@ class Changes(Controller):
 async def _change(
     request: ApiRequest[Caller], uuid: str, write: Callable[[Connection, LockedRequest], Awaitable[None]]
 ) -> Envelope[CalculationRequestView]:
-    """Change a request of the caller by *write*, in a transaction. Return it as it is then."""
+    """Change a request of the caller by *write*, in a transaction. Return it as it is then.
+
+    Raises RequestLocked instead of waiting: calls that wait, each with a connection, would delay other firms.
+    """
     resources, caller = request.resources, request.user
     request_id = id_in(uuid, caller)
     async with resources.transaction(caller) as connection:
         await reading.find(connection, request_id, conveyancer_id=caller.conveyancer_id)
-        async with change(connection, request_id) as changed:
+        async with change_all(connection, [request_id], waits=False) as found:
+            if not found:  # It may also have been erased meanwhile, which a retry will find.
+                raise RequestLocked
+            changed = found[request_id]
             changed.client_id, changed.traceparent = caller.client_id, request.scope["state"]["traceparent"]
             await write(connection, changed)
         stored = await reading.find(connection, request_id, conveyancer_id=caller.conveyancer_id)

@@ -71,3 +71,17 @@ async def test_refused_change_changes_nothing(
     assert (response.status_code, response.json()["errors"][0]["code"]) == (status, code)
     assert ("Retry-After" in response.headers) == (status == 503)
     assert await other_connection.fetch(STORED) == before
+
+
+async def test_calls_for_a_locked_request_leave_the_connections_to_others(
+    service_settings, issuer, database, created
+):
+    path = f"/v1/request/{created['uuid']}"
+    bounds = {"database_pool_size": 1, "database_timeout_seconds": 1.0}
+    async with api_client(service_settings, issuer.token(), **bounds) as client, database.transaction():
+        await database.execute("SELECT FROM calculation_request FOR UPDATE")
+        changes = [asyncio.create_task(client.post(f"{path}/withdrawal")) for _ in range(5)]
+        others = [await client.get(path) for _ in range(5)]
+
+        assert [each.status_code for each in await asyncio.gather(*changes)] == [503] * 5
+    assert [each.status_code for each in others] == [200] * 5

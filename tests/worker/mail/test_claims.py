@@ -93,19 +93,26 @@ async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer
 
 
 @pytest.mark.usefixtures("intended")
-async def test_claim_taken_over_is_neither_used_nor_renewed_nor_released(
-    worker_settings, mail_server, mail_link, database, logs
+@pytest.mark.parametrize(
+    "change",
+    [
+        "claimed_by = gen_random_uuid(), next_attempt_at = 'infinity'",
+        "claimed_by = NULL, state = 'failed', reason = 'cancelled'",
+    ],
+    ids=["taken over", "cancelled"],
+)
+async def test_claim_that_was_lost_is_neither_used_nor_renewed_nor_released(
+    *, worker_settings, mail_server, mail_link, database, logs, change
 ):
-    by_another = "UPDATE email SET claimed_by = gen_random_uuid(), next_attempt_at = 'infinity'"
-
-    async with postman_held_before(b"RCPT", mail_link, worker_settings, email_claim_seconds=1.0):
-        await database.execute(by_another)
-        await asyncio.sleep(1.5)
+    """It is not used from the next renewal on, which is long before it expires."""
+    async with postman_held_before(b"RCPT", mail_link, worker_settings, email_claim_seconds=6.0):
+        row = await database.fetch(f"UPDATE email SET {change} RETURNING *")  # noqa: S608 - constants only
+        await asyncio.sleep(2.5)
         mail_link.resume()
-        await eventually(lambda: "email_claim_lost" in str(logs))
+        await eventually(lambda: "email_claim_lost" in str(logs), seconds=3.0)
 
     assert mail_server.accepted == []
-    assert await is_claimed(database)
+    assert await database.fetch("SELECT * FROM email") == row
 
 
 async def test_pending_emails_whose_requests_are_gone_delay_no_others_and_are_found(
