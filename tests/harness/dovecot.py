@@ -1,0 +1,184 @@
+"""Debian's Dovecot on free ports of the loopback: a mailbox that is read over IMAP.
+
+Debian's program looks for its modules in /usr/lib/dovecot/modules, without a setting for another folder. So
+it is given a copy of its library in which this path is replaced by one in its working directory.
+"""
+
+import imaplib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from grp import getgrgid
+from pathlib import Path
+from pwd import getpwnam, getpwuid
+from typing import NamedTuple
+from urllib.parse import quote
+from uuid import uuid4
+
+from deploy.local.machine import packages
+from deploy.local.machine.ports import free_port
+from deploy.local.machine.processes import Program
+from tests.harness.certificates import Authority
+from tests.harness.mail_daemon import MailDaemon
+
+# Who may start it, and the owner of the mailbox. Postfix delivers as the same user.
+_USER = getpwuid(os.geteuid()).pw_name if os.geteuid() else "nobody"
+LOGIN, PASSWORD = "calculations@service.example.com", "p@ss/word%1"
+_UID = re.compile(rb"UID (\d+)")
+_LINKS = 50_000  # to a file, fewer than any file system allows
+_LIBRARY = "libdovecot.so.0"
+_MODULES = b"/usr/lib/dovecot/modules\0"
+_SERVICES = """
+passdb {{
+  driver = passwd-file
+  args = {folder}/logins
+}}
+userdb {{
+  driver = static
+  args = uid={user} gid={group} home={folder}
+}}
+service imap-login {{
+  chroot =
+  inet_listener imap {{
+    port = {port}
+  }}
+  inet_listener imaps {{
+    port = {tls_port}
+  }}
+}}
+service anvil {{
+  chroot =
+}}
+service stats {{
+  chroot =
+}}
+"""
+
+
+class Kept(NamedTuple):
+    """A message in the mailbox."""
+
+    uid: int
+    flags: frozenset[str]
+    content: bytes
+
+
+class Dovecot(MailDaemon):
+    """Serves the mailbox (a Maildir) to LOGIN with PASSWORD: at `url`, and with TLS at `tls_url`.
+
+    Its certificate is of *authority*. *settings* are Dovecot's, for instance `imap_capability`.
+    """
+
+    def __init__(self, folder: Path, mailbox: Path, authority: Authority, **settings: str) -> None:
+        self._folder, self._mailbox = folder, mailbox
+        self._root = packages.unpacked("dovecot-imapd")
+        self.port, self.tls_port = free_port(), free_port()
+        account = f"{quote(LOGIN, safe='')}:{quote(PASSWORD, safe='')}@127.0.0.1"
+        self.url = f"imap://{account}:{self.port}/INBOX"
+        self.tls_url = f"imaps://{account}:{self.tls_port}/INBOX"
+        self._make_files()
+        self._configure(authority.certificate(), **settings)
+        libraries = f"{self._root}/usr/lib/dovecot"
+        paths = (folder, libraries, f"{libraries}/modules/old-stats", packages.library_path(self._root))
+        configuration = ("-c", f"{folder}/dovecot.conf")
+        # Without doveconf, it would start the one in /usr/bin.
+        doveconf = (f"{self._root}/usr/bin/doveconf", *configuration, "-f", "service=master", "-m", "master", "-p")
+        program = Program(
+            name="Dovecot",
+            command=[*doveconf, "-e", f"{self._root}/usr/sbin/dovecot", "-F", *configuration],
+            environment=os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, paths))},
+            folder=folder,
+            log=folder / "output",
+        )
+        super().__init__(program, port=self.port, log=folder / "dovecot.log", started="starting up for imap")
+
+    def _make_files(self) -> None:
+        for made in (self._folder / "run", *(self._mailbox / name for name in ("cur", "new", "tmp"))):
+            made.mkdir(parents=True, exist_ok=True)
+        for name in ("", "cur", "new", "tmp"):
+            shutil.chown(self._mailbox / name, _USER)
+        (self._folder / "logins").write_text(f"{LOGIN}:{{PLAIN}}{PASSWORD}\n")
+        original = (self._root / "usr/lib/dovecot" / _LIBRARY).read_bytes()
+        assert original.count(_MODULES) == 1
+        (self._folder / _LIBRARY).write_bytes(original.replace(_MODULES, b"modules".ljust(len(_MODULES), b"\0")))
+        (self._folder / "run" / "modules").symlink_to(self._root / "usr/lib/dovecot/modules")
+
+    def _configure(self, certificate: Path, **settings: str) -> None:
+        """Write its settings: those below, and *settings*."""
+        group = getgrgid(getpwnam(_USER).pw_gid).gr_name
+        usual = {
+            "base_dir": f"{self._folder}/run",
+            "state_dir": f"{self._folder}",
+            "log_path": f"{self._folder}/dovecot.log",
+            "libexec_dir": f"{self._root}/usr/lib/dovecot",
+            "import_environment": "LD_LIBRARY_PATH",
+            "default_internal_user": _USER,
+            "default_internal_group": group,
+            "default_login_user": _USER,
+            "protocols": "imap",
+            "listen": "127.0.0.1",
+            "ssl_cert": f"<{certificate}",
+            "ssl_key": f"<{certificate}",
+            "disable_plaintext_auth": "no",
+            "auth_failure_delay": "0",
+            "mail_location": f"maildir:{self._mailbox}",
+        }
+        lines = [f"{name} = {value}\n" for name, value in (usual | settings).items()]
+        services = _SERVICES.format(
+            folder=self._folder, user=_USER, group=group, port=self.port, tls_port=self.tls_port
+        )
+        (self._folder / "dovecot.conf").write_text("".join(lines) + services)
+
+    @contextmanager
+    def connected(self) -> Iterator[imaplib.IMAP4]:
+        """Yield a connection that has selected the mailbox."""
+        with imaplib.IMAP4("127.0.0.1", self.port, timeout=60) as connection:
+            connection.login(LOGIN, PASSWORD)
+            connection.select()
+            yield connection
+
+    def put(self, message: bytes) -> None:
+        """Add a message."""
+        with self.connected() as connection:
+            assert connection.append("INBOX", None, None, message)[0] == "OK"  # type: ignore[arg-type]
+
+    def fill(self, count: int, message: bytes, *, flags: str = "") -> None:
+        """Add *count* copies of a message, quickly. *flags* are Maildir's: F for \\Flagged, T for \\Deleted."""
+        for start in range(0, count, _LINKS):
+            original = self._folder / f"original-{uuid4()}"
+            original.write_bytes(message)
+            shutil.chown(original, _USER)
+            for number in range(min(_LINKS, count - start)):
+                (self._mailbox / "cur" / f"{original.name}-{number}:2,{flags}").hardlink_to(original)
+        with self.connected():  # It gives each its UID.
+            pass
+
+    @property
+    def messages(self) -> list[Kept]:
+        """What the mailbox holds now."""
+        with self.connected() as connection:
+            _, parts = connection.uid("FETCH", "1:*", "(FLAGS BODY.PEEK[])")
+        return [
+            Kept(int(_UID.findall(start)[0]), frozenset(map(bytes.decode, imaplib.ParseFlags(start))), content)
+            for start, content in (part for part in parts if isinstance(part, tuple))
+        ]
+
+
+@contextmanager
+def running(authority: Authority, mailbox: Path | None = None, **settings: str) -> Iterator[Dovecot]:
+    """Run it with *settings* until the block is left, then print the end of its log.
+
+    Without *mailbox*, a folder that another server delivers to, it begins with an empty one.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o711)  # Its processes that are not root look for their files by name.
+        server = Dovecot(Path(folder), mailbox or Path(folder) / "mailbox", authority, **settings)
+        try:
+            server.wait_until_it_listens()
+            yield server
+        finally:
+            server.kill()
+            print("--- Dovecot", server.log[-4000:], sep="\n")  # noqa: T201
