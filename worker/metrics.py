@@ -55,6 +55,12 @@ email_delivery_seconds = Histogram(
     buckets=_DELIVERY_SECONDS,
 )
 
+bounces = Counter("bounces_total", "Messages that were read in the mailbox of MAIL_FROM.", ["outcome"])
+bounces_look_age = Gauge(
+    "bounces_look_age_seconds",
+    "Time since a process last read the mailbox of MAIL_FROM, if BOUNCES_URL is set.",
+)
+
 discrepancies = Gauge(
     "reconciliation_discrepancies", "Discrepancies found by the last reconciliation.", ["kind"]
 )
@@ -62,7 +68,14 @@ reconciliation_age = Gauge(
     "reconciliation_age_seconds", "Time since this process's last reconciliation that succeeded."
 )
 
-FROM_POSTGRES = (outbox_pending, outbox_retrying, outbox_oldest_age, emails_pending, emails_oldest_age)
+FROM_POSTGRES = (
+    outbox_pending,
+    outbox_retrying,
+    outbox_oldest_age,
+    emails_pending,
+    emails_oldest_age,
+    bounces_look_age,
+)
 
 # NaN in a process until one of its roles sets the gauge, or forever if no role does.
 for _gauge in (*FROM_POSTGRES, reconciliation_age):
@@ -73,3 +86,5 @@ for _type in BY_TYPE:
     events_published.labels(_type)
 for _outcome in ("sent", "postponed", "failed", "recipient_refused", "given_back", "internal_error"):
     emails.labels(_outcome)
+for _outcome in ("recipient", "sender", "repeated", "delayed", "kept", "waiting"):
+    bounces.labels(_outcome)

@@ -70,7 +70,7 @@ class RequestEmailSent(DetailedRequestEvent, frozen=True, kw_only=True):
     type: ClassVar[str] = "request.email_sent"
 
 
-Reason = Literal["refused", "gave_up", "not_composable", "cancelled"]
+Reason = Literal["refused", "gave_up", "not_composable", "cancelled", "bounced"]
 
 
 class RequestEmailFailed(DetailedRequestEvent, frozen=True, kw_only=True):

@@ -29,6 +29,10 @@ class MailboxUnavailable(Exception):
     """The mailbox at BOUNCES_URL cannot be read. The message says why."""
 
 
+class MailboxUnfit(MailboxUnavailable):
+    """The IMAP server cannot do what is needed. The message says what."""
+
+
 class Message(msgspec.Struct, frozen=True):
     """The beginning of a message in the mailbox."""
 
@@ -84,7 +88,7 @@ class Mailbox:
         self._log_in(client, unquote(url.username or ""), unquote(url.password or ""))
         if not client.has_capability("UIDPLUS"):
             # Without it, only all deleted messages can be removed, also those that a person has deleted.
-            raise MailboxUnavailable("the IMAP server lacks UIDPLUS (RFC 4315), which is needed")
+            raise MailboxUnfit("the IMAP server lacks UIDPLUS (RFC 4315), which is needed")
         self._messages = client.select_folder(unquote(url.path.strip("/")) or "INBOX")[b"EXISTS"]
 
     def _log_in(self, client: IMAPClient, user: str, password: str) -> None:

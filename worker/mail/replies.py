@@ -33,7 +33,7 @@ _SENDER_WORDS = (
 )
 
 _POLICY_CODE = r"5\d\d 5\.7\.1(?:\D|$)"  # The recipient's domain accepts no such e-mail.
-# Our mail server accepted the e-mail, and the recipient's did not: our domain or address is not trusted there.
+# Our mail server accepted the e-mail, and the recipient's server refused it, because it does not trust us.
 _REPORTED_POLICY_CODE = r"[45]\d\d [45]\.7\."
 
 _LONGEST_REPLY = 1000
@@ -68,7 +68,7 @@ class Reply(NamedTuple):
 
     @property
     def fault(self) -> Fault:
-        """Whose fault a refusal of RCPT or the content is. worker/README.md has examples for each line."""
+        """Whose fault a refusal of RCPT or the content, or a reported failure, is. worker/README.md has examples."""
         is_reported = self.to == "report"
         code = self.code or (550 if is_reported else NO_REPLY)  # A report may have an enhanced code alone.
         # A quoted address may contain any word.
@@ -79,13 +79,14 @@ class Reply(NamedTuple):
             return "recipient"
         if re.search(_SENDER_CODES, plain) or re.search(_SENDER_WORDS, plain):
             return "sender"
-        if is_reported:
-            return "sender" if re.match(_REPORTED_POLICY_CODE, plain) else "recipient"
-        if code < 500:
+        if code < 500 and not is_reported:
             return "passing"
         if self.to == "content":
             return "message"
-        return "recipient" if re.match(_POLICY_CODE, plain) else "sender"
+        blames_us = (
+            re.match(_REPORTED_POLICY_CODE, plain) if is_reported else not re.match(_POLICY_CODE, plain)
+        )
+        return "sender" if blames_us else "recipient"
 
 
 def outcome_of(reply: Reply, email: Email, settings: EmailSettings, *, others_accepted: bool) -> Outcome:

@@ -1,7 +1,7 @@
 """Reads what a mail server reports later about an e-mail that it, or another server, had accepted.
 
-Most servers send a delivery status notification (RFC 3464). Older releases of Exim send a text for people, and
-mark it by the header X-Failed-Recipients.
+Most servers send a delivery status notification (RFC 3464). Older releases of Exim send a text for people
+with the header X-Failed-Recipients.
 """
 
 import re
@@ -17,7 +17,7 @@ from worker.mail import tokens
 from worker.mail.replies import NO_REPLY, Reply, storable
 
 LARGEST_BYTES = 256 * 1024  # of a message that are read. A report of our small e-mails has less.
-# Real reports have at most about six. With 32 nested parts, parsing takes 0.4 s; with 900, it would take 11 s.
+# Reports have about six at most. Parsing 32 nested parts takes 0.4 s; parsing 900 would take 11 s.
 _MOST_BOUNDARIES = 32
 
 _SOFT_BREAK = re.compile(r"=\r?\n")  # of quoted-printable, in which a server may return the headers
@@ -51,7 +51,7 @@ def read(content: bytes, keys: SecretKeyRing) -> Report | None:
         return None
     reports = [*_delivery_statuses(message)] or [*_report_of_exim(message)]
     # Our e-mails have one recipient, but the recipient's server may have forwarded them to several.
-    by_action = {action: reply for action, reply in reversed(reports)}
+    by_action = dict(reversed(reports))  # the first reply of each action
     for action in ("failed", "delayed"):
         if action in by_action:
             return Report(email, is_delayed=action == "delayed", reply=by_action[action])
@@ -86,7 +86,7 @@ def _parts(message: Message) -> list[Message]:
 
 
 def _reply(words: str, status: str, *, is_reply: bool) -> Reply:
-    """Return the reply of a server, in one line, and without addresses. The status stands before its words."""
+    """Return the reply of a server in one line, without addresses, and with the status before its words."""
     words = _ADDRESS.sub("[address]", " ".join(words.split()))
     found = _SMTP_REPLY.match(words) if is_reply else None
     code, words = (int(found[1]), found[2]) if found else (NO_REPLY, words)
