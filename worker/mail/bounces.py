@@ -126,7 +126,7 @@ class BounceReader:
         for outcome, count in counted.items():
             metrics.bounces.labels(outcome).inc(count)
         if counted:
-            _log.info("bounces_read", **counted)
+            _log.info("bounces_read", **dict[str, int](counted))
         return len(uids) == _MOST_AT_ONCE and counted.total() > counted["waiting"]
 
     def _read(self, opened: Mailbox, uids: Sequence[int]) -> list[Found]:
@@ -175,9 +175,9 @@ def _outcome(
         return "delayed"
     if report.email in bounced:
         return "sender" if report.reply.fault == "sender" else "recipient"
-    state, hour_ago = states.get(report.email, (None, None))
-    if state is None:  # The request was erased, or a restore has lost the e-mail.
+    if report.email not in states:  # The request was erased, or a restore has lost the e-mail.
         return "kept"
+    state, hour_ago = states[report.email]
     if state == "failed":
         return "repeated"
     is_old = state == "pending" and message.received_at and message.received_at < hour_ago

@@ -34,7 +34,7 @@ _SENDER_WORDS = (
 
 _POLICY_CODE = r"5\d\d 5\.7\.1(?:\D|$)"  # The recipient's domain accepts no such e-mail.
 # Our mail server accepted the e-mail, and the recipient's server refused it, because it does not trust us.
-_REPORTED_POLICY_CODE = r"[45]\d\d [45]\.7\."
+_REPORTED_POLICY_CODE = r"\d{3} 5\.7\."
 
 _LONGEST_REPLY = 1000
 # A line break in a quoted link, perhaps in quoted-printable, or with the enhanced code that begins each line.
@@ -68,7 +68,7 @@ class Reply(NamedTuple):
 
     @property
     def fault(self) -> Fault:
-        """Whose fault a refusal of RCPT or the content, or a reported failure, is. worker/README.md has examples."""
+        """Whose fault a refusal of RCPT or the content, or a reported failure, is: see worker/README.md."""
         is_reported = self.to == "report"
         code = self.code or (550 if is_reported else NO_REPLY)  # A report may have an enhanced code alone.
         # A quoted address may contain any word.
