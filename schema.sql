@@ -143,11 +143,12 @@ CREATE TABLE secret_key (
     fingerprint bytea NOT NULL     -- distinguishes keys, and reveals nothing else
 );
 
--- The ledger of e-mails. It has one row for each e-mail, written before the first attempt. The email_key of a
--- request's first e-mail is the id of the event request.created.
+-- The ledger of e-mails. It has one row for each e-mail, written before the first attempt.
 CREATE TABLE email (
-    email_key       text PRIMARY KEY,
     request_id      uuid NOT NULL,
+    number          integer NOT NULL,  -- 1, 2, … within the request. request.created causes number 1
+    kind            text NOT NULL,     -- such as invitation
+    requested_by    text,      -- the client_id of the caller of the API that asked for the e-mail
     state           text NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'sent', 'failed')),
     attempts        integer NOT NULL DEFAULT 0,
     next_attempt_at timestamptz NOT NULL DEFAULT now(),
@@ -158,11 +159,9 @@ CREATE TABLE email (
     smtp_code       integer,       -- in request.email_failed
     traceparent     text,          -- from the message that carried the event (W3C Trace Context)
     reason          text,          -- in request.email_failed
+    PRIMARY KEY (request_id, number),
     CHECK ((state = 'failed') = (reason IS NOT NULL))
 );
-
--- For finding the e-mails of a request: for operators (trace, reconcile).
-CREATE INDEX email_request ON email (request_id);
 
 -- For finding the e-mails that are due.
 CREATE INDEX email_due ON email (next_attempt_at) WHERE state = 'pending';

@@ -10,7 +10,6 @@ import msgspec
 import structlog
 
 from service.identifiers import uuid_of
-from service.outbox.events import RequestCreated
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
@@ -112,8 +111,7 @@ _OVERDUE_EMAILS = f"""
         ON request.id = request_id
      WHERE request.created_at >= $1
        AND state = 'pending'
-       AND CASE WHEN email_key LIKE '%.{RequestCreated.type}.1' THEN request.created_at
-                ELSE email.created_at END < now() - interval '5 min'
+       AND CASE number WHEN 1 THEN request.created_at ELSE email.created_at END < now() - interval '5 min'
        AND coalesce(server_reply, '') !~ '{RECIPIENT_REFUSED}'
 """  # noqa: S608 - constants only
 

@@ -1,29 +1,39 @@
 """Changes to the e-mails of locked requests: how they end (sent, failed or cancelled), and adding new ones.
 
 The worker ends e-mails, as sent or failed. Operators cancel and add e-mails; erasing a request cancels them.
-
-The e-mail key of a request's first e-mail is the id of the request.created event that causes this e-mail.
-For later e-mails a number, from 2 on, is appended. The Message-ID is made from the key.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
 
 from service.calculation_requests.changing import LockedRequest
 from service.identifiers import uuid_of
-from service.outbox import events
-from service.outbox.events import Reason, RequestCreated, RequestEmailFailed, RequestEmailSent
+from service.outbox.events import Reason, RequestEmailFailed, RequestEmailSent
 from service.postgres.pool import Connection
+
+Kind = Literal["invitation"]  # It has the link. worker/mail/message.py says what each kind is.
+
+
+class EmailId(NamedTuple):
+    """Identifies an e-mail. The numbers of a request's e-mails begin with 1, for request.created."""
+
+    request_id: UUID
+    number: int
+    kind: Kind
+
+    @property
+    def key(self) -> str:
+        """The e-mail key, for operators, logs and the Message-ID. It is never parsed."""
+        return f"{uuid_of(self.request_id)}.{self.kind}.{self.number}"
 
 
 class EmailEnd(msgspec.Struct, frozen=True):
     """How a pending e-mail ended: it was sent, or failed for a reason. Cancelled ones failed, too."""
 
-    email_key: str
-    request_id: UUID
+    id: EmailId
     reply: str | None  # the mail server's, or our own text
     reason: Reason | None = None  # None: sent
     smtp_code: int = 0
@@ -45,19 +55,20 @@ async def announce_ends(
     if not ends:
         return
     for end in ends:
-        request = requests[end.request_id]
+        request, email = requests[end.id.request_id], {"email": end.id.number, "kind": end.id.kind}
         if end.reason is None:
-            request.announce(RequestEmailSent, traceparent=end.traceparent)
+            request.announce(RequestEmailSent, traceparent=end.traceparent, **email)
         else:
             facts = {"reason": end.reason, "smtp_code": end.smtp_code}
-            request.announce(RequestEmailFailed, traceparent=end.traceparent, **facts)
+            request.announce(RequestEmailFailed, traceparent=end.traceparent, **email, **facts)
     await connection.execute(
         _END,
-        [end.email_key for end in ends],
+        [end.id.request_id for end in ends],
+        [end.id.number for end in ends],
         [end.reply for end in ends],
         [None if end.reason is None else end.smtp_code for end in ends],
         [end.reason for end in ends],
-        [requests[end.request_id].locked_at for end in ends],
+        [requests[end.id.request_id].locked_at for end in ends],
     )
 
 
@@ -71,31 +82,33 @@ _END = """
            settled_at = ended.at,
            smtp_code = ended.smtp_code,
            reason = ended.reason
-      FROM unnest($1::text[], $2::text[], $3::integer[], $4::text[], $5::timestamptz[])
-           AS ended (email_key, server_reply, smtp_code, reason, at)
-     WHERE email.email_key = ended.email_key
+      FROM unnest($1::uuid[], $2::integer[], $3::text[], $4::integer[], $5::text[], $6::timestamptz[])
+           AS ended (request_id, number, server_reply, smtp_code, reason, at)
+     WHERE email.request_id = ended.request_id
+       AND email.number = ended.number
 """
 
 
-async def replace(connection: Connection, request: LockedRequest, *, sends: bool) -> str | None:
-    """Cancel the pending e-mails of a request, and record that a new one is to be sent.
+async def replace(connection: Connection, request: LockedRequest, *, sends: bool) -> EmailId | None:
+    """Cancel the pending e-mails of a request, and record that a new invitation is to be sent.
 
-    Returns the new e-mail's key. If request.created has not been consumed, the new e-mail is the first one,
-    and the consumer adds none. Without *sends*, no e-mail is sent, and None is returned.
+    Returns the new e-mail. If request.created has not been consumed, the new e-mail is the first one, and the
+    consumer adds none. Without *sends*, no e-mail is sent, and None is returned.
     """
     # If a consumer is adding the first e-mail, `_add_first` waits until it has. So `cancel` sees that e-mail.
     if await _add_first(connection, [request.id]) and sends:
-        return first_email_key(request.id)
+        return EmailId(request.id, 1, "invitation")
     await cancel(connection, {request.id: request})
     if not sends:
         return None
-    sent = await connection.fetch("SELECT email_key FROM email WHERE request_id = $1", request.id)
-    another = await add_again(connection, [row["email_key"] for row in sent], {request.id: request})
-    return another[request.id]
+    last = await connection.fetchval("SELECT max(number) FROM email WHERE request_id = $1", request.id)
+    another = EmailId(request.id, last + 1, "invitation")
+    await add(connection, [another], {request.id: request})
+    return another
 
 
-async def cancel(connection: Connection, requests: Mapping[UUID, LockedRequest]) -> dict[UUID, str]:
-    """Cancel the pending e-mails of these requests. Returns their keys.
+async def cancel(connection: Connection, requests: Mapping[UUID, LockedRequest]) -> list[EmailId]:
+    """Cancel the pending e-mails of these requests. Returns them.
 
     First e-mails that no consumer has recorded yet are recorded and cancelled. An e-mail that a worker has
     claimed may still be sent, because the worker may have read the row already.
@@ -103,61 +116,57 @@ async def cancel(connection: Connection, requests: Mapping[UUID, LockedRequest])
     await _add_first(connection, list(requests))
     rows = await connection.fetch(
         """
-        SELECT email_key, request_id, traceparent
+        SELECT request_id, number, kind, traceparent
           FROM email
          WHERE request_id = ANY($1)
            AND state = 'pending'
-         ORDER BY email_key
+         ORDER BY request_id, number
            FOR UPDATE
         """,
         list(requests),
     )
-    ends = [EmailEnd(**row, reply=None, reason="cancelled") for row in rows]
+    ends = [EmailEnd(EmailId(*row[:3]), None, "cancelled", traceparent=row["traceparent"]) for row in rows]
     await announce_ends(connection, ends, requests)
-    return {end.request_id: end.email_key for end in ends}
-
-
-def first_email_key(request_id: UUID) -> str:
-    """Return the e-mail key of a request's first e-mail."""
-    return events.event_id(uuid_of(request_id), RequestCreated.type, 1)
+    return [end.id for end in ends]
 
 
 async def _add_first(connection: Connection, request_ids: Sequence[UUID]) -> bool:
     """Add the missing first e-mails of locked requests. Returns False if none was missing."""
     added = await connection.fetch(
         """
-        INSERT INTO email (email_key, request_id)
-        SELECT email_key, request_id
-          FROM unnest($1::text[], $2::uuid[]) AS first (email_key, request_id)
-         ORDER BY email_key -- as a consumer does: otherwise the two could deadlock
-        ON CONFLICT (email_key) DO NOTHING
+        INSERT INTO email (request_id, number, kind)
+        SELECT request_id, 1, 'invitation'
+          FROM unnest($1::uuid[]) AS first (request_id)
+         ORDER BY request_id -- as a consumer does: otherwise the two could deadlock
+        ON CONFLICT (request_id, number) DO NOTHING
         RETURNING true
         """,
-        [first_email_key(request_id) for request_id in request_ids],
         request_ids,
     )
     return bool(added)
 
 
-async def add_again(
-    connection: Connection, email_keys: Sequence[str], requests: Mapping[UUID, LockedRequest]
-) -> dict[UUID, str]:
-    """Add one new e-mail to each of these requests. Returns the new keys.
+async def add(
+    connection: Connection, emails: Sequence[EmailId], requests: Mapping[UUID, LockedRequest]
+) -> list[EmailId]:
+    """Add those of these e-mails whose request is one of *requests*. Returns those added.
 
-    A request gets no e-mail if one of its e-mails is pending, or if its last e-mail is not in *email_keys*.
+    A request gets no e-mail while one of its e-mails is pending, or if the number or a later one is taken.
     """
+    wanted = [email for email in emails if email.request_id in requests]
     rows = await connection.fetch(
         """
-        INSERT INTO email (email_key, request_id)
-        SELECT min(email_key) || '.' || (count(*) + 1), request_id
-          FROM email
-         WHERE request_id = ANY($2)
-         GROUP BY request_id
-        HAVING bool_and(state <> 'pending')
-           AND (array_agg(email_key ORDER BY length(email_key) DESC, email_key DESC))[1] = ANY($1)
-        RETURNING request_id, email_key
+        INSERT INTO email (request_id, number, kind)
+        SELECT request_id, number, kind
+          FROM unnest($1::uuid[], $2::integer[], $3::text[]) AS wanted (request_id, number, kind)
+         WHERE NOT EXISTS (SELECT
+                             FROM email
+                            WHERE email.request_id = wanted.request_id
+                              AND (state = 'pending' OR email.number >= wanted.number))
+        RETURNING request_id, number, kind
         """,
-        email_keys,
-        list(requests),
+        [email.request_id for email in wanted],
+        [email.number for email in wanted],
+        [email.kind for email in wanted],
     )
-    return {row["request_id"]: row["email_key"] for row in rows}
+    return [EmailId(*row) for row in rows]

@@ -104,11 +104,11 @@ async def _answer(
             request.customer_email = address or request.customer_email
             request.secret_salt, request.secret_key_id = secrets.token_bytes(16), keys.current_id
             email = await email_changes.replace(connection, request, sends=sends_email)
-            await operator_actions.record(connection, action, [(request_id, email)], by)
-    changed = {"uuid": request.uuid, "changed": is_new, "email": email}
+            await operator_actions.record(connection, action, [(request_id, email and email.key)], by)
+    changed = {"uuid": request.uuid, "changed": is_new, "email": email and email.key}
     if not is_new:
         return Answer(changed, f"{request.uuid} has this address already: nothing was changed")
-    follows = f"e-mail {email} is due" if email else "no e-mail is sent"
+    follows = f"e-mail {email.key} is due" if email else "no e-mail is sent"
     return Answer(changed, f"{request.uuid} has a new secret; {follows}")
 
 

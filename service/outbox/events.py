@@ -64,10 +64,17 @@ class RequestCreated(DetailedRequestEvent, frozen=True, kw_only=True):
     type: ClassVar[str] = "request.created"
 
 
+EmailNumber = Annotated[int, Meta(ge=1, description="1, 2, … within the request's e-mails.", examples=[1])]
+EmailKind = Annotated[str, Meta(description="What the e-mail is for.", examples=["invitation"])]
+
+
 class RequestEmailSent(DetailedRequestEvent, frozen=True, kw_only=True):
     """The mail server accepted the e-mail to the customer."""
 
     type: ClassVar[str] = "request.email_sent"
+
+    email: EmailNumber
+    kind: EmailKind
 
 
 Reason = Literal["refused", "gave_up", "not_composable", "cancelled", "bounced"]
@@ -78,6 +85,8 @@ class RequestEmailFailed(DetailedRequestEvent, frozen=True, kw_only=True):
 
     type: ClassVar[str] = "request.email_failed"
 
+    email: EmailNumber
+    kind: EmailKind
     reason: Annotated[
         Reason,
         Meta(

@@ -60,10 +60,10 @@ async def test_senders_are_counted_by_the_emails_that_are_due(database, autoscal
 
     await database.execute(
         """
-        INSERT INTO email (email_key, request_id, state, next_attempt_at)
-        VALUES ('due', gen_random_uuid(), 'pending', now()),
-               ('later', gen_random_uuid(), 'pending', now() + interval '1 hour'),
-               ('sent', gen_random_uuid(), 'sent', now())
+        INSERT INTO email (request_id, number, kind, state, next_attempt_at)
+        VALUES (gen_random_uuid(), 1, 'due', 'pending', now()),
+               (gen_random_uuid(), 1, 'later', 'pending', now() + interval '1 hour'),
+               (gen_random_uuid(), 1, 'sent', 'sent', now())
         """
     )
 

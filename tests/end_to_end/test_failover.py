@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from service.calculation_requests import erasing
-from service.calculation_requests.email_changes import EmailEnd
+from service.calculation_requests.email_changes import EmailEnd, EmailId
 from service.calculation_requests.model import CalculationRequest, Idempotency
 from service.calculation_requests.storing import Storage
 from service.command_line import connecting
@@ -47,12 +47,12 @@ async def create(pool: Pool, request: CalculationRequest, seconds: float) -> Non
 
 async def record_email(pool: Pool, request: CalculationRequest, seconds: float) -> None:
     async with connections.acquired(pool, seconds=seconds) as connection:
-        await ledger.add(connection, [EmailToSend("to send", request.id)])
+        await ledger.add(connection, [EmailToSend(request.id)])
 
 
 async def record_end(pool: Pool, request: CalculationRequest, seconds: float) -> None:
     async with connections.transaction(pool, seconds=seconds) as connection:
-        sent = EmailEnd("sent", request.id, "250 OK", None, 0, None)
+        sent = EmailEnd(EmailId(request.id, 1, "invitation"), "250 OK")
         assert await ledger.record_ends(connection, [sent]) == [None]
 
 
@@ -99,7 +99,7 @@ async def test_work_is_done_only_once_a_standby_has_it_and_is_there_after_a_fail
         async with connections.acquired(pool, seconds=10) as connection:
             for request in requests[1:]:
                 await insert(connection, request)
-            await ledger.add(connection, [EmailToSend("sent", requests[2].id)])
+            await ledger.add(connection, [EmailToSend(requests[2].id)])
         await servers.cut_off()
         attempts = []
         for _ in range(2):

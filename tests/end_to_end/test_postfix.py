@@ -9,6 +9,7 @@ import pytest
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
+from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 from tests.harness import postfix, stored
 from tests.harness.postfix import Postfix
@@ -111,7 +112,7 @@ async def test_killed_mail_server_loses_no_email_and_repeats_only_unanswered_one
     assert await ends(database) == {_SENT: 500}
     # Postfix itself may deliver an e-mail twice if it is killed, but its queue id is the same.
     accepted = Counter(email.message_id for email in set(server.mailbox))
-    tries = await database.fetch("SELECT email_key, attempts FROM email WHERE attempts > 1")
-    allowed = {f"<{key}@service.example.com>": attempts for key, attempts in tries}
+    tries = await database.fetch("SELECT request_id, attempts FROM email WHERE attempts > 1")
+    allowed = {f"<{uuid_of(each)}.invitation.1@service.example.com>": attempts for each, attempts in tries}
     assert {name for name, count in accepted.items() if count > allowed.get(name, 1)} == set()
     assert sum(accepted.values()) - 500 <= 9 * _CONNECTIONS

@@ -32,7 +32,7 @@ from tests.faults.world.teams import calculation_of
 from tests.harness.command_line import restored_logging
 
 UUID = "req_1"
-MESSAGE_ID = f"{UUID}.{CREATED}.1@service.example.com"
+MESSAGE_ID = f"{UUID}.invitation.1@service.example.com"
 SENDER, OTHER_SENDER = "notifications-1", "notifications-2"
 ONE_REQUEST = "one key is one request"
 
@@ -185,14 +185,14 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
         {ONE_REQUEST, "no inversions"},
     ),
     "second e-mail for a key": (
-        {"acceptances": [acceptance(100.1), acceptance(101.0, message_id="req_9.request.created.1@x")]},
+        {"acceptances": [acceptance(100.1), acceptance(101.0, message_id="req_9.invitation.1@x")]},
         {ONE_REQUEST, "e-mails reach their recipient"},
     ),
     "e-mail to somebody else": (
         {"acceptances": [acceptance(100.1, recipient="mallory@example.com")]},
         {"e-mails reach their recipient"},
     ),
-    "secret stored": ({"secrets_stored": ["req_1.request.created.1"]}, {"no secret stored"}),
+    "secret stored": ({"secrets_stored": ["req_1"]}, {"no secret stored"}),
     "connections left open": ({"mail_connections": 33}, {"mail connections bounded"}),
     "probe without an answer": (flooded(calls={LIVEZ: [True] * 999 + [False]}), {SERVED}),
     "a call without an answer": (flooded(calls={"GET /": [True] * 99 + [False]}), set()),

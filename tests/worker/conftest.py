@@ -74,7 +74,7 @@ async def store_as(connection: Connection, event_type: str) -> None:
 async def announce_next(connection: Connection, request_id: UUID) -> None:
     """Write the next event of a request, one that nobody needs to listen to."""
     async with connection.transaction(), change(connection, request_id) as request:
-        request.announce(RequestEmailSent)
+        request.announce(RequestEmailSent, email=1, kind="invitation")
 
 
 def created_event(request: CalculationRequest) -> RequestCreated:
@@ -117,8 +117,7 @@ async def stored_request(database: Connection) -> CalculationRequest:
 @pytest.fixture
 async def intended(database: Connection, stored_request: CalculationRequest) -> CalculationRequest:
     """A request whose request.created was published, and whose e-mail is due."""
-    email = EmailToSend(f"{stored_request.uuid}.request.created.1", stored_request.id)
-    await ledger.add(database, [email])
+    await ledger.add(database, [EmailToSend(stored_request.id)])
     await database.execute("DELETE FROM outbox")
     return stored_request
 

@@ -6,7 +6,6 @@ A message is handled as its consumer handles a batch.
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 import msgspec
 from aio_pika import Message
@@ -14,6 +13,7 @@ from aio_pika.abc import AbstractChannel
 
 from service.calculation_requests import email_changes
 from service.calculation_requests.changing import change_all
+from service.calculation_requests.email_changes import EmailId
 from service.calculation_requests.model import CalculationRequest
 from service.outbox import asyncapi
 from service.outbox.events import CalculationCreated, RequestCreated
@@ -44,8 +44,17 @@ async def bury(channel: AbstractChannel, queue: topology.Queue, body: bytes, **p
     await exchange.publish(Message(body, **properties), queue.dead_letters, mandatory=True)
 
 
-async def intend(database: Connection, request: CalculationRequest, number: int = 1) -> None:
-    await ledger.add(database, [EmailToSend(key_of(request, number), request.id)])
+async def intend(database: Connection, request: CalculationRequest) -> None:
+    await ledger.add(database, [EmailToSend(request.id)])
+
+
+async def intend_several(database: Connection, request: CalculationRequest, number: int) -> None:
+    """Add several e-mails to a request, which are pending at once."""
+    await database.execute(
+        "INSERT INTO email (request_id, number, kind) SELECT $1, generate_series(1, $2), 'invitation'",
+        request.id,
+        number,
+    )
 
 
 async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
@@ -71,12 +80,11 @@ def _check(failures: Failures) -> None:
         raise error
 
 
-async def add_email_again(
-    connection: Connection, request: CalculationRequest, keys: Sequence[str]
-) -> dict[UUID, str]:
-    """Add an e-mail to a request if the last of its e-mails is one of *keys*."""
+async def add_email(connection: Connection, request: CalculationRequest, number: int) -> list[EmailId]:
+    """Add an e-mail to a request, unless one is pending or the number is taken."""
     async with change_all(connection, [request.id]) as requests:
-        return await email_changes.add_again(connection, keys, requests)
+        email = EmailId(request.id, number, "invitation")
+        return await email_changes.add(connection, [email], requests)
 
 
 async def attempt_emails(database: Connection, postman: Postman) -> None:
@@ -95,12 +103,12 @@ async def finish(database: Connection, postman: Postman, request: CalculationReq
 
 def key_of(request: CalculationRequest, number: int = 1) -> str:
     """Return the key of an e-mail of a request, of which there may be several."""
-    first = f"{request.uuid}.request.created.1"
-    return first if number == 1 else f"{first}.{number}"
+    return f"{request.uuid}.invitation.{number}"
 
 
 async def states(database: Connection) -> dict[str, str]:
-    return dict(await database.fetch("SELECT email_key, state FROM email ORDER BY email_key"))
+    rows = await database.fetch("SELECT request_id, number, kind, state FROM email ORDER BY number")
+    return {EmailId(*row[:3]).key: row["state"] for row in rows}
 
 
 async def assert_sound(database: Connection, *, found: Sequence[str] = ()) -> None:

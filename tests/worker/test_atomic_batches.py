@@ -11,7 +11,7 @@ import pytest
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from tests.harness.waiting import eventually
-from tests.worker.steps import store_many
+from tests.worker.steps import intend_several, store_many
 from worker.batches import LARGEST_BATCH, TryAgain
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
@@ -56,8 +56,7 @@ async def batch_of(kind: str, database, requests) -> Any:
     if kind == "results":
         delivered = [Result(request.id, "C-1") for request in requests]
         return lambda connection: calculations.record_results(connection, delivered)
-    intents = [EmailToSend(f"{request.uuid}.request.created.1", request.id) for request in requests]
-    await ledger.add(database, intents)
+    await ledger.add(database, [EmailToSend(request.id) for request in requests])
     emails, _ = await ledger.claim(database, uuid4(), under_way=[], limit=1000, seconds=60)
     assert len(emails) == len(requests)
     return lambda connection: ledger.record_ends(connection, [email.ended("OK") for email in emails])
@@ -89,7 +88,7 @@ async def test_number_of_statements_is_the_same_for_any_batch(database, linked_p
 @pytest.mark.parametrize("items", [1, LARGEST_BATCH])
 async def test_intents_are_one_statement(database, linked_pool, statements, items):
     requests = await stored_requests(database, items)
-    intents = [EmailToSend(request.uuid, request.id) for request in requests]
+    intents = [EmailToSend(request.id) for request in requests]
     async with connections.acquired(linked_pool, seconds=10.0) as connection:
         await ledger.add(connection, intents[:1])
         statements.clear()
@@ -103,7 +102,7 @@ async def test_intents_are_one_statement(database, linked_pool, statements, item
 
 async def test_intents_do_not_wait_for_a_session_that_is_changing_one_of_the_emails(database, pool):
     requests = await stored_requests(database, 2)
-    intents = [EmailToSend(request.uuid, request.id) for request in requests]
+    intents = [EmailToSend(request.id) for request in requests]
     await ledger.add(database, intents[:1])
 
     async with database.transaction():
@@ -187,8 +186,10 @@ async def test_first_of_several_results_in_a_batch_is_recorded_and_repeats_of_it
     assert await database.fetchval("SELECT count(*) FROM event WHERE type = 'request.calculated'") == 1
 
 
-async def test_two_emails_of_a_request_in_a_batch_have_sequences_of_their_own(database, pool, stored_request):
-    await ledger.add(database, [EmailToSend(f"event {number}", stored_request.id) for number in range(3)])
+async def test_emails_of_a_request_in_a_batch_have_sequences_of_their_own_and_are_named(
+    database, pool, stored_request
+):
+    await intend_several(database, stored_request, 3)
     emails, _ = await ledger.claim(database, uuid4(), under_way=[], limit=10, seconds=60)
 
     await do(pool, lambda own: ledger.record_ends(own, [email.ended("OK") for email in emails]))
@@ -197,3 +198,5 @@ async def test_two_emails_of_a_request_in_a_batch_have_sequences_of_their_own(da
         written = await database.fetch(f"SELECT sequence FROM {table} ORDER BY 1")  # noqa: S608
         assert [row["sequence"] for row in written] == [1, 2, 3, 4]
     assert await database.fetchval("SELECT sequence FROM calculation_request") == 4
+    named = await database.fetch("SELECT data ->> 'email', data ->> 'kind' FROM event WHERE sequence > 1")
+    assert sorted(named) == [(number, "invitation") for number in "123"]

@@ -53,8 +53,8 @@ async def test_full_outbox_is_counted_up_to_the_limit(database):
 async def test_many_pending_emails_are_counted_up_to_the_limit(database, stored_request):
     await database.execute(
         """
-        INSERT INTO email (email_key, request_id, state, created_at)
-        SELECT number::text, $1, CASE WHEN number <= 500 THEN 'pending' ELSE 'sent' END,
+        INSERT INTO email (request_id, number, kind, state, created_at)
+        SELECT $1, number, 'invitation', CASE WHEN number <= 500 THEN 'pending' ELSE 'sent' END,
                now() - interval '1 hour'
           FROM generate_series(1, 12000) AS number
         """,

@@ -11,8 +11,10 @@ import msgspec
 
 from service.calculation_requests import email_changes
 from service.calculation_requests.changing import LockedRequest, change_all
+from service.calculation_requests.email_changes import EmailId, Kind
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record
+from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 
 State = Literal["pending", "sent", "failed"]
@@ -34,10 +36,14 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
             raise click.UsageError("say which e-mails: --uuid, --conveyancer, --reply or --from")
 
 
-class LedgerEmail(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerEmail(msgspec.Struct, frozen=True):
     """An e-mail to a customer. Addresses are removed from the mail server's reply."""
 
-    key: str
+    uuid: str  # of the request
+    number: int
+    kind: Kind
+    conveyancer: str | None
+    requested_by: str | None  # the caller of the API that asked for the e-mail
     state: State
     reason: str | None
     attempts: int
@@ -45,6 +51,11 @@ class LedgerEmail(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     settled_at: datetime | None
     next_attempt_at: datetime | None
+
+    @property
+    def id(self) -> EmailId:
+        """Identifies the e-mail."""
+        return EmailId(parameters.uuid(self.uuid), self.number, self.kind)
 
 
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,13 +115,13 @@ async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice)
     async with connecting.postgres() as connection:
         newest_first = await read(connection, choice, state=None if sent else "failed", only_last=True)
         found = [
-            email.key
+            email.id._replace(number=email.number + 1)
             for email in reversed(newest_first)
             if choice.request_id is not None or email.reason != "cancelled"
         ]
-        chosen = found[:limit]
-        add_again = functools.partial(email_changes.add_again, connection, chosen)
-        return await _change(connection, chosen, add_again, action="emails resend", by=by)
+        again = found[:limit]
+        add = functools.partial(email_changes.add, connection, again)
+        return await _change(connection, again, add, action="emails resend", by=by)
 
 
 @click.command
@@ -124,9 +135,9 @@ async def cancel(*, resent: bool, by: Operator, choice: Choice) -> Answer:
     async with connecting.postgres() as connection:
         # In this order, none is missed that is recorded meanwhile.
         found = await _find_unrecorded(connection, choice)
-        found += [email.key for email in await read(connection, choice, state="pending")]
+        found += [email.id for email in await read(connection, choice, state="pending")]
         if resent:
-            found = [key for key in found if key != email_changes.first_email_key(_request_of(key))]
+            found = [email for email in found if email.number > 1]
         cancel_all = functools.partial(email_changes.cancel, connection)
         return await _change(connection, found, cancel_all, action="emails cancel", by=by)
 
@@ -140,32 +151,28 @@ emails = click.Group(
 
 async def _change(
     connection: Connection,
-    found: Sequence[str],
-    write: Callable[[Mapping[UUID, LockedRequest]], Awaitable[Mapping[UUID, str]]],
+    found: Sequence[EmailId],
+    write: Callable[[Mapping[UUID, LockedRequest]], Awaitable[Sequence[EmailId]]],
     *,
     action: str,
     by: Operator,
 ) -> Answer:
-    """Change the e-mails with these keys by *write*, which skips those that have changed since.
+    """Change these e-mails by *write*, which skips those that have changed since.
 
     A transaction changes the e-mails of _BATCH requests and records it. Returns how many were changed.
     """
     changed = 0
     for start in range(0, len(found), _BATCH):
-        request_ids = {_request_of(key) for key in found[start : start + _BATCH]}
+        request_ids = {email.request_id for email in found[start : start + _BATCH]}
         async with (
             connecting.bounded_transaction(connection),
             change_all(connection, request_ids) as requests,
         ):
             written = await write(requests)
-            await operator_actions.record(connection, action, written.items(), by)
+            changes = [(email.request_id, email.key) for email in written]
+            await operator_actions.record(connection, action, changes, by)
         changed += len(written)
     return Answer({"emails": changed}, f"{changed} e-mails changed")
-
-
-def _request_of(key: str) -> UUID:
-    """Return the id of the request of an e-mail, whose key begins with the request's uuid."""
-    return parameters.uuid(key.partition(".")[0])
 
 
 async def read(
@@ -182,13 +189,15 @@ async def read(
     """
     choice = msgspec.structs.replace(choice, since=await parameters.at(connection, choice.since))
     rows = await connection.fetch(_READ, *msgspec.structs.astuple(choice), state, only_last, limit)
-    return [LedgerEmail(**row) for row in rows]
+    return [LedgerEmail(uuid_of(request_id), *rest) for request_id, *rest in rows]
 
 
 _READ = r"""
-    SELECT email_key AS key, state, reason, attempts, created_at, settled_at,
-           regexp_replace(server_reply, '[^\s<>@]+@[^\s<>@]+', '[address]', 'g') AS server_reply,
-           CASE WHEN state = 'pending' THEN next_attempt_at END AS next_attempt_at
+    SELECT request_id, number, kind,
+           (SELECT conveyancer_id FROM event WHERE request_id = email.request_id AND sequence = 1),
+           requested_by, state, reason, attempts,
+           regexp_replace(server_reply, '[^\s<>@]+@[^\s<>@]+', '[address]', 'g'),
+           created_at, settled_at, CASE WHEN state = 'pending' THEN next_attempt_at END
       FROM email
      WHERE ($1::uuid IS NULL OR request_id = $1)
        AND ($2::text IS NULL OR request_id IN (SELECT id
@@ -204,15 +213,14 @@ _READ = r"""
                 AND NOT EXISTS (SELECT
                                   FROM email AS later
                                  WHERE later.request_id = email.request_id
-                                   AND (length(later.email_key), later.email_key)
-                                       > (length(email.email_key), email.email_key))))
-     ORDER BY created_at DESC, email_key DESC
+                                   AND later.number > email.number)))
+     ORDER BY created_at DESC, request_id DESC, number DESC
      LIMIT $7
 """
 
 
-async def _find_unrecorded(connection: Connection, choice: Choice) -> list[str]:
-    """Return the keys of first e-mails that no consumer has recorded yet.
+async def _find_unrecorded(connection: Connection, choice: Choice) -> list[EmailId]:
+    """Return the first e-mails that no consumer has recorded yet.
 
     Such an e-mail is chosen by the uuid, firm and created_at of its request.
     """
@@ -232,4 +240,4 @@ async def _find_unrecorded(connection: Connection, choice: Choice) -> list[str]:
         """,
         *msgspec.structs.astuple(choice),
     )
-    return [email_changes.first_email_key(row["id"]) for row in rows]
+    return [EmailId(row["id"], 1, "invitation") for row in rows]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from service.calculation_requests import reading
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import parse_uuid
-from service.outbox import events
 from service.outbox.events import CloudEvent, RequestCreated
 from service.postgres.pool import Connection, Pool
 from worker.batches import Failures
@@ -39,14 +38,10 @@ def decode(message: Incoming, traceparent: str | None) -> EmailToSend:
     event = message.to(CloudEvent[RequestCreated])
     if event.type != RequestCreated.type:
         raise Malformed(f"type: Expected {RequestCreated.type}")
-    # The sequence is part of the e-mail key. Another sequence would send the customer a second e-mail.
-    if event.data.sequence != 1:
-        raise Malformed("data.sequence: Expected 1")
     request_id = parse_uuid(event.data.uuid)
     if request_id is None:
         raise Malformed(f"data.uuid: {NO_UUID}")
-    email_key = events.event_id(event.data.uuid, event.type, event.data.sequence)
-    return EmailToSend(email_key, request_id, traceparent)
+    return EmailToSend(request_id, traceparent)
 
 
 async def record_emails(connection: Connection, intents: Sequence[EmailToSend]) -> Failures:

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import structlog
 
-from service.calculation_requests.email_changes import EmailEnd
+from service.calculation_requests.email_changes import EmailEnd, EmailId
 from service.outbox.waking import RelayWaker
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
@@ -43,8 +43,8 @@ class Claims:
         self._process_id: UUID = uuid4()
         self._claim_seconds = settings.email_claim_seconds
         self._seconds = settings.work_timeout_seconds
-        self._until: dict[str, float] = {}  # when each claim expires at the earliest, by this machine's clock
-        self.locked: set[str] = set()  # the keys of e-mails whose ends wait for a locked row
+        self._until: dict[EmailId, float] = {}  # when each claim expires at the earliest, by our clock
+        self.locked: set[EmailId] = set()  # the e-mails whose ends wait for a locked row
         self._ends = Batches(self._record_ends)
 
     @property
@@ -54,7 +54,7 @@ class Claims:
 
     def has_expired(self, email: Email) -> bool:
         """Whether another process may have claimed the e-mail, because no renewal came in time."""
-        return time.monotonic() >= self._until[email.email_key]
+        return time.monotonic() >= self._until[email.id]
 
     async def claim(self, limit: int) -> tuple[list[Email], int]:
         """Claim at most *limit* due e-mails. Returns them, and how many others could not be claimed."""
@@ -63,11 +63,11 @@ class Claims:
             emails, others = await ledger.claim(
                 connection,
                 self._process_id,
-                under_way=list(self._until),
+                under_way=self._until,
                 limit=limit,
                 seconds=self._claim_seconds,
             )
-        self._until.update((email.email_key, until) for email in emails)
+        self._until.update((email.id, until) for email in emails)
         return emails, others
 
     async def renew(self) -> None:
@@ -87,8 +87,8 @@ class Claims:
         try:
             await self._record(outcome)
         finally:
-            del self._until[email.email_key]
-            self.locked.discard(email.email_key)
+            del self._until[email.id]
+            self.locked.discard(email.id)
         metrics.emails.labels(counted_as(outcome)).inc()
         # At debug level if given back, because an outage causes thousands of these lines.
         log = _log.debug if outcome.label == "given_back" else _log.info
@@ -123,6 +123,6 @@ class Claims:
     async def _record_ends(self, ends: Sequence[EmailEnd]) -> Failures:
         async with connections.transaction(self._pool, seconds=self._seconds) as connection:
             failures = await ledger.record_ends(connection, ends)
-        self.locked |= {end.email_key for end, failure in zip(ends, failures, strict=True) if failure}
+        self.locked |= {end.id for end, failure in zip(ends, failures, strict=True) if failure}
         self._relay.wake()
         return failures

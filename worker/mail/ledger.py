@@ -16,7 +16,7 @@ a connection to the mail server takes it (postman.py).
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Literal, TypeAlias
 from uuid import UUID
@@ -24,9 +24,9 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests.changing import change_all
-from service.calculation_requests.email_changes import EmailEnd, announce_ends
+from service.calculation_requests.email_changes import EmailEnd, EmailId, announce_ends
 from service.calculation_requests.model import REQUEST_COLUMNS, CalculationRequest
-from service.outbox.events import Reason, RequestCreated
+from service.outbox.events import Reason
 from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
 from worker import metrics
@@ -36,9 +36,9 @@ from worker.batches import Failures, TryAgain
 class Email(msgspec.Struct, frozen=True):
     """A due e-mail, claimed by this process."""
 
+    id: EmailId
     request: CalculationRequest
     firm: str  # the registered name of the request's conveyancer
-    email_key: str
     created_at: datetime
     attempts: int
     traceparent: str | None
@@ -49,13 +49,13 @@ class Email(msgspec.Struct, frozen=True):
 
     def ended(self, reply: str, reason: Reason | None = None, smtp_code: int = 0) -> EmailEnd:
         """Return the outcome `sent` or, with a *reason*, `failed`."""
-        return EmailEnd(self.email_key, self.request.id, reply, reason, smtp_code, self.traceparent)
+        return EmailEnd(self.id, reply, reason, smtp_code, self.traceparent)
 
 
 class Release(msgspec.Struct, frozen=True):
     """An outcome after which the e-mail is still pending, and due again after *seconds*."""
 
-    email_key: str
+    id: EmailId
     label: Literal["postponed", "internal_error", "given_back"]
     seconds: float = 0.0
     reply: str | None = None  # the mail server's, or our own text
@@ -66,15 +66,14 @@ Outcome: TypeAlias = EmailEnd | Release
 
 
 class EmailToSend(msgspec.Struct, frozen=True):
-    """An e-mail to send for an event."""
+    """The first e-mail of a request, to send for request.created."""
 
-    email_key: str
     request_id: UUID
     traceparent: str | None = None
 
 
 async def add(connection: Connection, intents: Sequence[EmailToSend]) -> set[UUID]:
-    """Add e-mails, unless they were added before. Returns the ids of those requests that exist.
+    """Add first e-mails, unless they were added before. Returns the ids of those requests that exist.
 
     The commit waits for a standby, even if nothing was added.
     """
@@ -82,22 +81,21 @@ async def add(connection: Connection, intents: Sequence[EmailToSend]) -> set[UUI
         f"""
         WITH known AS (
             SELECT intent.*
-              FROM unnest($1::text[], $2::uuid[], $3::text[]) AS intent (email_key, request_id, traceparent)
+              FROM unnest($1::uuid[], $2::text[]) AS intent (request_id, traceparent)
               JOIN calculation_request AS request
                 ON request.id = intent.request_id
         ), intended AS (
-            INSERT INTO email (email_key, request_id, traceparent)
-            SELECT email_key, request_id, traceparent
+            INSERT INTO email (request_id, number, kind, traceparent)
+            SELECT request_id, 1, 'invitation', traceparent
               FROM known
              -- Without this condition, ON CONFLICT would wait for a session that is changing the e-mail. As
              -- NOT EXISTS, planned while the table was empty, it took 57 ms with 500,000 e-mails, not 3 ms.
-             WHERE email_key <> ALL (ARRAY (SELECT email_key FROM email WHERE email_key = ANY ($1)))
-             ORDER BY email_key -- otherwise two processes with the same events could deadlock
-            ON CONFLICT (email_key) DO NOTHING
+             WHERE request_id <> ALL (ARRAY (SELECT request_id FROM email WHERE request_id = ANY ($1)))
+             ORDER BY request_id -- otherwise two processes with the same events could deadlock
+            ON CONFLICT (request_id, number) DO NOTHING
         )
         SELECT ARRAY (SELECT request_id FROM known), {REPLICATE}
         """,  # noqa: S608 - constants only
-        [each.email_key for each in intents],
         [each.request_id for each in intents],
         [each.traceparent for each in intents],
     )
@@ -105,7 +103,7 @@ async def add(connection: Connection, intents: Sequence[EmailToSend]) -> set[UUI
 
 
 async def claim(
-    connection: Connection, process_id: UUID, *, under_way: Sequence[str], limit: int, seconds: float
+    connection: Connection, process_id: UUID, *, under_way: Collection[EmailId], limit: int, seconds: float
 ) -> tuple[list[Email], int]:
     """Claim at most *limit* due e-mails. A claim lasts *seconds* by the database's clock, unless renewed.
 
@@ -116,11 +114,10 @@ async def claim(
     a crash, failover or restart. The process that claimed them could not renew the claims meanwhile, and may
     still record the mail server's reply.
     """
-    rows = await connection.fetch(_CLAIM, process_id, limit, seconds, under_way, time.monotonic())
-    number = len(CalculationRequest.__struct_fields__)
-    emails = [
-        Email(CalculationRequest(*row[:number]), *row[number:]) for is_claimed, *row in rows if is_claimed
-    ]
+    excluded = [each.request_id for each in under_way], [each.number for each in under_way]
+    rows = await connection.fetch(_CLAIM, process_id, limit, seconds, *excluded, time.monotonic())
+    # Each row has whether the e-mail was claimed, what identifies it, its six other fields, and its request.
+    emails = [Email(EmailId(*row[1:4]), CalculationRequest(*row[10:]), *row[4:10]) for row in rows if row[0]]
     return emails, len(rows) - len(emails)
 
 
@@ -144,11 +141,11 @@ _CLAIM = f"""
          WHERE NOT EXISTS (SELECT FROM postgres_up)
         ON CONFLICT DO NOTHING
     ), due AS (
-        SELECT email_key, request_id, created_at > now() - interval '1 s' AS is_new
+        SELECT request_id, number, created_at > now() - interval '1 s' AS is_new
           FROM email
          WHERE state = 'pending'
            AND next_attempt_at <= now()
-           AND email_key <> ALL($4)
+           AND (request_id, number) NOT IN (SELECT * FROM unnest($4::uuid[], $5::integer[]))
            AND (claimed_by IS NULL
                 OR (SELECT greatest(since, pg_postmaster_start_time())
                       FROM postgres_up) <= now() - make_interval(secs => $3))
@@ -170,40 +167,41 @@ _CLAIM = f"""
                             AND NOT is_new
                           LIMIT 1
                             FOR NO KEY UPDATE SKIP LOCKED) AS lock ON true
-     WHERE email.email_key = due.email_key
-       AND email.email_key = ANY (ARRAY (SELECT email_key FROM due)) -- so that a generic plan uses the index
-    RETURNING claimed_by IS NOT NULL, {REQUEST_COLUMNS},
+     WHERE (email.request_id, email.number) = (due.request_id, due.number)
+       AND email.request_id = ANY (ARRAY (SELECT request_id FROM due)) -- so a generic plan uses the index
+    RETURNING claimed_by IS NOT NULL, email.request_id, email.number, kind,
               (SELECT name FROM conveyancer WHERE id = request.conveyancer_id),
-              email.email_key, email.created_at, attempts, traceparent,
-              $5 - extract(epoch FROM now() - email.created_at)::float8,
-              $5 - extract(epoch FROM now() - least(
+              email.created_at, attempts, traceparent,
+              $6 - extract(epoch FROM now() - email.created_at)::float8,
+              $6 - extract(epoch FROM now() - least(
                    email.created_at,
-                   CASE WHEN email.email_key LIKE '%.{RequestCreated.type}.1'
-                        THEN request.created_at + interval '1 s' END))::float8
+                   CASE WHEN email.number = 1 THEN request.created_at + interval '1 s' END))::float8,
+              {REQUEST_COLUMNS}
 """  # noqa: S608 - constants only
 
 
 async def renew(
-    connection: Connection, process_id: UUID, email_keys: Sequence[str], *, seconds: float
-) -> set[str]:
-    """Renew a process's claims on e-mails. Returns the keys of the renewed claims."""
+    connection: Connection, process_id: UUID, emails: Sequence[EmailId], *, seconds: float
+) -> set[EmailId]:
+    """Renew a process's claims on e-mails, and any other on their requests' e-mails. Returns the e-mails."""
     rows = await connection.fetch(
         """
         UPDATE email
            SET next_attempt_at = now() + make_interval(secs => $3)
-         WHERE email_key IN (SELECT email_key
-                              FROM email
-                             WHERE email_key = ANY($2)
-                               AND claimed_by = $1
-                               AND state = 'pending'
-                               FOR UPDATE SKIP LOCKED) -- waiting for an e-mail that is ending could deadlock
-        RETURNING email_key
+         WHERE request_id = ANY($2)
+           AND (request_id, number) IN (SELECT request_id, number
+                                          FROM email
+                                         WHERE request_id = ANY($2)
+                                           AND claimed_by = $1
+                                           AND state = 'pending'
+                                           FOR UPDATE SKIP LOCKED) -- Waiting could deadlock with its end.
+        RETURNING request_id, number, kind
         """,
         process_id,
-        email_keys,
+        [each.request_id for each in emails],
         seconds,
     )
-    return {row["email_key"] for row in rows}
+    return {EmailId(*row) for row in rows}
 
 
 async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failures:
@@ -212,21 +210,20 @@ async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failu
     Returns TryAgain for each e-mail whose row, or whose request's row, another transaction has locked, and
     None for the others. An e-mail that had already ended is left alone.
     """
-    async with change_all(connection, {end.request_id for end in ends}, waits=False) as requests:
-        free = [end.email_key for end in ends if end.request_id in requests]
-        rows = await connection.fetch(f"{_FIND_PENDING} ORDER BY email_key FOR UPDATE SKIP LOCKED", free)
-        pending = {row["email_key"] for row in rows}
-        await announce_ends(connection, [end for end in ends if end.email_key in pending], requests)
-    others = [end.email_key for end in ends if end.email_key not in pending]
-    locked = {row["email_key"] for row in await connection.fetch(_FIND_PENDING, others)} if others else set()
-    return [TryAgain("the row is locked") if end.email_key in locked else None for end in ends]
+    async with change_all(connection, {end.id.request_id for end in ends}, waits=False) as requests:
+        lock = f"{_FIND_PENDING} ORDER BY request_id, number FOR UPDATE SKIP LOCKED"
+        pending = {EmailId(*row) for row in await connection.fetch(lock, list(requests))}
+        await announce_ends(connection, [end for end in ends if end.id in pending], requests)
+    others = [end.id.request_id for end in ends if end.id not in pending]
+    locked = {EmailId(*row) for row in await connection.fetch(_FIND_PENDING, others)} if others else set()
+    return [TryAgain("the row is locked") if end.id in locked else None for end in ends]
 
 
 # Without the e-mails whose request was deleted by hand: their ends cannot be recorded, and the claims expire.
 _FIND_PENDING = """
-    SELECT email_key
+    SELECT request_id, number, kind
       FROM email
-     WHERE email_key = ANY($1)
+     WHERE request_id = ANY($1)
        AND state = 'pending'
        AND (SELECT true FROM calculation_request WHERE id = email.request_id LIMIT 1)
 """
@@ -240,19 +237,22 @@ async def release(connection: Connection, process_id: UUID, outcome: Release) ->
     await connection.execute(
         """
         UPDATE email
-           SET attempts = attempts + $5::boolean::integer,
-               server_reply = coalesce($4, server_reply),
+           SET attempts = attempts + $6::boolean::integer,
+               server_reply = coalesce($5, server_reply),
                claimed_by = NULL,
-               next_attempt_at = now() + make_interval(secs => $3)
-         WHERE email_key = (SELECT email_key
-                             FROM email
-                            WHERE email_key = $2
-                              AND claimed_by = $1
-                              AND state = 'pending'
-                              FOR UPDATE SKIP LOCKED)
+               next_attempt_at = now() + make_interval(secs => $4)
+         WHERE request_id = $2
+           AND number = (SELECT number
+                           FROM email
+                          WHERE request_id = $2
+                            AND number = $3
+                            AND claimed_by = $1
+                            AND state = 'pending'
+                            FOR UPDATE SKIP LOCKED)
         """,
         process_id,
-        outcome.email_key,
+        outcome.id.request_id,
+        outcome.id.number,
         outcome.seconds,
         outcome.reply,
         outcome.label != "given_back",

@@ -1,4 +1,4 @@
-"""Composes the e-mail with the link for the customer: its headers and its text."""
+"""Composes the e-mails for the customer: their headers and, for each kind, the text."""
 
 import hashlib
 import html
@@ -70,7 +70,7 @@ def in_ascii(address: str) -> str:
 
 
 def compose(email: Email, request_url: str, sender: Sender) -> bytes:
-    """Return the bytes of the e-mail with the customer's link. Equal arguments make equal bytes.
+    """Return the bytes of the e-mail. Equal arguments make equal bytes.
 
     Raises EmailNotValidError.
 
@@ -80,10 +80,11 @@ def compose(email: Email, request_url: str, sender: Sender) -> bytes:
     request = email.request
     words = _Words.of(request)
     firm = " ".join(email.firm.split())
-    subject = f"Your Stamp Duty Land Tax calculation for {firm}"
-    text, page = _text(words, firm, request_url), _html(words, subject, firm, request_url)
+    subject_for, text_of, html_of = _KINDS[email.id.kind]
+    subject = subject_for.format(firm)
+    text, page = text_of(words, firm, request_url), html_of(words, subject, firm, request_url)
     message = EmailMessage(policy=_POLICY)
-    message["Message-ID"] = f"<{email.email_key}@{sender.address.rpartition('@')[2]}>"
+    message["Message-ID"] = f"<{email.id.key}@{sender.address.rpartition('@')[2]}>"
     message["Date"] = email.created_at
     message["From"] = _mailbox(sender.display_name, sender.address)
     message["To"] = _mailbox(_in_header(words.customer), in_ascii(request.customer_email))
@@ -149,7 +150,7 @@ def _literal(text: str) -> str:
     return text.replace("=?", "= ?")
 
 
-def _text(words: _Words, firm: str, request_url: str) -> str:
+def _invitation(words: _Words, firm: str, request_url: str) -> str:
     details = "".join(f"{line}\n" for line in words.details)
     return f"""\
 {words.greeting}
@@ -167,7 +168,7 @@ not forward it. If you have any questions, reply to this e-mail and
 """
 
 
-def _html(words: _Words, subject: str, firm: str, request_url: str) -> str:
+def _invitation_html(words: _Words, subject: str, firm: str, request_url: str) -> str:
     details = "".join(f"<br>\n{html.escape(line)}" for line in words.details)
     url = html.escape(request_url)
     return f"""\
@@ -187,3 +188,7 @@ any questions, reply to this e-mail and {html.escape(words.sender or firm)} will
 </body>
 </html>
 """
+
+
+# What each kind of e-mail is: its subject, its text, and the same as HTML. It has the link if its text does.
+_KINDS = {"invitation": ("Your Stamp Duty Land Tax calculation for {}", _invitation, _invitation_html)}

@@ -229,7 +229,7 @@ class Postman:
             recording = asyncio.create_task(self._claims.settle(email, outcome))
         self._senders.add(recording)  # so that a stop waits for it
         recording.add_done_callback(self._senders.discard)
-        while not recording.done() and email.email_key not in self._claims.locked:
+        while not recording.done() and email.id not in self._claims.locked:
             await asyncio.wait([recording], timeout=1.0)
         self._wake.set()
 
@@ -252,7 +252,7 @@ class Postman:
             _log.error("email_attempt_crashed", **logs.describe(error))
             # The mail server did not refuse the e-mail, so the e-mail must not fail. It is retried forever.
             text = "not sent: internal error, see the logs"
-            return Release(email.email_key, "internal_error", longest_pause, text)
+            return Release(email.id, "internal_error", longest_pause, text)
         others_accepted = time.monotonic() < self._accepted_at + longest_pause
         if reply.is_acceptance:
             self._accepted_at = time.monotonic()
@@ -269,4 +269,4 @@ class Postman:
 
 def _about(email: Email) -> AbstractContextManager[None]:
     """Add to the logs of a block which e-mail they are about."""
-    return bound_contextvars(email_key=email.email_key, **logs.about(email.request.uuid, email.traceparent))
+    return bound_contextvars(email_key=email.id.key, **logs.about(email.request.uuid, email.traceparent))

@@ -110,13 +110,13 @@ def outcome_of(reply: Reply, email: Email, settings: EmailSettings, *, others_ac
     # A larger power, such as 2 ** 1024, may be too large for a float.
     doubled = settings.email_retry_seconds * 2 ** min(email.attempts, 30)
     pause = min(doubled, settings.longest_email_pause_seconds)
-    return Release(email.email_key, "postponed", pause, reply.words, reply.code)
+    return Release(email.id, "postponed", pause, reply.words, reply.code)
 
 
 def given_back(email: Email, reply: Reply | None = None) -> Release:
     """Return the outcome `given_back`, perhaps with the reply that shows an outage of the mail server."""
     words, code = (reply.words, reply.code) if reply else (None, 0)
-    return Release(email.email_key, "given_back", reply=words, smtp_code=code)
+    return Release(email.id, "given_back", reply=words, smtp_code=code)
 
 
 def storable(text: str) -> str:

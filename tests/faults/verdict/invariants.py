@@ -236,8 +236,8 @@ def _was_killed(record: Record, first: Acceptance, again: Acceptance) -> bool:
 
 def no_secret_stored(record: Record) -> Iterable[str]:
     """The secret of a link that the mail server quotes is not stored with its reply."""
-    for event in record.secrets_stored:
-        yield f"the reply to {event} contains a secret"
+    for uuid in record.secrets_stored:
+        yield f"the reply to the e-mail of {uuid} contains a secret"
 
 
 def mail_connections_bounded(record: Record) -> Iterable[str]:

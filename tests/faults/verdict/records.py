@@ -118,7 +118,7 @@ class Record(msgspec.Struct, kw_only=True):
     poison_followers: set[str] = msgspec.field(default_factory=set)  # good events behind a poison row
     poison_messages: set[str] = msgspec.field(default_factory=set)  # queue and message id of each
     dead_letters: Sequence[str] = ()  # likewise
-    secrets_stored: Sequence[str] = ()  # the events of e-mails whose stored reply contains a secret
+    secrets_stored: Sequence[str] = ()  # the requests of e-mails whose stored reply contains a secret
     mail_connections: int = 0  # the most that were open while the mail server refused the sender
     log_lines: Sequence[str] = ()  # that show an unhandled exception
     deaths: list[str] = msgspec.field(default_factory=list)  # of processes that no fault had killed

@@ -104,10 +104,12 @@ async def _read_tables(world: World, connection: Connection) -> None:
     )
     record.held = {f"{uuid_of(row['request_id'])} {row['type']}" for row in held}
     replies = await connection.fetch(
-        "SELECT email_key, server_reply FROM email WHERE server_reply LIKE '%http%'"
+        "SELECT request_id, server_reply FROM email WHERE server_reply LIKE '%http%'"
     )
     record.secrets_stored = [
-        row["email_key"] for row in replies if any(each in row["server_reply"] for each in world.mail.quoted)
+        uuid_of(request_id)
+        for request_id, reply in replies
+        if any(each in reply for each in world.mail.quoted)
     ]
 
 

@@ -55,7 +55,7 @@ async def test_changed_column_moves_updated_at_and_an_event_alone_does_not(datab
     updated = "SELECT updated_at FROM calculation_request"
 
     async with database.transaction(), change(database, request_.id) as changed:
-        changed.announce(LATER[0])
+        changed.announce(RequestCreated)
     assert await database.fetchval(updated) == long_ago
     async with database.transaction(), change(database, request_.id) as changed:
         changed.customer_email = "eve@customer.example.com"
@@ -84,7 +84,7 @@ async def test_requests_of_one_change_may_have_different_columns_set(database):
     async with database.transaction(), change_all(database, [first, second, third]) as found:
         found[first].calculation_id = "C-1"
         found[second].secret_salt = b"salt"
-        found[third].announce(LATER[0])
+        found[third].announce(RequestCreated)
 
     columns = "calculation_id, secret_salt = 'salt', sequence"
     rows = await database.fetch(f"SELECT {columns} FROM calculation_request ORDER BY id")  # noqa: S608
@@ -94,7 +94,7 @@ async def test_requests_of_one_change_may_have_different_columns_set(database):
 async def test_column_and_event_of_one_change_have_one_time(database, request_):
     async with database.transaction(), change(database, request_.id) as changed:
         changed.calculation_id = "C-1"
-        changed.announce(LATER[0])
+        changed.announce(RequestCreated)
 
     times = "SELECT updated_at, time FROM calculation_request JOIN event ON request_id = id"
     updated_at, time_of_event = await database.fetchrow(f"{times} WHERE event.sequence = 2")
@@ -118,8 +118,8 @@ async def test_two_changes_in_one_transaction_cannot_announce_the_same_sequence(
             change(database, request_.id) as outer,
             change(database, request_.id) as inner,
         ):
-            outer.announce(LATER[0])
-            inner.announce(LATER[0])
+            outer.announce(RequestCreated)
+            inner.announce(RequestCreated)
 
     with pytest.raises(asyncpg.UniqueViolationError):
         await announce_twice()
@@ -199,7 +199,7 @@ async def test_endpoint_could_change_a_request_and_wake_relays(database, pool, s
     async with in_background("relay_waker", relay.run):
         transaction = resources.transaction(None, until=time.monotonic() + 5.0)
         async with transaction as connection, change(connection, request_.id) as changed:
-            changed.announce(LATER[0])
+            changed.announce(RequestCreated)
         await asyncio.wait_for(woken.wait(), 30)
 
     assert await stored.count_rows(database) == (1, 2)

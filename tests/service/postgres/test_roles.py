@@ -33,7 +33,7 @@ REFUSED = {
     "SELECT name FROM conveyancer": ("api", "scaling"),
     "SELECT traceparent FROM outbox": ("api", "scaling"),
     "DELETE FROM outbox": ("api", "operator", "scaling"),
-    "INSERT INTO email (email_key, request_id) VALUES ('', gen_random_uuid())": ("api", "scaling"),
+    "INSERT INTO email (request_id, number, kind) VALUES (gen_random_uuid(), 1, '')": ("api", "scaling"),
     "INSERT INTO conveyancer (id, name, charges_calculation_fee) VALUES ('e', 'e', true)": (
         *("api", "worker", "scaling"),
     ),

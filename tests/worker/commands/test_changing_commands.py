@@ -21,7 +21,7 @@ from tests.harness.queues import count
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import COMMANDS, command
 from tests.worker.conftest import created_body
-from tests.worker.steps import bury, intend, key_of, store_many
+from tests.worker.steps import bury, intend, store_many
 from worker.rabbitmq.topology import NOTIFICATIONS
 
 pytestmark = pytest.mark.usefixtures("on_servers")
@@ -99,7 +99,7 @@ async def words(database, channel, changing):
     """The command, for three requests whose events have been published, and dead-lettered."""
     requests = await store_many(database, 3)
     for request in requests:
-        await bury(channel, NOTIFICATIONS, created_body(request), message_id=key_of(request))
+        await bury(channel, NOTIFICATIONS, created_body(request), message_id=request.uuid)
     for request in requests[: changing.emails]:
         await intend(database, request)
     await database.execute(changing.prepare)

@@ -9,7 +9,7 @@ from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import created_event, store
 from tests.worker.steps import (
-    add_email_again,
+    add_email,
     assert_sound,
     attempt_emails,
     intend,
@@ -146,16 +146,16 @@ async def test_list_begins_with_the_newest_and_says_why_emails_failed(stored_req
 
     answer = await command("emails", "list")
     chosen = [
-        [email.key for email in (await command("emails", "list", *words)).data]
+        [email.number for email in (await command("emails", "list", *words)).data]
         for words in (("--limit", "1"), ("--state", "failed"), ("--state", "sent"))
     ]
 
-    assert [line.split()[:3] for line in answer.text.splitlines()] == [
-        ["key", "state", "reason"],
-        [key_of(stored_request, 2), "pending", "-"],
-        [key_of(stored_request), "failed", "cancelled"],
+    assert [line.split()[:7] for line in answer.text.splitlines()] == [
+        ["uuid", "number", "kind", "conveyancer", "requested_by", "state", "reason"],
+        [stored_request.uuid, "2", "invitation", CONVEYANCER, "-", "pending", "-"],
+        [stored_request.uuid, "1", "invitation", CONVEYANCER, "-", "failed", "cancelled"],
     ]
-    assert chosen == [[key_of(stored_request, 2)], [key_of(stored_request)], []]
+    assert chosen == [[2], [1], []]
 
 
 async def test_email_of_an_erased_request_is_not_sent_again(database, refused):
@@ -163,9 +163,9 @@ async def test_email_of_an_erased_request_is_not_sent_again(database, refused):
         await erasing.erase(database, [refused.id])
 
     by_code = await changed("resend", "--reply", "550")
-    by_one_who_had_found_it = await add_email_again(database, refused, [key_of(refused)])
+    by_one_who_had_found_it = await add_email(database, refused, 2)
 
-    assert (by_code, by_one_who_had_found_it) == (0, {})
+    assert (by_code, by_one_who_had_found_it) == (0, [])
     assert await states(database) == {key_of(refused): "failed"}
 
 

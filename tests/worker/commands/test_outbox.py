@@ -14,7 +14,8 @@ from tests.harness.stored import QUEUED
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, store_old
-from tests.worker.steps import calculate, finish, key_of, store_many
+from tests.worker.relay.conftest import id_of
+from tests.worker.steps import calculate, finish, store_many
 from worker.commands import replay
 from worker.commands.outbox import Backlog
 from worker.commands.replay import Tally
@@ -49,12 +50,12 @@ async def test_events_are_counted_and_held_ones_listed_first_with_their_errors(d
         ("waiting", "request.email_sent", 1),
     }
     first, second, *others = found["events"]
-    assert (first.event_id, first.state, first.attempts) == (key_of(retrying), "retrying", 3)
+    assert (first.event_id, first.state, first.attempts) == (id_of(retrying), "retrying", 3)
     assert first.last_error == "returned: no queue is bound for it"
     assert first.next_attempt_at is not None
     assert (second.event_id, second.state) == (f"{retrying.uuid}.request.email_sent.2", "waiting")
     assert second.next_attempt_at is None
-    assert [event.event_id for event in others] == [key_of(request) for request in requests[:2]]
+    assert [event.event_id for event in others] == [id_of(request) for request in requests[:2]]
 
 
 async def test_replayed_events_are_the_same_but_for_the_trace(database, postman):

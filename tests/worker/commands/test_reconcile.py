@@ -7,7 +7,7 @@ import pytest
 from service.postgres.pool import Connection
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import store
-from tests.worker.steps import attempt_emails, finish, intend
+from tests.worker.steps import add_email, attempt_emails, finish, intend, intend_several
 
 pytestmark = pytest.mark.usefixtures("on_servers")
 
@@ -29,7 +29,7 @@ async def make_old(database: Connection, by: str = "61 min") -> None:
 async def test_finished_request_with_two_emails_adds_up(database, postman, stored_request):
     await finish(database, postman, stored_request)
     await database.execute("DELETE FROM outbox")
-    await intend(database, stored_request, 2)
+    await add_email(database, stored_request, 2)
     unsent = await found()
     await attempt_emails(database, postman)
     await database.execute("DELETE FROM outbox")
@@ -54,8 +54,7 @@ async def test_requests_without_an_email_are_found_once_their_events_are_publish
 
 async def test_email_is_overdue_after_five_minutes(database, stored_request):
     unpublished = await found()
-    for number in (1, 2):
-        await intend(database, stored_request, number)
+    await intend_several(database, stored_request, 2)
     await database.execute("DELETE FROM outbox")
     await make_old(database, "4 min")
     young = await found()
@@ -72,7 +71,7 @@ async def test_first_email_is_overdue_from_its_create_and_a_later_one_from_its_o
     await intend(database, stored_request)
     late = await found()
     await database.execute("UPDATE email SET state = 'sent'")
-    await intend(database, stored_request, 2)
+    await add_email(database, stored_request, 2)
 
     assert late == {"email_overdue": 1}
     assert await found() == {}

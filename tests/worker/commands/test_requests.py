@@ -19,7 +19,7 @@ from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command, rendered
 from tests.worker.conftest import created_event, hold_events, postman_held_before, store
 from tests.worker.steps import (
-    add_email_again,
+    add_email,
     assert_sound,
     attempt_emails,
     calculate,
@@ -81,8 +81,8 @@ async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
 
     recipients = {mail.recipients[0] for mail in mail_server.accepted}
     assert recipients == {intended.customer_email, "eve@example.com"}
-    rows = await database.fetch("SELECT email_key, state, reason FROM email ORDER BY email_key")
-    assert rows == [(key_of(intended), "failed", "cancelled"), (key_of(intended, 2), "sent", None)]
+    rows = await database.fetch("SELECT number, state, reason FROM email ORDER BY number")
+    assert rows == [(1, "failed", "cancelled"), (2, "sent", None)]
     await assert_sound(database)
 
 
@@ -119,14 +119,14 @@ async def test_correction_beside_a_resend_leaves_one_email_to_the_new_address(
     database, other_connection, refused
 ):
     async with other_connection.transaction():
-        resent = await add_email_again(other_connection, refused, [key_of(refused)])
+        resent = await add_email(other_connection, refused, 2)
         changing = asyncio.create_task(command("request", "correct", refused.uuid, *CORRECTING))
         await eventually(lambda: has_waiting_statement(database))
     await changing
-    keys = [key_of(refused, number) for number in (1, 2, 3)]
-    resent_late = await add_email_again(database, refused, keys[:2])
+    resent_late = [await add_email(database, refused, number) for number in (2, 3, 4)]
 
-    assert (resent, resent_late) == ({refused.id: keys[1]}, {})
+    assert ([email.number for email in resent], resent_late) == ([2], [[], [], []])
+    keys = [key_of(refused, number) for number in (1, 2, 3)]
     assert await states(database) == dict(zip(keys, ("failed", "failed", "pending"), strict=True))
     await assert_sound(database)
 

@@ -96,16 +96,16 @@ async def test_changes_by_operators_are_shown(database, stored_request):
     await command("emails", "cancel", "--uuid", stored_request.uuid, *by)
     await command("emails", "resend", "--uuid", stored_request.uuid, "--by", "Bob")
 
+    await database.execute("UPDATE email SET requested_by = 'crm' WHERE number = 2")
+
     trace = await trace_of(stored_request)
 
     assert [(each.action, each.subject, each.operator, each.note) for each in trace.actions] == [
         ("emails cancel", key_of(stored_request), "Ada", "a test of the firm"),
         ("emails resend", key_of(stored_request, 2), "Bob", None),
     ]
-    assert [(email.key, email.state) for email in trace.emails] == [
-        (key_of(stored_request), "failed"),
-        (key_of(stored_request, 2), "pending"),
-    ]
+    emails = [(email.number, email.kind, email.requested_by, email.state) for email in trace.emails]
+    assert emails == [(1, "invitation", None, "failed"), (2, "invitation", "crm", "pending")]
 
 
 async def test_erased_request_is_still_shown(database, stored_request):
@@ -120,5 +120,7 @@ async def test_erased_request_is_still_shown(database, stored_request):
     assert erased_at is not None
     assert trace.request == msgspec.structs.replace(before.request, erased_at=erased_at)
     assert states(trace) == [*states(before), ("request.email_failed", 3, "pending")]
-    assert [(email.state, email.reason) for email in trace.emails] == [("failed", "cancelled")]
+    [email] = trace.emails
+    assert (email.state, email.reason) == ("failed", "cancelled")
+    assert email.conveyancer == stored_request.conveyancer_id
     assert [(action.action, action.operator) for action in trace.actions] == [("request erase", "Ada")]

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from service.calculation_requests.email_changes import EmailId, Kind
 from tests.harness import stored
 from worker.mail import message as mail_message
 from worker.mail.ledger import Email
@@ -32,13 +33,15 @@ DATE = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
 A_STORED_REQUEST = msgspec.structs.replace(stored.new_request(), created_at=DATE, updated_at=DATE)
 
 
-def compose(firm: str = "Acme", **fields: Any) -> bytes:
+def compose(firm: str = "Acme", *, kind: Kind = "invitation", **fields: Any) -> bytes:
     request = msgspec.structs.replace(A_STORED_REQUEST, **fields)
-    return mail_message.compose(Email(request, firm, "event-1", DATE, 0, None, 0.0, 0.0), URL, SENDER)
+    email = Email(EmailId(request.id, 1, kind), request, firm, DATE, 0, None, 0.0, 0.0)
+    return mail_message.compose(email, URL, SENDER)
 
 
 def compose_all_of(text: str) -> bytes:
-    return compose(**dict.fromkeys(WORDS, text))
+    fields: dict[str, Any] = dict.fromkeys(WORDS, text)
+    return compose(**fields)
 
 
 def received(source: bytes) -> EmailMessage:

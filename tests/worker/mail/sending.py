@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
+from service.calculation_requests.email_changes import EmailId
 from tests.harness.processes import email_settings
 from tests.worker.mail.composing import A_STORED_REQUEST, DATE, SENDER, compose
 from worker.mail import replies
@@ -53,7 +54,8 @@ async def sending_to(url: str, **changes: Any) -> AsyncIterator[Sending]:
 
 def an_email(*, attempts: int = 0, age: timedelta = timedelta()) -> Email:
     added = time.monotonic() - age.total_seconds()
-    return Email(A_STORED_REQUEST, "Acme", "event-1", DATE, attempts, None, added, added)
+    email = EmailId(A_STORED_REQUEST.id, 1, "invitation")
+    return Email(email, A_STORED_REQUEST, "Acme", DATE, attempts, None, added, added)
 
 
 def outcome_of(

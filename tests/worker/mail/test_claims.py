@@ -114,9 +114,9 @@ async def test_pending_emails_whose_requests_are_gone_delay_no_others_and_are_fo
     """As after a deletion with psql, which leaves the ledger as it is."""
     await database.execute(
         """
-        INSERT INTO email (email_key, request_id, next_attempt_at)
-        SELECT 'gone ' || n, gen_random_uuid(), now() - interval '1 hour'
-          FROM generate_series(1, 2000) AS n
+        INSERT INTO email (request_id, number, kind, next_attempt_at)
+        SELECT gen_random_uuid(), 1, 'invitation', now() - interval '1 hour'
+          FROM generate_series(1, 2000)
         """
     )
     await record_emails(database, 20)

@@ -1,18 +1,30 @@
 """The headers and the text of an e-mail."""
 
 import html
+from typing import get_args
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.worker.mail.composing import DATE, URL, address, body, compose, compose_all_of, received
+from service.calculation_requests.email_changes import Kind
+from tests.worker.mail.composing import (
+    A_STORED_REQUEST,
+    DATE,
+    URL,
+    address,
+    body,
+    compose,
+    compose_all_of,
+    received,
+)
 
 
-def test_email_has_the_headers_of_an_automatic_message():
-    message = received(compose())
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_email_of_each_kind_has_the_headers_of_an_automatic_message(kind):
+    message = received(compose(kind=kind))
 
-    assert message["Message-ID"] == "<event-1@service.example.com>"
+    assert message["Message-ID"] == f"<{A_STORED_REQUEST.uuid}.{kind}.1@service.example.com>"
     assert message["Date"].datetime == DATE
     assert message["Auto-Submitted"] == "auto-generated"
 

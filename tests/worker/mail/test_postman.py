@@ -13,7 +13,7 @@ from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
 from tests.worker.conftest import postman_held_before, running_postman, store_old
 from tests.worker.mail.conftest import all_are, announced, attempts, is_claimed, record_emails, states
-from tests.worker.steps import intend
+from tests.worker.steps import intend_several
 
 REFUSED = {"reason": "refused", "smtp_code": 550}
 
@@ -51,7 +51,7 @@ async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_
 
     email = await database.fetchrow("SELECT server_reply, attempts, claimed_by FROM email")
     assert email == (reply.removeprefix("250 "), 1, None)
-    ended = intended.event(event, sequence=2, **failure)
+    ended = intended.event(event, sequence=2, email=1, kind="invitation", **failure)
     ((event_type, sequence, data),) = await announced(database)
     assert (event_type, sequence) == (ended.type, 2)
     assert msgspec.json.decode(data) == msgspec.to_builtins(ended)
@@ -63,8 +63,7 @@ async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_
 
 async def test_delay_of_a_requests_first_email_is_measured_from_the_create(postman, database):
     request = await store_old(database, datetime.now(UTC) - timedelta(minutes=10))
-    for number in (1, 2):
-        await intend(database, request, number)
+    await intend_several(database, request, 2)
 
     with (
         rises("email_delivery_seconds_bucket", le="300.0"),

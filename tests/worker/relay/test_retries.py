@@ -83,7 +83,7 @@ async def test_event_that_is_written_while_the_one_before_it_is_settled_follows_
 
     async with other_connection.transaction():
         async with change(other_connection, stored_request.id) as request:
-            request.announce(RequestEmailSent)
+            request.announce(RequestEmailSent, email=1, kind="invitation")
         await relay_once()
     if refusing:
         await refusing.delete(if_empty=False)
