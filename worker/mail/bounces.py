@@ -126,7 +126,7 @@ class BounceReader:
         for outcome, count in counted.items():
             metrics.bounces.labels(outcome).inc(count)
         if counted:
-            _log.info("bounces_read", **dict[str, int](counted))
+            _log.info("bounces_read", outcomes=dict(counted))
         return len(uids) == _MOST_AT_ONCE and counted.total() > counted["waiting"]
 
     def _read(self, opened: Mailbox, uids: Sequence[int]) -> list[Found]:

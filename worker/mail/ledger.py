@@ -17,7 +17,6 @@ a connection to the mail server takes it (postman.py).
 
 import time
 from collections.abc import Collection, Sequence
-from datetime import datetime
 from typing import Literal, TypeAlias
 from uuid import UUID
 
@@ -39,7 +38,6 @@ class Email(msgspec.Struct, frozen=True):
     id: EmailId
     request: CalculationRequest
     firm: str  # the registered name of the request's conveyancer
-    created_at: datetime
     attempts: int
     traceparent: str | None
     # By time.monotonic, because only Postgres's clock can be compared with stored times: when the e-mail was
@@ -171,7 +169,7 @@ _CLAIM = f"""
        AND email.request_id = ANY (ARRAY (SELECT request_id FROM due)) -- so a generic plan uses the index
     RETURNING claimed_by IS NOT NULL, email.request_id, email.number, kind,
               (SELECT name FROM conveyancer WHERE id = request.conveyancer_id),
-              email.created_at, attempts, traceparent,
+              attempts, traceparent,
               $6 - extract(epoch FROM now() - email.created_at)::float8,
               $6 - extract(epoch FROM now() - least(
                    email.created_at,

@@ -43,7 +43,7 @@ async def test_failed_email_is_sent_again_as_a_new_one_each_time(database, postm
     failed = {key_of(refused, number): "failed" for number in range(1, 11)}
     assert (done, await states(database)) == (1, failed | {key_of(refused, 11): "sent"})
     (mail,) = mail_server.accepted
-    assert mail.message["Message-ID"].strip() == f"<{key_of(refused, 11)}@service.example.com>"
+    assert mail.message["Message-ID"].strip().startswith(f"<{key_of(refused, 11)}.")
     await assert_sound(database)
 
 

@@ -83,10 +83,14 @@ def test_token_is_found_in_quoted_printable_and_in_either_header():
     assert [each and each.email for each in found] == [EMAIL] * 3
 
 
+STATUSES = (
+    'Content-Type: multipart/report; boundary="b"\r\n\r\n--b\r\nContent-Type: message/delivery-status\r\n\r\n'
+)
+
+
 def statuses(*blocks: str) -> bytes:
     parts = "".join(f"{block}\r\n\r\n" for block in blocks)
-    head = 'Content-Type: multipart/report; boundary="b"\r\n\r\n--b\r\nContent-Type: message/delivery-status\r\n\r\n'
-    return f"{head}{parts}--b\r\n\r\nMessage-ID: <{TOKEN}@service.example.com>\r\n--b--\r\n".encode()
+    return f"{STATUSES}{parts}--b\r\n\r\nMessage-ID: <{TOKEN}@service.example.com>\r\n--b--\r\n".encode()
 
 
 @pytest.mark.parametrize(
@@ -95,12 +99,18 @@ def statuses(*blocks: str) -> bytes:
         ("", (0, "no reason given")),
         ("Status: 5.0.0 (a comment)", (0, "5.0.0")),
         ("Diagnostic-Code: SMTP;550 5.1.10 Unknown; see admin", (550, "5.1.10 Unknown; see admin")),
-        ("Diagnostic-Code: smtp; 550-5.1.1 No such\r\n 550 5.1.1 user", (550, "5.1.1 No such 550 5.1.1 user")),
+        (
+            "Diagnostic-Code: smtp; 550-5.1.1 No such\r\n 550 5.1.1 user",
+            (550, "5.1.1 No such 550 5.1.1 user"),
+        ),
         ("Status: 5.1.1\r\nDiagnostic-Code: smtp; 554 no", (554, "5.1.1 no")),
         ("Diagnostic-Code: x-unix; 550 is no code of SMTP", (0, "550 is no code of SMTP")),
         ("Diagnostic-Code: smtp; 5500 is none", (0, "5500 is none")),
         ("Diagnostic-Code: smtp; \x00\xff", (0, "���")),
-        ("Diagnostic-Code: smtp; 550 https://a.example/?secret=" + "x" * 43, (550, "https://a.example/?[secret]")),
+        (
+            "Diagnostic-Code: smtp; 550 https://a.example/?secret=" + "x" * 43,
+            (550, "https://a.example/?[secret]"),
+        ),
         ("Diagnostic-Code: smtp; 550 " + "x " * 2000, (550, ("x " * 2000)[:1000])),
     ],
 )
@@ -137,7 +147,7 @@ HOSTILE = {
     "deep parts": nested(900) + "x\r\n" * 100_000,
     "deep messages": "Content-Type: message/rfc822\r\n\r\n" * 8_000,
     "many headers": "A: b\r\n" * 40_000,
-    "no end": 'Content-Type: multipart/report; boundary="b"\r\n\r\n--b\r\nContent-Type: message/delivery-status\r\n\r\n',
+    "no end": STATUSES,
     "unknown encoding": "X-Failed-Recipients: a\r\nContent-Transfer-Encoding: base64\r\n\r\n=?x?b?=\xff",
     "many tokens": f"{TOKEN[:-1]}x\r\n" * 100_000,
     "ten megabytes": nested(30) + "x\r\n" * 3_500_000,
