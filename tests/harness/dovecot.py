@@ -1,7 +1,7 @@
 """Debian's Dovecot on free ports of the loopback: a mailbox that is read over IMAP.
 
-Debian's program looks for its modules in /usr/lib/dovecot/modules, without a setting for another folder. So
-it is given a copy of its library in which this path is replaced by one in its working directory.
+Dovecot has no setting for the folder of its modules, /usr/lib/dovecot/modules. So it loads a copy of its library
+in which this path is replaced by one in its working directory.
 """
 
 import imaplib
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from grp import getgrgid
 from pathlib import Path
 from pwd import getpwnam, getpwuid
-from typing import NamedTuple
+from typing import NamedTuple, Self
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -23,8 +23,9 @@ from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program
 from tests.harness.certificates import Authority
 from tests.harness.mail_daemon import MailDaemon
+from tests.harness.programs import debian_package
 
-# Who may start it, and the owner of the mailbox. Postfix delivers as the same user.
+# The user of its processes and owner of the mailbox. As root, the user as whom Postfix delivers.
 _USER = getpwuid(os.geteuid()).pw_name if os.geteuid() else "nobody"
 LOGIN, PASSWORD = "calculations@service.example.com", "p@ss/word%1"
 _UID = re.compile(rb"UID (\d+)")
@@ -62,8 +63,13 @@ class Kept(NamedTuple):
     """A message in the mailbox."""
 
     uid: int
-    flags: frozenset[str]
+    flags: set[str]  # without \Recent, which depends on the session
     content: bytes
+
+    @classmethod
+    def of(cls, described: bytes, content: bytes) -> Self:
+        flags = {flag.decode() for flag in imaplib.ParseFlags(described)}
+        return cls(int(_UID.findall(described)[0]), flags - {r"\Recent"}, content)
 
 
 class Dovecot(MailDaemon):
@@ -74,7 +80,7 @@ class Dovecot(MailDaemon):
 
     def __init__(self, folder: Path, mailbox: Path, authority: Authority, **settings: str) -> None:
         self._folder, self._mailbox = folder, mailbox
-        self._root = packages.unpacked("dovecot-imapd")
+        self._root = debian_package("dovecot-imapd")
         self.port, self.tls_port = free_port(), free_port()
         account = f"{quote(LOGIN, safe='')}:{quote(PASSWORD, safe='')}@127.0.0.1"
         self.url = f"imap://{account}:{self.port}/INBOX"
@@ -83,12 +89,19 @@ class Dovecot(MailDaemon):
         self._configure(authority.certificate(), **settings)
         libraries = f"{self._root}/usr/lib/dovecot"
         paths = (folder, libraries, f"{libraries}/modules/old-stats", packages.library_path(self._root))
-        configuration = ("-c", f"{folder}/dovecot.conf")
-        # Without doveconf, it would start the one in /usr/bin.
-        doveconf = (f"{self._root}/usr/bin/doveconf", *configuration, "-f", "service=master", "-m", "master", "-p")
+        configuration = f"{folder}/dovecot.conf"
+        # Dovecot itself would start the doveconf in /usr/bin, which starts Dovecot again with its settings.
+        doveconf = [
+            f"{self._root}/usr/bin/doveconf",
+            "-c",
+            configuration,
+            "-fservice=master",
+            "-mmaster",
+            "-p",
+        ]
         program = Program(
             name="Dovecot",
-            command=[*doveconf, "-e", f"{self._root}/usr/sbin/dovecot", "-F", *configuration],
+            command=[*doveconf, "-e", f"{self._root}/usr/sbin/dovecot", "-F", "-c", configuration],
             environment=os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, paths))},
             folder=folder,
             log=folder / "output",
@@ -101,10 +114,12 @@ class Dovecot(MailDaemon):
         for name in ("", "cur", "new", "tmp"):
             shutil.chown(self._mailbox / name, _USER)
         (self._folder / "logins").write_text(f"{LOGIN}:{{PLAIN}}{PASSWORD}\n")
-        original = (self._root / "usr/lib/dovecot" / _LIBRARY).read_bytes()
+        libraries = self._root / "usr/lib/dovecot"
+        original = (libraries / _LIBRARY).read_bytes()
         assert original.count(_MODULES) == 1
-        (self._folder / _LIBRARY).write_bytes(original.replace(_MODULES, b"modules".ljust(len(_MODULES), b"\0")))
-        (self._folder / "run" / "modules").symlink_to(self._root / "usr/lib/dovecot/modules")
+        replaced = original.replace(_MODULES, b"modules".ljust(len(_MODULES), b"\0"))
+        (self._folder / _LIBRARY).write_bytes(replaced)
+        (self._folder / "run" / "modules").symlink_to(libraries / "modules")
 
     def _configure(self, certificate: Path, **settings: str) -> None:
         """Write its settings: those below, and *settings*."""
@@ -143,10 +158,10 @@ class Dovecot(MailDaemon):
     def put(self, message: bytes) -> None:
         """Add a message."""
         with self.connected() as connection:
-            assert connection.append("INBOX", None, None, message)[0] == "OK"  # type: ignore[arg-type]
+            assert connection.append("INBOX", None, None, message)[0] == "OK"
 
     def fill(self, count: int, message: bytes, *, flags: str = "") -> None:
-        """Add *count* copies of a message, quickly. *flags* are Maildir's: F for \\Flagged, T for \\Deleted."""
+        r"""Add *count* copies of a message, quickly. Of *flags*, F is \Flagged, T is \Deleted, S is \Seen."""
         for start in range(0, count, _LINKS):
             original = self._folder / f"original-{uuid4()}"
             original.write_bytes(message)
@@ -161,10 +176,7 @@ class Dovecot(MailDaemon):
         """What the mailbox holds now."""
         with self.connected() as connection:
             _, parts = connection.uid("FETCH", "1:*", "(FLAGS BODY.PEEK[])")
-        return [
-            Kept(int(_UID.findall(start)[0]), frozenset(map(bytes.decode, imaplib.ParseFlags(start))), content)
-            for start, content in (part for part in parts if isinstance(part, tuple))
-        ]
+        return [Kept.of(*part) for part in parts if isinstance(part, tuple)]
 
 
 @contextmanager
