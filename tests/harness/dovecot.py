@@ -1,7 +1,7 @@
 """Debian's Dovecot on free ports of the loopback: a mailbox that is read over IMAP.
 
-Dovecot has no setting for the folder of its modules, /usr/lib/dovecot/modules. So it loads a copy of its library
-in which this path is replaced by one in its working directory.
+Dovecot has no setting for the folder of its modules, /usr/lib/dovecot/modules. So it loads a copy of its
+library in which this path is replaced by one in its working directory.
 """
 
 import imaplib
