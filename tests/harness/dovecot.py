@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.processes import Program
+from deploy.local.machine.processes import Program, run_command
 from tests.harness.certificates import Authority
 from tests.harness.mail_daemon import MailDaemon
 from tests.harness.programs import debian_package
@@ -32,15 +32,17 @@ _UID = re.compile(rb"UID (\d+)")
 _LINKS = 50_000  # to a file, fewer than any file system allows
 _LIBRARY = "libdovecot.so.0"
 _MODULES = b"/usr/lib/dovecot/modules\0"
-_SERVICES = """
-passdb {{
-  driver = passwd-file
-  args = {folder}/logins
-}}
-userdb {{
-  driver = static
-  args = uid={user} gid={group} home={folder}
-}}
+_CONFIGURATION = """
+base_dir = {folder}/run
+state_dir = {folder}
+log_path = {folder}/dovecot.log
+libexec_dir = {root}/usr/lib/dovecot
+default_internal_user = {user}
+default_internal_group = {group}
+default_login_user = {user}
+protocols = imap
+listen = 127.0.0.1
+auth_failure_delay = 0
 service imap-login {{
   chroot =
   inet_listener imap {{
@@ -57,6 +59,43 @@ service stats {{
   chroot =
 }}
 """
+_CONFIGURATION_2_3 = """
+import_environment = LD_LIBRARY_PATH
+ssl_cert = <{certificate}
+ssl_key = <{certificate}
+disable_plaintext_auth = no
+mail_location = maildir:{mailbox}
+passdb {{
+  driver = passwd-file
+  args = {folder}/logins
+}}
+userdb {{
+  driver = static
+  args = uid={user} gid={group} home={folder}
+}}
+"""
+_CONFIGURATION_2_4 = """
+import_environment {{
+  LD_LIBRARY_PATH = %{{env:LD_LIBRARY_PATH}}
+}}
+ssl_server_cert_file = {certificate}
+ssl_server_key_file = {certificate}
+auth_allow_cleartext = yes
+mail_driver = maildir
+mail_path = {mailbox}
+passdb passwd-file {{
+  passwd_file_path = {folder}/logins
+}}
+userdb static {{
+  fields {{
+    uid = {user}
+    gid = {group}
+    home = {folder}
+  }}
+}}
+"""
+# What starts it with its configuration. Otherwise it would start /usr/bin/doveconf, which does this.
+_STARTERS = {"2.3": ["-fservice=master", "-mmaster", "-p", "-e"], "2.4": ["-F"]}
 
 
 class Kept(NamedTuple):
@@ -86,23 +125,20 @@ class Dovecot(MailDaemon):
         self.url = f"imap://{account}:{self.port}/INBOX"
         self.tls_url = f"imaps://{account}:{self.tls_port}/INBOX"
         self._make_files()
-        self._configure(authority.certificate(), **settings)
         libraries = f"{self._root}/usr/lib/dovecot"
         paths = (folder, libraries, f"{libraries}/modules/old-stats", packages.library_path(self._root))
-        configuration = f"{folder}/dovecot.conf"
-        # Dovecot itself would start the doveconf in /usr/bin, which starts Dovecot again with its settings.
-        doveconf = [
-            f"{self._root}/usr/bin/doveconf",
-            "-c",
-            configuration,
-            "-fservice=master",
-            "-mmaster",
-            "-p",
-        ]
+        environment = os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, paths))}
+        dovecot = f"{self._root}/usr/sbin/dovecot"
+        version = run_command(
+            "dovecot --version", [dovecot, "--version"], folder=folder, seconds=30, environment=environment
+        )[:3]
+        self._configure(version, authority.certificate(), **settings)
+        configuration = ("-c", f"{folder}/dovecot.conf")
+        starter = [f"{self._root}/usr/bin/doveconf", *configuration, *_STARTERS[version]]
         program = Program(
             name="Dovecot",
-            command=[*doveconf, "-e", f"{self._root}/usr/sbin/dovecot", "-F", "-c", configuration],
-            environment=os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, paths))},
+            command=[*starter, dovecot, "-F", *configuration],
+            environment=environment,
             folder=folder,
             log=folder / "output",
         )
@@ -121,31 +157,22 @@ class Dovecot(MailDaemon):
         (self._folder / _LIBRARY).write_bytes(replaced)
         (self._folder / "run" / "modules").symlink_to(libraries / "modules")
 
-    def _configure(self, certificate: Path, **settings: str) -> None:
-        """Write its settings: those below, and *settings*."""
-        group = getgrgid(getpwnam(_USER).pw_gid).gr_name
-        usual = {
-            "base_dir": f"{self._folder}/run",
-            "state_dir": f"{self._folder}",
-            "log_path": f"{self._folder}/dovecot.log",
-            "libexec_dir": f"{self._root}/usr/lib/dovecot",
-            "import_environment": "LD_LIBRARY_PATH",
-            "default_internal_user": _USER,
-            "default_internal_group": group,
-            "default_login_user": _USER,
-            "protocols": "imap",
-            "listen": "127.0.0.1",
-            "ssl_cert": f"<{certificate}",
-            "ssl_key": f"<{certificate}",
-            "disable_plaintext_auth": "no",
-            "auth_failure_delay": "0",
-            "mail_location": f"maildir:{self._mailbox}",
-        }
-        lines = [f"{name} = {value}\n" for name, value in (usual | settings).items()]
-        services = _SERVICES.format(
-            folder=self._folder, user=_USER, group=group, port=self.port, tls_port=self.tls_port
+    def _configure(self, version: str, certificate: Path, **settings: str) -> None:
+        """Write its settings: those above, and *settings*."""
+        versions = f"dovecot_config_version = {version}.0\ndovecot_storage_version = {version}.0\n"
+        template = _CONFIGURATION_2_3 if version == "2.3" else versions + _CONFIGURATION_2_4
+        usual = (template + _CONFIGURATION).format(
+            folder=self._folder,
+            root=self._root,
+            mailbox=self._mailbox,
+            certificate=certificate,
+            user=_USER,
+            group=getgrgid(getpwnam(_USER).pw_gid).gr_name,
+            port=self.port,
+            tls_port=self.tls_port,
         )
-        (self._folder / "dovecot.conf").write_text("".join(lines) + services)
+        others = (f"{name} = {value}\n" for name, value in settings.items())
+        (self._folder / "dovecot.conf").write_text(usual + "".join(others))
 
     @contextmanager
     def connected(self) -> Iterator[imaplib.IMAP4]:
