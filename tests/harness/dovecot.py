@@ -1,7 +1,7 @@
 """Debian's Dovecot on free ports of the loopback: a mailbox that is read over IMAP.
 
-Debian's program looks for its modules in /usr/lib/dovecot/modules, without a setting for another folder. So
-it is given a copy of its library in which this path is replaced by one in its working directory.
+Dovecot has no setting for the folder of its modules, /usr/lib/dovecot/modules. So it loads a copy of its
+library in which this path is replaced by one in its working directory.
 """
 
 import imaplib
@@ -14,32 +14,35 @@ from contextlib import contextmanager
 from grp import getgrgid
 from pathlib import Path
 from pwd import getpwnam, getpwuid
-from typing import NamedTuple
+from typing import NamedTuple, Self
 from urllib.parse import quote
 from uuid import uuid4
 
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.processes import Program
+from deploy.local.machine.processes import Program, run_command
 from tests.harness.certificates import Authority
 from tests.harness.mail_daemon import MailDaemon
+from tests.harness.programs import debian_package
 
-# Who may start it, and the owner of the mailbox. Postfix delivers as the same user.
+# The user of its processes and owner of the mailbox. As root, the user as whom Postfix delivers.
 _USER = getpwuid(os.geteuid()).pw_name if os.geteuid() else "nobody"
 LOGIN, PASSWORD = "calculations@service.example.com", "p@ss/word%1"
 _UID = re.compile(rb"UID (\d+)")
 _LINKS = 50_000  # to a file, fewer than any file system allows
 _LIBRARY = "libdovecot.so.0"
 _MODULES = b"/usr/lib/dovecot/modules\0"
-_SERVICES = """
-passdb {{
-  driver = passwd-file
-  args = {folder}/logins
-}}
-userdb {{
-  driver = static
-  args = uid={user} gid={group} home={folder}
-}}
+_CONFIGURATION = """
+base_dir = {folder}/run
+state_dir = {folder}
+log_path = {folder}/dovecot.log
+libexec_dir = {root}/usr/lib/dovecot
+default_internal_user = {user}
+default_internal_group = {group}
+default_login_user = {user}
+protocols = imap
+listen = 127.0.0.1
+auth_failure_delay = 0
 service imap-login {{
   chroot =
   inet_listener imap {{
@@ -56,14 +59,56 @@ service stats {{
   chroot =
 }}
 """
+_CONFIGURATION_2_3 = """
+import_environment = LD_LIBRARY_PATH
+ssl_cert = <{certificate}
+ssl_key = <{certificate}
+disable_plaintext_auth = no
+mail_location = maildir:{mailbox}
+passdb {{
+  driver = passwd-file
+  args = {folder}/logins
+}}
+userdb {{
+  driver = static
+  args = uid={user} gid={group} home={folder}
+}}
+"""
+_CONFIGURATION_2_4 = """
+import_environment {{
+  LD_LIBRARY_PATH = %{{env:LD_LIBRARY_PATH}}
+}}
+ssl_server_cert_file = {certificate}
+ssl_server_key_file = {certificate}
+auth_allow_cleartext = yes
+mail_driver = maildir
+mail_path = {mailbox}
+passdb passwd-file {{
+  passwd_file_path = {folder}/logins
+}}
+userdb static {{
+  fields {{
+    uid = {user}
+    gid = {group}
+    home = {folder}
+  }}
+}}
+"""
+# What starts it with its configuration. Otherwise it would start /usr/bin/doveconf, which does this.
+_STARTERS = {"2.3": ["-fservice=master", "-mmaster", "-p", "-e"], "2.4": ["-F"]}
 
 
 class Kept(NamedTuple):
     """A message in the mailbox."""
 
     uid: int
-    flags: frozenset[str]
+    flags: set[str]  # without \Recent, which depends on the session
     content: bytes
+
+    @classmethod
+    def of(cls, described: bytes, content: bytes) -> Self:
+        flags = {flag.decode() for flag in imaplib.ParseFlags(described)}
+        return cls(int(_UID.findall(described)[0]), flags - {r"\Recent"}, content)
 
 
 class Dovecot(MailDaemon):
@@ -74,22 +119,26 @@ class Dovecot(MailDaemon):
 
     def __init__(self, folder: Path, mailbox: Path, authority: Authority, **settings: str) -> None:
         self._folder, self._mailbox = folder, mailbox
-        self._root = packages.unpacked("dovecot-imapd")
+        self._root = debian_package("dovecot-imapd")
         self.port, self.tls_port = free_port(), free_port()
         account = f"{quote(LOGIN, safe='')}:{quote(PASSWORD, safe='')}@127.0.0.1"
         self.url = f"imap://{account}:{self.port}/INBOX"
         self.tls_url = f"imaps://{account}:{self.tls_port}/INBOX"
         self._make_files()
-        self._configure(authority.certificate(), **settings)
         libraries = f"{self._root}/usr/lib/dovecot"
         paths = (folder, libraries, f"{libraries}/modules/old-stats", packages.library_path(self._root))
+        environment = os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, paths))}
+        dovecot = f"{self._root}/usr/sbin/dovecot"
+        version = run_command(
+            "dovecot --version", [dovecot, "--version"], folder=folder, seconds=30, environment=environment
+        )[:3]
+        self._configure(version, authority.certificate(), **settings)
         configuration = ("-c", f"{folder}/dovecot.conf")
-        # Without doveconf, it would start the one in /usr/bin.
-        doveconf = (f"{self._root}/usr/bin/doveconf", *configuration, "-f", "service=master", "-m", "master", "-p")
+        starter = [f"{self._root}/usr/bin/doveconf", *configuration, *_STARTERS[version]]
         program = Program(
             name="Dovecot",
-            command=[*doveconf, "-e", f"{self._root}/usr/sbin/dovecot", "-F", *configuration],
-            environment=os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, paths))},
+            command=[*starter, dovecot, "-F", *configuration],
+            environment=environment,
             folder=folder,
             log=folder / "output",
         )
@@ -101,36 +150,29 @@ class Dovecot(MailDaemon):
         for name in ("", "cur", "new", "tmp"):
             shutil.chown(self._mailbox / name, _USER)
         (self._folder / "logins").write_text(f"{LOGIN}:{{PLAIN}}{PASSWORD}\n")
-        original = (self._root / "usr/lib/dovecot" / _LIBRARY).read_bytes()
+        libraries = self._root / "usr/lib/dovecot"
+        original = (libraries / _LIBRARY).read_bytes()
         assert original.count(_MODULES) == 1
-        (self._folder / _LIBRARY).write_bytes(original.replace(_MODULES, b"modules".ljust(len(_MODULES), b"\0")))
-        (self._folder / "run" / "modules").symlink_to(self._root / "usr/lib/dovecot/modules")
+        replaced = original.replace(_MODULES, b"modules".ljust(len(_MODULES), b"\0"))
+        (self._folder / _LIBRARY).write_bytes(replaced)
+        (self._folder / "run" / "modules").symlink_to(libraries / "modules")
 
-    def _configure(self, certificate: Path, **settings: str) -> None:
-        """Write its settings: those below, and *settings*."""
-        group = getgrgid(getpwnam(_USER).pw_gid).gr_name
-        usual = {
-            "base_dir": f"{self._folder}/run",
-            "state_dir": f"{self._folder}",
-            "log_path": f"{self._folder}/dovecot.log",
-            "libexec_dir": f"{self._root}/usr/lib/dovecot",
-            "import_environment": "LD_LIBRARY_PATH",
-            "default_internal_user": _USER,
-            "default_internal_group": group,
-            "default_login_user": _USER,
-            "protocols": "imap",
-            "listen": "127.0.0.1",
-            "ssl_cert": f"<{certificate}",
-            "ssl_key": f"<{certificate}",
-            "disable_plaintext_auth": "no",
-            "auth_failure_delay": "0",
-            "mail_location": f"maildir:{self._mailbox}",
-        }
-        lines = [f"{name} = {value}\n" for name, value in (usual | settings).items()]
-        services = _SERVICES.format(
-            folder=self._folder, user=_USER, group=group, port=self.port, tls_port=self.tls_port
+    def _configure(self, version: str, certificate: Path, **settings: str) -> None:
+        """Write its settings: those above, and *settings*."""
+        versions = f"dovecot_config_version = {version}.0\ndovecot_storage_version = {version}.0\n"
+        template = _CONFIGURATION_2_3 if version == "2.3" else versions + _CONFIGURATION_2_4
+        usual = (template + _CONFIGURATION).format(
+            folder=self._folder,
+            root=self._root,
+            mailbox=self._mailbox,
+            certificate=certificate,
+            user=_USER,
+            group=getgrgid(getpwnam(_USER).pw_gid).gr_name,
+            port=self.port,
+            tls_port=self.tls_port,
         )
-        (self._folder / "dovecot.conf").write_text("".join(lines) + services)
+        others = (f"{name} = {value}\n" for name, value in settings.items())
+        (self._folder / "dovecot.conf").write_text(usual + "".join(others))
 
     @contextmanager
     def connected(self) -> Iterator[imaplib.IMAP4]:
@@ -143,10 +185,10 @@ class Dovecot(MailDaemon):
     def put(self, message: bytes) -> None:
         """Add a message."""
         with self.connected() as connection:
-            assert connection.append("INBOX", None, None, message)[0] == "OK"  # type: ignore[arg-type]
+            assert connection.append("INBOX", None, None, message)[0] == "OK"
 
     def fill(self, count: int, message: bytes, *, flags: str = "") -> None:
-        """Add *count* copies of a message, quickly. *flags* are Maildir's: F for \\Flagged, T for \\Deleted."""
+        r"""Add *count* copies of a message, quickly. Of *flags*, F is \Flagged, T is \Deleted, S is \Seen."""
         for start in range(0, count, _LINKS):
             original = self._folder / f"original-{uuid4()}"
             original.write_bytes(message)
@@ -161,10 +203,7 @@ class Dovecot(MailDaemon):
         """What the mailbox holds now."""
         with self.connected() as connection:
             _, parts = connection.uid("FETCH", "1:*", "(FLAGS BODY.PEEK[])")
-        return [
-            Kept(int(_UID.findall(start)[0]), frozenset(map(bytes.decode, imaplib.ParseFlags(start))), content)
-            for start, content in (part for part in parts if isinstance(part, tuple))
-        ]
+        return [Kept.of(*part) for part in parts if isinstance(part, tuple)]
 
 
 @contextmanager

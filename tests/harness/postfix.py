@@ -11,10 +11,13 @@ from email import message_from_bytes
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, run_command
 from tests.harness.mail_daemon import MailDaemon
+from tests.harness.programs import debian_package
 
 # Postfix accepts no user and no group for two of these.
 _OWNER, _GROUP, _MAILBOX_OWNER = "daemon", "mail", "nobody"
@@ -53,7 +56,7 @@ class Postfix(MailDaemon):
         self.port = free_port()
         self.url = f"smtp://127.0.0.1:{self.port}"
         self.folder = folder
-        self._root = packages.unpacked("postfix")
+        self._root = debian_package("postfix")
         log = folder / "log" / "postfix.log"
         self._make_folders()
         self._configure(**settings)
@@ -123,7 +126,12 @@ class Postfix(MailDaemon):
 
 @contextmanager
 def running(**settings: str) -> Iterator[Postfix]:
-    """Run it with *settings* until the block is left, then print the end of its log."""
+    """Run it with *settings* until the block is left, then print the end of its log.
+
+    Skips the test if this is not root.
+    """
+    if os.geteuid():
+        pytest.skip("Postfix starts only as root")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o711)  # Its processes that are not root look for their files by name.
         server = Postfix(Path(folder), **settings)

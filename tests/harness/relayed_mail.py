@@ -2,8 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from email import message_from_bytes, policy
-from email.message import EmailMessage
 
 import aiosmtplib
 
@@ -39,7 +37,7 @@ def _address(command: bytes) -> str:
 class MailSystem:
     """Relays what it gets at `smtp_url` to `customers`. Mail for `mail_from` arrives in the mailbox.
 
-    Postfix reports what it cannot deliver. It tries again every second, and reports the delay with the second try.
+    Postfix reports what it cannot deliver. It tries again every second, and reports a delay at once.
     """
 
     mail_from = LOGIN
@@ -52,9 +50,8 @@ class MailSystem:
 
     async def send(self, message: bytes, *, sender: str, recipient: str) -> None:
         """Give a message to Postfix, for instance a customer's answer to `mail_from`."""
-        await aiosmtplib.send(
-            message, sender=sender, recipients=[recipient], hostname="127.0.0.1", port=self.relay.port
-        )
+        async with aiosmtplib.SMTP(hostname="127.0.0.1", port=self.relay.port) as connection:
+            await connection.sendmail(sender, [recipient], message)
 
 
 @asynccontextmanager
@@ -62,11 +59,11 @@ async def running(authority: Authority, **settings: str) -> AsyncIterator[MailSy
     """Run it until the block is left. *settings* are Postfix's. Raises LocalStackError."""
     domain = LOGIN.partition("@")[2]
     async with CustomersServer() as customers:
-        routes = {MISSING_DOMAIN: "smtp:", domain: "virtual:", "*": f"smtp:[127.0.0.1]:{customers.port}"}
+        routes = f"{{ {MISSING_DOMAIN} = smtp: }} {{ {domain} = virtual: }}"
         usual = {
             "virtual_mailbox_domains": domain,
             "virtual_mailbox_maps": f"inline:{{ {{ {LOGIN} = {postfix.MAILBOX}/ }} }}",
-            "transport_maps": f"inline:{{ {' '.join(f'{{ {name} = {route} }}' for name, route in routes.items())} }}",
+            "transport_maps": f"inline:{{ {routes} {{ * = smtp:[127.0.0.1]:{customers.port} }} }}",
             "smtpd_relay_restrictions": "permit_mynetworks, reject",
             "mynetworks": "127.0.0.0/8",
             "queue_run_delay": "1s",
