@@ -85,8 +85,8 @@ _END = """
            reason = ended.reason
       FROM unnest($1::uuid[], $2::integer[], $3::text[], $4::integer[], $5::text[], $6::timestamptz[])
            AS ended (request_id, number, server_reply, smtp_code, reason, at)
-     WHERE email.request_id = ended.request_id
-       AND email.number = ended.number
+     WHERE (email.request_id, email.number) = (ended.request_id, ended.number)
+       AND email.request_id = ANY($1) -- so that a plan made while the table was empty uses the index
 """
 
 

@@ -64,6 +64,7 @@ class RequestCreated(DetailedRequestEvent, frozen=True, kw_only=True):
     type: ClassVar[str] = "request.created"
 
 
+Reason = Literal["refused", "gave_up", "not_composable", "cancelled", "bounced"]
 EmailNumber = Annotated[int, Meta(ge=1, description="1, 2, … within the request's e-mails.", examples=[1])]
 EmailKind = Annotated[str, Meta(description="What the e-mail is for.", examples=["invitation"])]
 
@@ -75,9 +76,6 @@ class RequestEmailSent(DetailedRequestEvent, frozen=True, kw_only=True):
 
     email: EmailNumber
     kind: EmailKind
-
-
-Reason = Literal["refused", "gave_up", "not_composable", "cancelled", "bounced"]
 
 
 class RequestEmailFailed(DetailedRequestEvent, frozen=True, kw_only=True):

@@ -52,11 +52,6 @@ class LedgerEmail(msgspec.Struct, frozen=True):
     settled_at: datetime | None
     next_attempt_at: datetime | None
 
-    @property
-    def id(self) -> EmailId:
-        """Identifies the e-mail."""
-        return EmailId(parameters.uuid(self.uuid), self.number, self.kind)
-
 
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that choose e-mails. The command gets them as *choice*."""
@@ -115,7 +110,7 @@ async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice)
     async with connecting.postgres() as connection:
         newest_first = await read(connection, choice, state=None if sent else "failed", only_last=True)
         found = [
-            email.id._replace(number=email.number + 1)
+            EmailId(parameters.uuid(email.uuid), email.number + 1, email.kind)
             for email in reversed(newest_first)
             if choice.request_id is not None or email.reason != "cancelled"
         ]
@@ -135,7 +130,8 @@ async def cancel(*, resent: bool, by: Operator, choice: Choice) -> Answer:
     async with connecting.postgres() as connection:
         # In this order, none is missed that is recorded meanwhile.
         found = await _find_unrecorded(connection, choice)
-        found += [email.id for email in await read(connection, choice, state="pending")]
+        pending = await read(connection, choice, state="pending")
+        found += [EmailId(parameters.uuid(email.uuid), email.number, email.kind) for email in pending]
         if resent:
             found = [email for email in found if email.number > 1]
         cancel_all = functools.partial(email_changes.cancel, connection)

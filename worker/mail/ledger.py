@@ -181,7 +181,7 @@ _CLAIM = f"""
 async def renew(
     connection: Connection, process_id: UUID, emails: Sequence[EmailId], *, seconds: float
 ) -> set[EmailId]:
-    """Renew a process's claims on e-mails, and any other on their requests' e-mails. Returns the e-mails."""
+    """Renew a process's claims on the e-mails of the same requests as *emails*. Returns those renewed."""
     rows = await connection.fetch(
         """
         UPDATE email
@@ -192,7 +192,7 @@ async def renew(
                                          WHERE request_id = ANY($2)
                                            AND claimed_by = $1
                                            AND state = 'pending'
-                                           FOR UPDATE SKIP LOCKED) -- Waiting could deadlock with its end.
+                                           FOR UPDATE SKIP LOCKED) -- waiting for an end could deadlock
         RETURNING request_id, number, kind
         """,
         process_id,
