@@ -114,8 +114,8 @@ async def claim(
     """
     excluded = [each.request_id for each in under_way], [each.number for each in under_way]
     rows = await connection.fetch(_CLAIM, process_id, limit, seconds, *excluded, time.monotonic())
-    # Each row has whether the e-mail was claimed, what identifies it, its six other fields, and its request.
-    emails = [Email(EmailId(*row[1:4]), CalculationRequest(*row[10:]), *row[4:10]) for row in rows if row[0]]
+    # Each row has whether the e-mail was claimed, what identifies it, its five other fields, and its request.
+    emails = [Email(EmailId(*row[1:4]), CalculationRequest(*row[9:]), *row[4:9]) for row in rows if row[0]]
     return emails, len(rows) - len(emails)
 
 
@@ -168,8 +168,7 @@ _CLAIM = f"""
      WHERE (email.request_id, email.number) = (due.request_id, due.number)
        AND email.request_id = ANY (ARRAY (SELECT request_id FROM due)) -- so a generic plan uses the index
     RETURNING claimed_by IS NOT NULL, email.request_id, email.number, kind,
-              (SELECT name FROM conveyancer WHERE id = request.conveyancer_id),
-              attempts, traceparent,
+              (SELECT name FROM conveyancer WHERE id = request.conveyancer_id), attempts, traceparent,
               $6 - extract(epoch FROM now() - email.created_at)::float8,
               $6 - extract(epoch FROM now() - least(
                    email.created_at,

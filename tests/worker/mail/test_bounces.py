@@ -248,17 +248,15 @@ async def test_outage_of_the_imap_server_is_logged_and_ends_by_itself(settings, 
     }
 
 
-@pytest.mark.parametrize("scheme", ["imap", "imaps"])
-async def test_stop_ends_a_look_at_a_silent_server_at_once(settings, mailbox, scheme):
-    url = mailbox.url if scheme == "imap" else mailbox.tls_url
+@pytest.mark.parametrize(("marker", "seconds"), [(b"", 8), (b"SELECT", 2)])
+async def test_stop_interrupts_a_look_at_a_silent_server(settings, mailbox, marker, seconds):
     async with TcpProxy(mailbox.url) as way:
-        way.hold()
-        silent = url.replace(str(mailbox.port if scheme == "imap" else mailbox.tls_port), str(way.port))
-        async with open_reader(settings_with(settings, bounces_url=silent)) as reader:
+        way.hold_before(marker) if marker else way.hold()
+        async with open_reader(settings_with(settings, bounces_url=way.url)) as reader:
             began = time.monotonic()
             async with running(reader.run):
-                await eventually(lambda: way.connections)
-            assert time.monotonic() - began < 8
+                await eventually(way.marker_reached.is_set if marker else lambda: way.connections)
+            assert time.monotonic() - began < seconds
 
 
 async def explain(settings: EmailSettings, **changes: Any) -> str:
@@ -274,7 +272,7 @@ async def test_fault_of_the_mailbox_is_explained_without_the_password(settings, 
     faults = {
         mailbox.tls_url: "",
         mailbox.tls_url.replace("127.0.0.1", "localhost"): "its certificate is not accepted",
-        mailbox.url.replace("%401", "%402"): "rejects the login",
+        mailbox.url.replace("%40service", "%40other"): "rejects the login",
         mailbox.url.replace("word", "wrong"): "rejects the login",
         mailbox.url.replace("INBOX", "Bounces"): "does the folder exist",
         mailbox.url.replace("/INBOX", ""): "",
