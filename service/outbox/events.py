@@ -79,7 +79,7 @@ class RequestEmailSent(DetailedRequestEvent, frozen=True, kw_only=True):
 
 
 class RequestEmailFailed(DetailedRequestEvent, frozen=True, kw_only=True):
-    """An e-mail to the customer ended unsent: the customer has no link, unless another e-mail follows."""
+    """An e-mail to the customer failed: the customer has no link, unless another e-mail follows."""
 
     type: ClassVar[str] = "request.email_failed"
 
@@ -90,12 +90,13 @@ class RequestEmailFailed(DetailedRequestEvent, frozen=True, kw_only=True):
         Meta(
             description="`refused`: by the mail server, for good. `gave_up`: the mail server refused, or did "
             "not reply, for too long. `not_composable`: no e-mail can be made from the request's addresses "
-            "and names. `cancelled`: by an operator; another e-mail may follow.",
+            "and names. `cancelled`: by an operator; another e-mail may follow. `bounced`: the mail server had "
+            "accepted it (`request.email_sent`), and reported later that it cannot be delivered.",
             examples=["refused"],
         ),
     ]
     smtp_code: Annotated[
-        int, Meta(description="The mail server's last reply code; 0 if there was none.", examples=[550])
+        int, Meta(description="The last reply code of a mail server; 0 if there was none.", examples=[550])
     ]
 
 

@@ -320,8 +320,8 @@ username_attribute = sub
 @pytest.mark.parametrize("mechanism", ["xoauth2", "oauthbearer"])
 async def test_mailbox_is_opened_with_an_access_token(worker_settings, authority, readable_folder, mechanism):
     key = b"k" * 32
-    (readable_folder / "shared/default/HS256").mkdir(parents=True)
-    (readable_folder / "shared/default/HS256/default").write_bytes(base64.b64encode(key))
+    (readable_folder / "default/HS256").mkdir(parents=True)
+    (readable_folder / "default/HS256/default").write_bytes(base64.b64encode(key))
     (readable_folder / "oauth").write_text(_OAUTH.format(folder=readable_folder))
     passdb = "passdb {\n  driver = oauth2\n  mechanisms = xoauth2 oauthbearer\n  args"
     with dovecot.running(
@@ -345,4 +345,4 @@ async def test_mailbox_is_opened_with_an_access_token(worker_settings, authority
                     bounces_client_id="us",
                     bounces_client_secret="secret",
                 )
-                assert expected in found if expected else not found, mailbox.log
+                assert expected in found if expected else not found, (found, mailbox.log)
