@@ -90,8 +90,8 @@ class RequestEmailFailed(DetailedRequestEvent, frozen=True, kw_only=True):
         Meta(
             description="`refused`: by the mail server, for good. `gave_up`: the mail server refused, or did "
             "not reply, for too long. `not_composable`: no e-mail can be made from the request's addresses "
-            "and names. `cancelled`: by an operator; another e-mail may follow. `bounced`: the mail server had "
-            "accepted it (`request.email_sent`), and reported later that it cannot be delivered.",
+            "and names. `cancelled`: by an operator; another e-mail may follow. `bounced`: a mail server "
+            "reported, after `request.email_sent`, that it cannot deliver the e-mail.",
             examples=["refused"],
         ),
     ]
