@@ -23,8 +23,9 @@ WITH_ENGINES = ("production", "small")
 OVERLAYS = ("dev", "external", *WITH_ENGINES)
 PROCESSES = ("api", "relay", "notifications", "calculations")
 WORKERS = PROCESSES[1:]
-_OF_EMAILS = {"SMTP_URL", "BOUNCES_URL", "BOUNCES_CLIENT_SECRET", "REQUEST_SECRET_KEYS"}
-# The secrets of each process. LISTEN_DATABASE_URL is optional, and so is what is for bounces. `operator` is the
+OF_BOUNCES = {"BOUNCES_URL", "BOUNCES_CLIENT_SECRET"}
+_OF_EMAILS = {"SMTP_URL", "REQUEST_SECRET_KEYS", *OF_BOUNCES}
+# The secrets of each process. LISTEN_DATABASE_URL and those of bounces are optional. `operator` is the
 # template of operators' Jobs.
 SECRETS = {
     "api": {"DATABASE_URL", "REQUEST_SECRET_KEYS"},

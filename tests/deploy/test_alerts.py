@@ -179,6 +179,7 @@ CASES: dict[str, list[Case]] = {
         ),
         fires("a tenth is late", emails("0+9x60", "0+1x60"), at=20, every="1m"),
         fires("taken for spam", emails("0+1x60", "0x60", failed="0+1x60"), at=20, every="1m"),
+        fires("taken for spam later", emails("0+1x60", "0x60") | {BOUNCED: "0+1x60"}, at=20, every="1m"),
         silent("wrong addresses", emails("0+1x60", "0x60", recipient_refused="0+1x60"), at=20, every="1m"),
     ],
     "EmailBudgetBurningSlowly": [

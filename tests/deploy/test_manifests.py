@@ -12,6 +12,7 @@ from service.telemetry import tracing
 from tests.deploy.manifests import (
     K8S,
     OF_ALL,
+    OF_BOUNCES,
     OVERLAYS,
     PROCESSES,
     SECRETS,
@@ -39,7 +40,6 @@ OF_THE_SECRET = {
     *(f"{role}_AMQP_URL" for role in ("RELAY", "NOTIFICATIONS", "CALCULATIONS", "OPERATOR")),
     *("SMTP_URL", "REQUEST_SECRET_KEYS"),
 }
-OF_BOUNCES = {"BOUNCES_URL", "BOUNCES_CLIENT_SECRET"}  # optional
 SETTINGS = {
     field.encode_name: field
     for settings in (ServiceSettings, EmailSettings)

@@ -122,7 +122,10 @@ class Mailbox:
         ]
 
     def sort(self, handled: Sequence[int], for_people: Sequence[int]) -> None:
-        """Remove messages that were *handled*, and no others. Flag those that are *for_people*."""
+        """Remove messages that were *handled*, and no others. Flag those that are *for_people*.
+
+        If the process is killed between the two commands, a message that is marked as deleted may stay.
+        """
         if handled:
             self._connected.add_flags(handled, [DELETED], silent=True)
             self._connected.uid_expunge(handled)
