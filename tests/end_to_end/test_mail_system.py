@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.harness import bounces, relayed_mail
-from tests.harness.dovecot import LOGIN, PASSWORD
+from tests.harness import bounces, relayed_mail, stored
+from tests.harness.dovecot import LOGIN, PASSWORD, access_token
+from tests.harness.processes import started, worker_process
 from tests.harness.relayed_mail import MISSING_DOMAIN, MailSystem
 from tests.harness.waiting import eventually
 
@@ -89,6 +90,20 @@ async def test_delay_is_reported_as_kept_and_delivery_is_not(mail_system):
     assert len(mail_system.mailbox.messages) == 1
 
 
+async def test_report_about_an_email_of_the_worker_returns_it(
+    mail_system, worker_settings, database, tmp_path
+):
+    mail_system.customers.refusals[_ADA] = b"550 5.1.1 User unknown"
+    assert await stored.insert(database, stored.new_request(customer_email=_ADA))
+
+    async with started(worker_process(worker_settings, tmp_path, SMTP_URL=mail_system.smtp_url)):
+        (arrived,) = await eventually(lambda: mail_system.mailbox.messages)
+
+    original = next(part for part in _parsed(arrived.content).walk() if part["Reply-To"])
+    assert original["Message-ID"].endswith("@service.example.com>")
+    assert original["Return-Path"] == f"<{mail_system.mail_from}>"
+
+
 async def test_end_of_the_tries_is_reported_as_kept(authority):
     settings = {"maximal_queue_lifetime": "1s", "delay_warning_time": "0"}
     async with relayed_mail.running(authority, **settings) as system:
@@ -129,6 +144,19 @@ def test_mailbox_is_read_over_tls_with_a_password(mailbox, authority):
 
     ((_, flags, content),) = mailbox.messages
     assert (flags, content) == ({r"\Flagged"}, bounces.message("gmail"))
+
+
+@pytest.mark.parametrize("mechanism", ["XOAUTH2", "OAUTHBEARER"])
+def test_mailbox_is_opened_with_an_access_token(mailbox, mechanism):
+    def log_in(token: str) -> str:
+        words = f"user={LOGIN}\1auth=Bearer {token}\1\1"
+        sent = words if mechanism == "XOAUTH2" else f"n,a={LOGIN},\1{words.partition(chr(1))[2]}"
+        with imaplib.IMAP4("127.0.0.1", mailbox.port) as connection:
+            return connection.authenticate(mechanism, lambda _: sent.encode())[0]
+
+    assert log_in(access_token()) == "OK"
+    with pytest.raises(imaplib.IMAP4.error):
+        log_in(access_token(exp=1))
 
 
 def test_mailbox_survives_its_server(mailbox):

@@ -1,22 +1,27 @@
 """Debian's Dovecot on free ports of the loopback: a mailbox that is read over IMAP.
 
 Dovecot has no setting for the folder of its modules, /usr/lib/dovecot/modules. So it loads a copy of its
-library in which this path is replaced by one in its working directory.
+library in which this path is replaced by one in its working directory. This is undocumented, and so is how
+doveconf starts Dovecot.
 """
 
+import base64
 import imaplib
 import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from grp import getgrgid
 from pathlib import Path
 from pwd import getpwnam, getpwuid
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 from uuid import uuid4
+
+import jwt
 
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
@@ -28,6 +33,7 @@ from tests.harness.programs import debian_package
 # The user of its processes and owner of the mailbox. As root, the user as whom Postfix delivers.
 _USER = getpwuid(os.geteuid()).pw_name if os.geteuid() else "nobody"
 LOGIN, PASSWORD = "calculations@service.example.com", "p@ss/word%1"
+_TOKEN_KEY = b"k" * 32
 _UID = re.compile(rb"UID (\d+)")
 _LINKS = 50_000  # to a file, fewer than any file system allows
 _LIBRARY = "libdovecot.so.0"
@@ -43,6 +49,7 @@ default_login_user = {user}
 protocols = imap
 listen = 127.0.0.1
 auth_failure_delay = 0
+auth_mechanisms = plain xoauth2 oauthbearer
 service imap-login {{
   chroot =
   inet_listener imap {{
@@ -67,12 +74,23 @@ disable_plaintext_auth = no
 mail_location = maildir:{mailbox}
 passdb {{
   driver = passwd-file
+  mechanisms = plain
   args = {folder}/logins
+}}
+passdb {{
+  driver = oauth2
+  mechanisms = xoauth2 oauthbearer
+  args = {folder}/oauth2
 }}
 userdb {{
   driver = static
   args = uid={user} gid={group} home={folder}
 }}
+"""
+_TOKENS_2_3 = """
+introspection_mode = local
+local_validation_key_dict = fs:posix:prefix={folder}/keys/
+username_attribute = sub
 """
 _CONFIGURATION_2_4 = """
 import_environment {{
@@ -84,7 +102,22 @@ auth_allow_cleartext = yes
 mail_driver = maildir
 mail_path = {mailbox}
 passdb passwd-file {{
+  mechanisms_filter = plain
   passwd_file_path = {folder}/logins
+}}
+passdb oauth2 {{
+  mechanisms_filter = xoauth2 oauthbearer
+}}
+oauth2 {{
+  introspection_mode = local
+  username_attribute = sub
+  oauth2_local_validation {{
+    dict fs {{
+      fs posix {{
+        prefix = {folder}/keys/
+      }}
+    }}
+  }}
 }}
 userdb static {{
   fields {{
@@ -94,7 +127,7 @@ userdb static {{
   }}
 }}
 """
-# What starts it with its configuration. Otherwise it would start /usr/bin/doveconf, which does this.
+# The options with which doveconf starts Dovecot. Otherwise Dovecot would look for doveconf in /usr/bin.
 _STARTERS = {"2.3": ["-fservice=master", "-mmaster", "-p", "-e"], "2.4": ["-F"]}
 
 
@@ -111,8 +144,15 @@ class Kept(NamedTuple):
         return cls(int(_UID.findall(described)[0]), flags - {r"\Recent"}, content)
 
 
+def access_token(**claims: Any) -> str:
+    """Return an OAuth 2.0 access token with which LOGIN can log in, unless *claims* say otherwise."""
+    now = int(time.time())
+    usual = {"sub": LOGIN, "iat": now - 60, "nbf": now - 60, "exp": now + 600}
+    return jwt.encode(usual | claims, _TOKEN_KEY, algorithm="HS256")
+
+
 class Dovecot(MailDaemon):
-    """Serves the mailbox (a Maildir) to LOGIN with PASSWORD: at `url`, and with TLS at `tls_url`.
+    """Serves the mailbox (a Maildir) to LOGIN: at `url` with PASSWORD, and with TLS at `tls_url`.
 
     Its certificate is of *authority*. *settings* are Dovecot's, for instance `imap_capability`.
     """
@@ -150,6 +190,10 @@ class Dovecot(MailDaemon):
         for name in ("", "cur", "new", "tmp"):
             shutil.chown(self._mailbox / name, _USER)
         (self._folder / "logins").write_text(f"{LOGIN}:{{PLAIN}}{PASSWORD}\n")
+        (self._folder / "oauth2").write_text(_TOKENS_2_3.format(folder=self._folder))
+        keys = self._folder / "keys/default/HS256"
+        keys.mkdir(parents=True)
+        (keys / "default").write_bytes(base64.b64encode(_TOKEN_KEY))
         libraries = self._root / "usr/lib/dovecot"
         original = (libraries / _LIBRARY).read_bytes()
         assert original.count(_MODULES) == 1
