@@ -150,7 +150,8 @@ async def test_no_check_waits_long_for_a_server_that_is_or_becomes_silent(
         findings = [*await examine_service(environment), *await examine_worker(environment)]
 
     assert {(each.check, each.state) for each in findings if each.says == "no answer in time"} == {
-        (check, "wrong") for check in ("postgres", "requests", "signing keys", "rabbitmq", "mail server")
+        (check, "wrong")
+        for check in ("postgres", "requests", "signing keys", "rabbitmq", "mail server", "bounces")
     }
     assert ("rabbitmq", "ok") in {(each.check, each.state) for each in findings}, "what is known is shown"
 

@@ -1,18 +1,14 @@
 """Bounces: reports of mail servers in a real mailbox, Dovecot's, and what becomes of the e-mails."""
 
 import asyncio
-import base64
 import json
-import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
-import jwt
 import pytest
 from structlog.testing import capture_logs
 
@@ -23,7 +19,7 @@ from service.calculation_requests.model import CalculationRequest
 from service.outbox.waking import RelayWaker
 from service.postgres.pool import Connection, open_pool
 from tests.harness import bounces, dovecot, metrics, stored
-from tests.harness.dovecot import LOGIN, Dovecot
+from tests.harness.dovecot import Dovecot, access_token
 from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.in_process import running
 from tests.harness.tcp_proxy import TcpProxy
@@ -301,36 +297,11 @@ async def test_server_without_uidplus_makes_the_worker_unready_and_removes_nothi
             assert "BOUNCES_URL: the IMAP server lacks UIDPLUS" in await obstacle(reader.check)
 
 
-@pytest.fixture
-def readable_folder():
-    """A folder that Dovecot's user can read, unlike pytest's."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
-
-
-_OAUTH = """
-tokeninfo_url =
-introspection_mode = local
-local_validation_key_dict = fs:posix:prefix={folder}/
-username_attribute = sub
-"""
-
-
 @pytest.mark.parametrize("mechanism", ["xoauth2", "oauthbearer"])
-async def test_mailbox_is_opened_with_an_access_token(worker_settings, authority, readable_folder, mechanism):
-    key = b"k" * 32
-    (readable_folder / "default/HS256").mkdir(parents=True)
-    (readable_folder / "default/HS256/default").write_bytes(base64.b64encode(key))
-    (readable_folder / "oauth").write_text(_OAUTH.format(folder=readable_folder))
-    passdb = "passdb {\n  driver = oauth2\n  mechanisms = xoauth2 oauthbearer\n  args"
-    with dovecot.running(
-        authority, **{"auth_mechanisms": mechanism, passdb: f"{readable_folder}/oauth\n}}"}
-    ) as mailbox:
-        now = int(time.time())
-        token = jwt.encode({"sub": LOGIN, "iat": now - 60, "nbf": now - 60, "exp": now + 600}, key)
+async def test_mailbox_is_opened_with_an_access_token(worker_settings, authority, mechanism):
+    with dovecot.running(authority, auth_mechanisms=f"plain {mechanism}") as mailbox:
         answers = {
-            "200 OK": (json.dumps({"access_token": token, "token_type": "Bearer"}), ""),
+            "200 OK": (json.dumps({"access_token": access_token(), "token_type": "Bearer"}), ""),
             "401 Unauthorized": ("{}", "BOUNCES_TOKEN_URL answers 401"),
             "200 Fine": ("no JSON", "BOUNCES_TOKEN_URL gives no access token"),
             "201 Created": (json.dumps({"access_token": "wrong"}), "rejects the login"),
