@@ -68,9 +68,7 @@ class Worker:
             self.checks["notifications"] = notification_consumer.check
             readings.append(ledger.read_gauges)
             if email_settings.bounces_url is not None:
-                bounce_reader = bounces.BounceReader(email_settings, pool, relay_waker)
-                self.parts["bounces"] = bounce_reader.run
-                self.checks["bounces"] = bounce_reader.check
+                self.parts["bounces"] = bounces.BounceReader(email_settings, pool, relay_waker).run
                 readings.append(bounces.read_gauges)
         if "calculations" in roles:
             calculation_consumer = calculations.consumer(settings, pool, relay_waker)

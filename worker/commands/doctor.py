@@ -17,7 +17,6 @@ from service.command_line.diagnosis import Finding
 from service.settings import load
 from worker import reconciliation
 from worker.mail import bounces, mailbox
-from worker.mail.mailbox import MailboxUnavailable
 from worker.mail.message import Sender
 from worker.mail.replies import Reply, storable
 from worker.mail.smtp import Mailer
@@ -31,6 +30,7 @@ _PUBLISH_SECONDS = 2.0
 _ASK_RABBITMQ = "are AMQP_URL and its virtual host right, and is RabbitMQ well?"
 _ASK_MAIL_SERVER = "are SMTP_URL and MAIL_FROM right?"
 _ASK_BOUNCES = "is BOUNCES_URL right, and is it the mailbox of MAIL_FROM?"
+_ASK_WORKERS = "do the workers of the role notifications have BOUNCES_URL?"
 _LONG_SINCE_LOOK = 15 * 60.0  # seconds, as in the alert BouncesNotRead
 
 
@@ -136,22 +136,11 @@ async def _bounces(settings: EmailSettings) -> AsyncIterator[Finding]:
     """Open the mailbox as the workers do, and say when one of them last read it."""
     if settings.bounces_url is None:
         yield Finding(
-            "warning",
-            "bounces",
-            "they stay unknown: BOUNCES_URL is not set",
-            "see Bounces in deploy/README.md",
+            "warning", "bounces", "unknown: BOUNCES_URL is not set", "see Bounces in deploy/README.md"
         )
         return
-    try:
-        async with mailbox.opened(settings):
-            pass
-    except MailboxUnavailable as error:
-        yield Finding("wrong", "bounces", str(error), _ASK_BOUNCES)
-        return
-    async with connecting.postgres(settings.database_url) as connection:
+    async with mailbox.opened(settings), connecting.postgres(settings.database_url) as connection:
         seconds = await bounces.seconds_since_look(connection)
     says = f"the mailbox can be read, and was {seconds / 60:.0f} minutes ago"
-    if seconds > _LONG_SINCE_LOOK:
-        yield Finding("wrong", "bounces", says, "do the workers of the role notifications have BOUNCES_URL?")
-    else:
-        yield Finding("ok", "bounces", says)
+    is_late = seconds > _LONG_SINCE_LOOK
+    yield Finding("wrong" if is_late else "ok", "bounces", says, _ASK_WORKERS if is_late else None)

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
-import msgspec
+import click
 from imapclient import DELETED, FLAGGED, IMAPClient, SocketTimeout
 from imapclient.exceptions import IMAPClientError, LoginError
 
@@ -25,20 +25,8 @@ _BEGINNING = f"BODY.PEEK[]<0.{reports.LARGEST_BYTES}>"
 Result = TypeVar("Result")
 
 
-class MailboxUnavailable(Exception):
+class MailboxUnavailable(click.ClickException):  # so that `doctor` shows the message
     """The mailbox at BOUNCES_URL cannot be read. The message says why."""
-
-
-class MailboxUnfit(MailboxUnavailable):
-    """The IMAP server cannot do what is needed. The message says what."""
-
-
-class Message(msgspec.Struct, frozen=True):
-    """The beginning of a message in the mailbox."""
-
-    uid: int  # valid for this connection alone: the server may number the messages anew (UIDVALIDITY)
-    received_at: datetime | None  # by the IMAP server's clock
-    content: bytes  # at most reports.LARGEST_BYTES
 
 
 @asynccontextmanager
@@ -55,7 +43,7 @@ async def opened(settings: EmailSettings) -> AsyncIterator["Mailbox"]:
 class Mailbox:
     """A connection to the mailbox. IMAPClient blocks, so each step runs in a thread.
 
-    A step raises MailboxUnavailable if the server refuses it or does not answer.
+    The UIDs of messages are valid for one connection: the server may number them anew (UIDVALIDITY).
     """
 
     def __init__(self, settings: EmailSettings) -> None:
@@ -64,7 +52,7 @@ class Mailbox:
         self._messages = 0
 
     async def in_thread(self, step: Callable[[], Result]) -> Result:
-        """Run a step. If this is cancelled, wait until the thread has ended, which is soon."""
+        """Run a step. If this is cancelled, wait until the thread has ended. Raises MailboxUnavailable."""
         running = asyncio.ensure_future(asyncio.to_thread(step))
         try:
             return await asyncio.shield(running)
@@ -88,7 +76,7 @@ class Mailbox:
         self._log_in(client, unquote(url.username or ""), unquote(url.password or ""))
         if not client.has_capability("UIDPLUS"):
             # Without it, only all deleted messages can be removed, also those that a person has deleted.
-            raise MailboxUnfit("the IMAP server lacks UIDPLUS (RFC 4315), which is needed")
+            raise MailboxUnavailable("the IMAP server lacks UIDPLUS (RFC 4315), which is needed")
         self._messages = client.select_folder(unquote(url.path.strip("/")) or "INBOX")[b"EXISTS"]
 
     def _log_in(self, client: IMAPClient, user: str, password: str) -> None:
@@ -109,17 +97,13 @@ class Mailbox:
                 break
         return sorted(found)[:limit]
 
-    def read(self, uids: Sequence[int]) -> list[Message]:
-        """Return those of these messages that still exist.
+    def read(self, uids: Sequence[int]) -> list[tuple[int, datetime, bytes]]:
+        """Return the UIDs, times and beginnings of those messages that still exist.
 
-        A message is read from its first byte, whatever its structure. BODYSTRUCTURE would be as long as the
-        sender likes, and imaplib would end the connection at a line of over a megabyte.
+        BODYSTRUCTURE is not asked for: it is as long as the sender likes.
         """
         fetched = self._connected.fetch(uids, [_BEGINNING, "INTERNALDATE"])
-        return [
-            Message(uid, fields.get(b"INTERNALDATE"), fields.get(b"BODY[]<0>") or b"")
-            for uid, fields in fetched.items()
-        ]
+        return [(uid, each[b"INTERNALDATE"], each[b"BODY[]<0>"] or b"") for uid, each in fetched.items()]
 
     def sort(self, handled: Sequence[int], for_people: Sequence[int]) -> None:
         """Remove messages that were *handled*, and no others. Flag those that are *for_people*.

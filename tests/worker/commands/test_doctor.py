@@ -348,6 +348,6 @@ async def test_mailbox_of_bounces_that_is_not_set_unreadable_or_not_read_is_name
     await database.execute("UPDATE bounce_mailbox SET looked_at = now() - interval '20 min'")
     unread = await found(environment, "bounces", mailbox.url)
 
-    assert unset.startswith("warning: they stay unknown: BOUNCES_URL is not set; ")
+    assert unset.startswith("warning: unknown: BOUNCES_URL is not set; ")
     assert refused.startswith("wrong: the IMAP server refuses a command: does the folder exist")
     assert unread.startswith("wrong: the mailbox can be read, and was 20 minutes ago; ")
