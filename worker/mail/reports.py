@@ -23,7 +23,9 @@ _MOST_BOUNDARIES = 32
 _SOFT_BREAK = re.compile(r"=\r?\n")  # of quoted-printable, in which a server may return the headers
 _STATUS = re.compile(r"[245]\.\d{1,3}\.\d{1,3}")
 _SMTP_REPLY = re.compile(r"([45]\d\d)(?:[ -]|$)\s*(.*)", re.DOTALL)
-_SMTP_REPLY_IN_TEXT = re.compile(r"^\s+(?:.*: )?([45]\d\d[ -].*(?:\n\s+.*)*)", re.MULTILINE)
+# In Exim's text: an indented line, and those that continue it. Without the bound, time grows quadratically.
+_SMTP_REPLY_IN_TEXT = re.compile(r"^[ ]{1,20}(?:.*: )?([45]\d\d[ -].*(?:\n[ ].*)*)", re.MULTILINE)
+_LONGEST_REPLY = 4000  # characters. The next pattern takes quadratic time.
 _ADDRESS = re.compile(r"[^\s<>@]+@[^\s<>@]+")
 
 
@@ -47,9 +49,9 @@ def read(content: bytes, keys: SecretKeyRing) -> Report | None:
         return None
     try:
         message = message_from_bytes(content)
-    except RecursionError:  # from parts that are messages, each in another
+        reports = [*_delivery_statuses(message)] or [*_report_of_exim(message)]
+    except Exception:  # noqa: BLE001 - such as RecursionError, from messages in messages
         return None
-    reports = [*_delivery_statuses(message)] or [*_report_of_exim(message)]
     # Our e-mails have one recipient, but the recipient's server may have forwarded them to several.
     by_action = dict(reversed(reports))  # the first reply of each action
     for action in ("failed", "delayed"):
@@ -87,7 +89,7 @@ def _parts(message: Message) -> list[Message]:
 
 def _reply(words: str, status: str, *, is_reply: bool) -> Reply:
     """Return the reply of a server in one line, without addresses, and with the status before its words."""
-    words = _ADDRESS.sub("[address]", " ".join(words.split()))
+    words = _ADDRESS.sub("[address]", " ".join(words[:_LONGEST_REPLY].split()))
     found = _SMTP_REPLY.match(words) if is_reply else None
     code, words = (int(found[1]), found[2]) if found else (NO_REPLY, words)
     if (stated := _STATUS.search(status)) and not _STATUS.match(words):

@@ -27,7 +27,7 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
 from tests.worker.mail.conftest import announced, record_emails
 from worker.mail import tokens
-from worker.mail.bounces import BounceReader
+from worker.mail.bounces import BounceReader, read_gauges
 from worker.mail.mailbox import MailboxUnavailable, opened
 from worker.settings import EmailSettings
 
@@ -227,6 +227,8 @@ async def test_processes_take_turns_and_a_killed_ones_turn_ends(settings, databa
         await database.execute("UPDATE bounce_mailbox SET next_look_at = now()")
         await other.look_in_turn()
         assert await database.fetchval(looked)
+    await read_gauges(database)
+    assert metrics.value("bounces_look_age_seconds") < 60
 
 
 async def test_outage_of_the_imap_server_is_logged_and_ends_by_itself(settings, database, mailbox):

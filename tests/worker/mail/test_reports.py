@@ -149,6 +149,9 @@ HOSTILE = {
     "many headers": "A: b\r\n" * 40_000,
     "no end": STATUSES,
     "unknown encoding": "X-Failed-Recipients: a\r\nContent-Transfer-Encoding: base64\r\n\r\n=?x?b?=\xff",
+    "long word": f"{STATUSES}Action: failed\r\nDiagnostic-Code: {'x' * 200_000}\r\n\r\n",
+    "empty lines": "X-Failed-Recipients: a\r\n\r\n" + "\r\n" * 100_000,
+    "spaces": "X-Failed-Recipients: a\r\n\r\n" + " " * 200_000,
     "many tokens": f"{TOKEN[:-1]}x\r\n" * 100_000,
     "ten megabytes": nested(30) + "x\r\n" * 3_500_000,
 }
