@@ -26,6 +26,7 @@ from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
 from tests.worker.mail.conftest import announced, record_emails
+from worker.commands.emails import Choice, read
 from worker.mail import tokens
 from worker.mail.bounces import BounceReader, read_gauges
 from worker.mail.mailbox import MailboxUnavailable, opened
@@ -102,6 +103,8 @@ async def test_bounce_fails_the_sent_email_and_announces_it(reader, database, ma
     assert events.keys() == {unknown.uuid, refused.uuid}
     expected = {"email": 1, "kind": "invitation", "reason": "bounced", "smtp_code": 550}
     assert {field: events[unknown.uuid][field] for field in expected} == expected
+    (to_resend,) = await read(database, Choice(reply="5.7."), state="failed", only_last=True)
+    assert (to_resend.uuid, to_resend.reason) == (refused.uuid, "bounced")
     (kept,) = mailbox.messages  # the customer's answer
     assert ("\\Flagged" in kept.flags, "\\Seen" in kept.flags) == (True, False)
 
