@@ -56,6 +56,7 @@ CREATE TABLE calculation_request (
     calculation_fee_exempt        boolean NOT NULL,
     calculation_fee_exempt_reason text CHECK (calculation_fee_exempt OR calculation_fee_exempt_reason IS NULL),
     calculation_id                text,
+    withdrawn_at                  timestamptz,  -- by the firm: the link opens nothing, and no e-mail is sent
     secret_salt                   bytea NOT NULL,
     secret_key_id                 text NOT NULL,
     sequence                      integer NOT NULL DEFAULT 1, -- of the latest event
@@ -72,10 +73,6 @@ CREATE INDEX calculation_request_listing ON calculation_request (conveyancer_id,
 -- For listing a conveyancer's requests with a given external_id.
 CREATE INDEX calculation_request_external_id
     ON calculation_request (conveyancer_id, external_id, id) WHERE external_id IS NOT NULL;
-
--- For listing a conveyancer's requests with a calculation, in the order of their changes.
-CREATE INDEX calculation_request_changes
-    ON calculation_request (conveyancer_id, updated_at, id) WHERE calculation_id IS NOT NULL;
 
 -- Allows each conveyancer to use an idempotency key only once.
 CREATE UNIQUE INDEX calculation_request_idempotency_key

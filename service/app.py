@@ -11,7 +11,8 @@ from litestar.status_codes import HTTP_204_NO_CONTENT
 
 from service.api import errors
 from service.api.api_request import ApiRequest
-from service.api.controllers import questionnaire
+from service.api.controllers import events, questionnaire
+from service.api.controllers.changes import Changes
 from service.api.controllers.requests import Requests
 from service.api.openapi import document, documenting, page
 from service.api.resources import Resources
@@ -26,7 +27,7 @@ from service.server.background import in_background
 from service.server.limits import LARGEST_BODY
 from service.settings import ServiceSettings, load
 
-ENDPOINTS: list[Any] = [Requests, questionnaire.questionnaire_structure]
+ENDPOINTS: list[Any] = [Requests, Changes, events.read_feed, questionnaire.questionnaire_structure]
 
 
 def create_app(settings: ServiceSettings | None = None) -> Litestar:

@@ -21,6 +21,7 @@ outbox_retrying = Gauge(
 outbox_oldest_age = Gauge(
     "outbox_oldest_event_age_seconds", "Age of the oldest pending event, or 0 if there is none."
 )
+feed_held_back = Gauge("feed_held_back_seconds", "Age of the oldest event that feeds lack, or 0.")
 
 events_published = Counter("relay_events_published_total", "Events that the broker confirmed.", ["type"])
 delivery_seconds = Histogram(
@@ -68,14 +69,8 @@ reconciliation_age = Gauge(
     "reconciliation_age_seconds", "Time since this process's last reconciliation that succeeded."
 )
 
-FROM_POSTGRES = (
-    outbox_pending,
-    outbox_retrying,
-    outbox_oldest_age,
-    emails_pending,
-    emails_oldest_age,
-    bounces_look_age,
-)
+OF_RELAY = (outbox_pending, outbox_retrying, outbox_oldest_age, feed_held_back)
+FROM_POSTGRES = (*OF_RELAY, emails_pending, emails_oldest_age, bounces_look_age)
 
 # NaN in a process until one of its roles sets the gauge, or forever if no role does.
 for _gauge in (*FROM_POSTGRES, reconciliation_age):

@@ -84,5 +84,5 @@ class Retention:
             except asyncpg.LockNotAvailableError:
                 return 0  # COMMIT rolls a failed transaction back.
         if erased:
-            self._relay.wake()  # Erasing may cancel e-mails, which writes events.
+            self._relay.wake()
         return len(erased)

@@ -144,6 +144,20 @@ class CreateBody(Sent, frozen=True, kw_only=True):
         return {name: None if value == "" else value for name, value in values.items()}
 
 
+class EmailBody(Sent, frozen=True, kw_only=True):
+    """What an e-mail to the customer changes. `{}` sends the same link to the same address again."""
+
+    customer_email: Annotated[EmailAddress | None, field_docs.CUSTOMER_EMAIL] = None
+    new_link: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Replace the link, which another address does in any case. The old link then opens "
+            "nothing.",
+            examples=[True],
+        ),
+    ] = False
+
+
 def _errors_of_reason(values: Mapping[str, Any]) -> list[FieldError]:
     if values.get("calculation_fee_exempt") is not True:
         return []

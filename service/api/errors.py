@@ -14,11 +14,14 @@ from service.authentication.access_tokens import InvalidCredentials
 from service.authentication.authenticator import InsufficientScope
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.calculation_requests.event_history import CursorOutdated
 from service.calculation_requests.model import (
     IdempotencyKeyInFlight,
     IdempotencyKeyReused,
     RequestErased,
     RequestNotFound,
+    RequestWithdrawn,
+    TooManyEmails,
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
 from service.identifiers import parse_uuid
@@ -104,6 +107,21 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         HTTPStatus.GONE,
         "erased",
         "The request was erased for good: to make another one, send a new Idempotency-Key.",
+    ),
+    RequestWithdrawn: ApiError(
+        HTTPStatus.CONFLICT, "withdrawn", "The request was withdrawn: its customer gets no more e-mails."
+    ),
+    TooManyEmails: ApiError(
+        HTTPStatus.CONFLICT,
+        "too_many_emails",
+        "At most one e-mail of a request a minute may be asked for, and 20 in all: try again after the time "
+        "in Retry-After, or ask the operators.",
+        {"retry-after": "60"},
+    ),
+    CursorOutdated: ApiError(
+        HTTPStatus.GONE,
+        "cursor_outdated",
+        "This cursor is from before a failover or a restore: begin without it, and drop ids that you know.",
     ),
     IdempotencyKeyInFlight: ApiError(
         HTTPStatus.CONFLICT,

@@ -44,6 +44,7 @@ class Resources(msgspec.Struct, frozen=True):
         """
         seconds = self.settings.database_timeout_seconds if until is None else until - time.monotonic()
         async with connections.transaction(self.pool, seconds=seconds, party=_party(reader)) as connection:
+            await connection.execute("SET LOCAL lock_timeout = '0.5s'")  # Then the caller gets 503.
             yield connection
         self.relay.wake()
 

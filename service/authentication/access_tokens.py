@@ -36,6 +36,7 @@ class Caller(msgspec.Struct, frozen=True):
     """The conveyancer whose system is calling, and what the access token allows."""
 
     conveyancer_id: str
+    client_id: str  # the token's, for logs: another claim may name the conveyancer
     scopes: frozenset[str]  # those of this service, without AUTH_SCOPE_PREFIX
     expires_at: float  # seconds since the epoch
 
@@ -129,7 +130,8 @@ class AccessTokens:
         scopes = self._scopes(claims)
         if READ_ALL in scopes and client in self._internal_clients:
             return InternalReader(client, expires_at)
-        return Caller(client, scopes, expires_at)
+        client_id = str(claims.get("client_id", client))
+        return Caller(client, _NOT_STORABLE.sub("", client_id), scopes, expires_at)
 
     def _check_kind(self, claims: dict[str, Any]) -> None:
         for claim, access in _KINDS.items():

@@ -30,6 +30,7 @@ class LockedRequest(EventSource, kw_only=True):
     customer_email: str
     secret_salt: bytes
     secret_key_id: str
+    withdrawn_at: datetime | None
     announced: list[tuple[Any, ...]] = msgspec.field(default_factory=list)
 
     def announce(self, event: type[RequestEvent], *, traceparent: str | None = None, **facts: object) -> None:
@@ -47,6 +48,7 @@ CHANGEABLE = {
     "customer_email": "text",
     "secret_salt": "bytea",
     "secret_key_id": "text",
+    "withdrawn_at": "timestamptz",
     "updated_at": "timestamptz",
 }
 _COLUMNS = tuple(name for name in LockedRequest.__struct_fields__ if name not in {"locked_at", "announced"})
@@ -74,11 +76,6 @@ async def change_all(
     Without *waits*, rows that another transaction has locked are left out. So a row that is locked for
     minutes, for instance by hand, does not delay a batch.
     """
-    # Marks the transaction for the list of changes, before `locked_at` is found: see _HORIZON in reading.py.
-    await connection.execute(
-        "SELECT pg_advisory_xact_lock_shared($1 + floor(extract(epoch FROM clock_timestamp()))::bigint)",
-        reading.CHANGES << 32,
-    )
     rows = await connection.fetch(_LOCK if waits else f"{_LOCK} SKIP LOCKED", request_ids)
     if not rows:
         # A locked row makes the commit wait for a standby. Without one it must wait, too: the caller may rely

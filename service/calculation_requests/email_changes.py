@@ -1,8 +1,10 @@
 """Changes to the e-mails of locked requests: how they end (sent, failed or cancelled), and adding new ones.
 
-The worker ends e-mails, as sent or failed. Operators cancel and add e-mails; erasing a request cancels them.
+The worker ends e-mails, as sent or failed. Firms and operators add e-mails, which may replace pending ones.
+Operators, withdrawals and erasures cancel e-mails.
 """
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 from uuid import UUID
@@ -10,9 +12,13 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests.changing import LockedRequest
+from service.calculation_requests.model import RequestWithdrawn, TooManyEmails
+from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import uuid_of
-from service.outbox.events import Reason, RequestEmailFailed, RequestEmailSent
+from service.outbox.events import Reason, RequestCorrected, RequestEmailFailed, RequestEmailSent
 from service.postgres.pool import Connection
+
+_MOST_REQUESTED = 20  # e-mails that a firm may ask for, of one request
 
 Kind = Literal["invitation"]  # It has the link. worker/mail/message.py says what each kind is.
 
@@ -90,21 +96,86 @@ _END = """
 """
 
 
-async def replace(connection: Connection, request: LockedRequest, *, sends: bool) -> EmailId | None:
-    """Cancel the pending e-mails of a request, and record that a new invitation is to be sent.
+class Cause(NamedTuple):
+    """What an e-mail was added for: the call of a firm, or neither if an operator's command adds it."""
 
-    Returns the new e-mail. If request.created has not been consumed, the new e-mail is the first one, and the
-    consumer adds none. Without *sends*, no e-mail is sent, and None is returned.
+    client_id: str | None = None
+    traceparent: str | None = None
+
+
+_OPERATOR = Cause()
+
+
+async def send_as_requested(
+    connection: Connection,
+    request: LockedRequest,
+    *,
+    keys: SecretKeyRing,
+    cause: Cause,
+    address: str | None,
+    new_link: bool,
+) -> None:
+    """Send a request's e-mail again, as its firm asks, with a *new_link* if the address is another one.
+
+    If neither changes, and an e-mail is pending, none is added. So a repeated call is harmless. Raises
+    RequestWithdrawn and TooManyEmails.
     """
+    if request.withdrawn_at is not None:
+        raise RequestWithdrawn
+    address = None if address == request.customer_email else address
+    is_same = address is None and not new_link
+    ((is_pending, are_enough),) = await connection.fetch(_READ_REQUESTED, request.id, _MOST_REQUESTED)
+    if is_same and is_pending:
+        return
+    if are_enough:
+        raise TooManyEmails
+    if is_same:
+        await _add_another(connection, request, cause)
+    else:
+        await correct(connection, request, keys, address=address, cause=cause)
+
+
+# The first e-mail of a request that has none is on its way.
+_READ_REQUESTED = """
+    SELECT coalesce(bool_or(state = 'pending'), true),
+           count(requested_by) >= $2 OR max(created_at) FILTER (WHERE requested_by IS NOT NULL)
+                                        > now() - interval '1 min'
+      FROM email
+     WHERE request_id = $1
+"""
+
+
+async def correct(
+    connection: Connection,
+    request: LockedRequest,
+    keys: SecretKeyRing,
+    *,
+    address: str | None,
+    cause: Cause = _OPERATOR,
+    sends: bool = True,
+) -> EmailId | None:
+    """Give a request a new secret, and its customer another address unless *address* is None.
+
+    Pending e-mails are cancelled, because a worker may have claimed them with the old link. Returns the
+    e-mail with the new link. Without *sends*, none is sent, and None is returned. Raises RequestWithdrawn.
+    """
+    if request.withdrawn_at is not None:
+        raise RequestWithdrawn
+    request.customer_email = address or request.customer_email
+    request.secret_salt, request.secret_key_id = secrets.token_bytes(16), keys.current_id
+    changed = "link" if address is None else "customer_email"
+    request.announce(RequestCorrected, traceparent=cause.traceparent, changed=changed)
     # If a consumer is adding the first e-mail, `_add_first` waits until it has. So `cancel` sees that e-mail.
-    if await _add_first(connection, [request.id]) and sends:
+    if await _add_first(connection, [request.id], cause) and sends:
         return EmailId(request.id, 1, "invitation")
     await cancel(connection, {request.id: request})
-    if not sends:
-        return None
+    return await _add_another(connection, request, cause) if sends else None
+
+
+async def _add_another(connection: Connection, request: LockedRequest, cause: Cause) -> EmailId:
     last = await connection.fetchval("SELECT max(number) FROM email WHERE request_id = $1", request.id)
     another = EmailId(request.id, last + 1, "invitation")
-    await add(connection, [another], {request.id: request})
+    await add(connection, [another], {request.id: request}, cause)
     return another
 
 
@@ -131,34 +202,39 @@ async def cancel(connection: Connection, requests: Mapping[UUID, LockedRequest])
     return [end.id for end in ends]
 
 
-async def _add_first(connection: Connection, request_ids: Sequence[UUID]) -> bool:
+async def _add_first(connection: Connection, request_ids: Sequence[UUID], cause: Cause = _OPERATOR) -> bool:
     """Add the missing first e-mails of locked requests. Returns False if none was missing."""
     added = await connection.fetch(
         """
-        INSERT INTO email (request_id, number, kind)
-        SELECT request_id, 1, 'invitation'
+        INSERT INTO email (request_id, number, kind, requested_by, traceparent)
+        SELECT request_id, 1, 'invitation', $2, $3
           FROM unnest($1::uuid[]) AS first (request_id)
          ORDER BY request_id -- as a consumer does: otherwise the two could deadlock
         ON CONFLICT (request_id, number) DO NOTHING
         RETURNING true
         """,
         request_ids,
+        *cause,
     )
     return bool(added)
 
 
 async def add(
-    connection: Connection, emails: Sequence[EmailId], requests: Mapping[UUID, LockedRequest]
+    connection: Connection,
+    emails: Sequence[EmailId],
+    requests: Mapping[UUID, LockedRequest],
+    cause: Cause = _OPERATOR,
 ) -> list[EmailId]:
     """Add those of these e-mails whose request is one of *requests*. Returns those added.
 
-    A request gets no e-mail while one of its e-mails is pending, or if the number or a later one is taken.
+    A request gets none if it was withdrawn, has a pending e-mail, or the number or a later one is taken.
     """
-    wanted = [email for email in emails if email.request_id in requests]
+    open_ids = {each.id for each in requests.values() if each.withdrawn_at is None}
+    wanted = [email for email in emails if email.request_id in open_ids]
     rows = await connection.fetch(
         """
-        INSERT INTO email (request_id, number, kind)
-        SELECT request_id, number, kind
+        INSERT INTO email (request_id, number, kind, requested_by, traceparent)
+        SELECT request_id, number, kind, $4, $5
           FROM unnest($1::uuid[], $2::integer[], $3::text[]) AS wanted (request_id, number, kind)
          WHERE NOT EXISTS (SELECT
                              FROM email
@@ -169,5 +245,6 @@ async def add(
         [email.request_id for email in wanted],
         [email.number for email in wanted],
         [email.kind for email in wanted],
+        *cause,
     )
     return [EmailId(*row) for row in rows]

@@ -5,6 +5,7 @@ from uuid import UUID
 
 from service.calculation_requests import email_changes
 from service.calculation_requests.changing import change_all
+from service.outbox.events import RequestErased
 from service.postgres.pool import Connection
 
 
@@ -12,11 +13,13 @@ async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID
     """Erase requests in the caller's transaction. Returns the ids of those that existed.
 
     Pending e-mails are cancelled, even if no worker has recorded them yet, and request.email_failed announces
-    this. An e-mail that is being sent may still arrive. The events are kept without what the firm chose. If a
-    relay is publishing an event, this waits for it.
+    this. An e-mail that is being sent may still arrive. request.erased is the last event. Events are kept,
+    without what the firm chose. If a relay is publishing an event, this waits for it.
     """
     async with change_all(connection, request_ids) as requests:
         await email_changes.cancel(connection, requests)
+        for request in requests.values():
+            request.announce(RequestErased)
     found = list(requests)
     # The mail server's replies may quote addresses.
     await connection.execute("UPDATE email SET server_reply = NULL WHERE request_id = ANY($1)", found)
@@ -45,6 +48,7 @@ _STRIP_EVENTS = """
                                                  ELSE value::text END, ',' ORDER BY place) || '}'
                      FROM json_each(data) WITH ORDINALITY AS field (key, value, place))::json
      WHERE request_id = ANY($1)
+       AND data -> 'external_id' IS NOT NULL -- not request.erased
 """
 _REPLACE_ROWS = """
     WITH request AS (

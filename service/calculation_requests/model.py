@@ -31,6 +31,14 @@ class RequestErased(RequestNotFound):
     """The request was erased."""
 
 
+class RequestWithdrawn(Exception):
+    """The request was withdrawn by its firm."""
+
+
+class TooManyEmails(Exception):
+    """The firm has asked for as many e-mails of this request as it may."""
+
+
 class IdempotencyKeyReused(Exception):
     """This Idempotency-Key was used with another body before: use a new key."""
 

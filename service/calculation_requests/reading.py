@@ -2,8 +2,7 @@
 
 import hmac
 from collections.abc import Collection
-from datetime import datetime
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NoReturn
 from uuid import UUID
 
 import msgspec
@@ -91,7 +90,7 @@ async def find_by_secret(
 ) -> CalculationRequest:
     """Return the request that this ASCII secret opens, with only the fields that its customer may see.
 
-    Raises WrongSecret (401) if the secret is wrong, no such request exists, or the secret's key is missing.
+    Raises WrongSecret (401) if the secret is wrong or its key is missing, or the request gone or withdrawn.
     """
     row = await connection.fetchrow(_FIND_FOR_CUSTOMER, request_id)
     if row is None:
@@ -111,6 +110,7 @@ _FIND_FOR_CUSTOMER = f"""
     SELECT id, secret_salt, secret_key_id, {", ".join(FOR_CUSTOMER)}
       FROM calculation_request
      WHERE id = $1
+       AND withdrawn_at IS NULL
 """  # noqa: S608 - constants only
 
 
@@ -135,98 +135,35 @@ LARGEST_PAGE = 1024 * 1024  # bytes of rows; the envelope, secrets and links add
 _ROWS_AT_A_TIME = 21  # a page of the default size and the row after it; at most 1.2 MB
 
 
-class PlaceByAge(NamedTuple):
-    """A place in the list of requests, newest first."""
-
-    id: UUID
-
-
-class PlaceByChange(NamedTuple):
-    """A place in the list of requests that have a calculation, in the order of their changes."""
-
-    updated_at: datetime
-    id: UUID
-
-
-Place: TypeAlias = PlaceByAge | PlaceByChange
-
-
-class Listing(msgspec.Struct, frozen=True):
-    """Which requests to list: those *after* a place, at most *limit*, which is at most 100.
-
-    If *after* is a PlaceByAge, only requests with *external_id* are listed, if it is given.
-    """
-
-    external_id: str | None
-    limit: int
-    after: Place
-
-
-class Page(msgspec.Struct, frozen=True):
-    """A page of a list, and the place after which the next page begins, if there is one.
-
-    On the last page of changes, *horizon* is the time up to which changes were listed.
-    """
-
-    requests: list[CalculationRequest]
-    next: Place | None
-    horizon: datetime | None
-
-
-async def read_page(connection: Connection, listing: Listing, *, conveyancer_id: str) -> Page:
-    """Return a page of this conveyancer's requests.
+async def read_page(
+    connection: Connection, *, conveyancer_id: str, external_id: str | None, after: UUID, limit: int
+) -> tuple[list[CalculationRequest], UUID | None]:
+    """Return a page of this conveyancer's requests *after* an id, newest first; if given, with *external_id*.
 
     A page has at most *limit* requests and at most LARGEST_PAGE bytes, because a request may have 57 KB, and
-    many callers may read pages at the same time. Raises UnknownConveyancer.
+    many callers may read pages at the same time. Returns also the id after which the next page begins, if
+    there is one. Raises UnknownConveyancer.
 
     A cursor grants no access: whatever it says, a page has only this conveyancer's requests.
     """
-    horizon = None
     arguments: list[Any] = [_LIST_NEWEST, conveyancer_id]
-    if isinstance(listing.after, PlaceByChange):
-        horizon = await connection.fetchval(_HORIZON, HORIZON_SECONDS)
-        arguments = [_LIST_CHANGES, conveyancer_id, horizon]
-    elif listing.external_id is not None:
-        arguments = [_LIST_NEWEST_BY_EXTERNAL_ID, conveyancer_id, listing.external_id]
+    if external_id is not None:
+        arguments = [_LIST_NEWEST_BY_EXTERNAL_ID, conveyancer_id, external_id]
     page: list[CalculationRequest] = []
-    size, place, count = 0, listing.after, min(listing.limit + 1, _ROWS_AT_A_TIME)
-    while rows := await connection.fetch(*arguments, *place, count):
+    size, count = 0, min(limit + 1, _ROWS_AT_A_TIME)
+    while rows := await connection.fetch(*arguments, after, count):
         for row in rows:
             request = request_in(row)
             size += len(msgspec.json.encode(request))
-            if len(page) == listing.limit or size > LARGEST_PAGE:
-                return Page(page, place, None)
+            if len(page) == limit or size > LARGEST_PAGE:
+                return page, after
             page.append(request)
-            place = PlaceByAge(request.id)
-            if horizon is not None:
-                place = PlaceByChange(request.updated_at, request.id)
+            after = request.id
         if len(rows) < count:
-            return Page(page, None, horizon)
+            return page, None
     await conveyancers.charges_calculation_fee(connection, conveyancer_id)  # Raises UnknownConveyancer.
-    return Page(page, None, horizon)
+    return page, None
 
-
-HORIZON_SECONDS = 30
-CHANGES = 0x0C4A  # The keys of changes' advisory locks have this in the upper 32 bits, then the time.
-
-# The list of changes ends at the time that this statement returns. Every change before that time is visible
-# to the later statement that reads the page. `change_all` first marks its transaction with an advisory lock
-# whose key has the time, in seconds. Its next statement finds the time for updated_at. HORIZON_SECONDS are
-# for a clock that is set back meanwhile, for example by a failover. When this statement runs,
-# - the transaction holds its lock. The time is found here, and updated_at is not before it.
-# - Or the transaction has no lock yet. Then updated_at will be after this statement.
-# - Or the transaction has ended. Then the page shows its change, because the snapshot for the page is taken
-#   later. If one statement did both, a transaction could end between its snapshot and the look at the locks.
-# Every role sees all locks. A standby does not, and may lag: there pg_current_wal_lsn fails.
-_HORIZON = f"""
-    SELECT date_trunc('second', least(min(to_timestamp(objid::bigint)), statement_timestamp())
-                                - make_interval(secs => $1))
-      FROM pg_locks
-     WHERE locktype = 'advisory'
-       AND (classid, objsubid) = ({CHANGES}, 1)
-       AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    HAVING pg_current_wal_lsn() IS NOT NULL
-"""  # noqa: S608 - constants only
 
 # The statements name all columns of their index, in WHERE and in ORDER BY. With `conveyancer_id = $1` the
 # planner would drop this column from the order, and might read the primary key backwards. Postgres 18 then
@@ -256,19 +193,6 @@ _LIST_NEWEST_BY_EXTERNAL_ID = f"""
              LIMIT 101) AS newest
      ORDER BY conveyancer_id DESC, external_id DESC, id DESC
      LIMIT $4
-"""  # noqa: S608 - constants only
-_LIST_CHANGES = f"""
-    SELECT *
-      FROM (SELECT {COLUMNS}
-              FROM calculation_request
-             WHERE calculation_id IS NOT NULL
-               AND (conveyancer_id, updated_at) < ($1, $2)
-               AND (conveyancer_id, updated_at, id) > ($1, $3, $4)
-               AND EXISTS (SELECT FROM active_conveyancer WHERE id = $1)
-             ORDER BY conveyancer_id, updated_at, id
-             LIMIT 101) AS oldest
-     ORDER BY conveyancer_id, updated_at, id
-     LIMIT $5
 """  # noqa: S608 - constants only
 
 

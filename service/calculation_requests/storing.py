@@ -124,8 +124,7 @@ def insert_arguments(
 # - No request is stored with the key. The lock of the fourth condition would not exclude an earlier create of
 #   the same group commit, because a session can acquire its own lock again.
 # - No request with the key was erased.
-# - No other session is storing a request with the key. The key is locked until the transaction ends. The
-#   highest bit of the number that is locked is set. All other locks of the service have numbers without it.
+# - No other session is storing a request with the key. The key is locked until the transaction ends.
 # - No create with the key was committed after this statement began. ON CONFLICT checks this.
 #
 # The statement never waits for another create, because waiting would delay the whole group, and groups with
@@ -148,8 +147,7 @@ INSERT = f"""
                                       FROM erased_request
                                      WHERE conveyancer_id = $1
                                        AND key_sha256 = sha256(convert_to($2, 'UTF8')))
-                    AND pg_try_advisory_xact_lock(hashtextextended($2, hashtextextended($1, 0))
-                                                  | (1::bigint << 63))))
+                    AND pg_try_advisory_xact_lock(hashtextextended($2, hashtextextended($1, 0)))))
         ON CONFLICT (conveyancer_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
         RETURNING id, sequence, conveyancer_id, created_at
     ), kept AS (

@@ -6,10 +6,10 @@ from typing import Literal
 
 import msgspec
 
-from service.calculation_requests import request_secrets
+from service.calculation_requests import event_history, request_secrets
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import connecting
-from service.command_line.answering import Answer
+from service.command_line.answering import Answer, printable
 from service.command_line.connecting import reason
 from service.postgres import schema
 from service.postgres.connections import REPLICATE
@@ -19,6 +19,7 @@ from service.settings import Settings
 POSTGRES_DO = "see PostgresUnavailable in the runbook"
 CHECK_SECONDS = 8.0  # for each server. The servers are checked concurrently.
 _COMMIT_SECONDS = 2.0
+_HELD_BACK_SECONDS = 10.0
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -61,7 +62,7 @@ async def postgres(settings: Settings, ring: SecretKeyRing) -> AsyncIterator[Fin
         yield await _write(connection)
         if says := await schema.check(connection):
             yield Finding("wrong", "clock", says, "correct the wrong one: until then, nothing old is erased")
-        for finding in await _secret_keys(connection, ring):
+        for finding in [*await _secret_keys(connection, ring), *await _feed(connection)]:
             yield finding
 
 
@@ -106,4 +107,22 @@ _USED_KEYS = """
      UNION
     SELECT secret_key_id
       FROM (SELECT secret_key_id FROM calculation_request ORDER BY id DESC LIMIT 1000) AS newest
+"""
+
+
+async def _feed(connection: Connection) -> list[Finding]:
+    """Name the transaction that keeps events from the firms' feeds."""
+    seconds = await event_history.held_back_seconds(connection)
+    holders = await connection.fetch(_HOLDER) if seconds > _HELD_BACK_SECONDS else []
+    says = [f"held back for {seconds:.0f} s by {printable(row['holder'])}" for row in holders]
+    return [Finding("warning", "feed", each, "see FeedHeldBack in the runbook") for each in says]
+
+
+# `since` is null in a session of another role, unless this one may see it (pg_read_all_stats).
+_HOLDER = """
+    SELECT concat_ws(', ', 'pid ' || pid, 'application ' || application_name, 'user ' || usename,
+                     'prepared as ' || gid, 'since ' || coalesce(xact_start, prepared)) AS holder
+      FROM pg_stat_activity
+      FULL JOIN pg_prepared_xacts ON transaction = backend_xid
+     WHERE coalesce(backend_xid, transaction) = pg_snapshot_xmin(pg_current_snapshot())::xid
 """

@@ -1,7 +1,6 @@
 """`request find|correct|new-secret|erase`: find and change the requests of any firm."""
 
 import hashlib
-import secrets
 from datetime import datetime
 from uuid import UUID
 
@@ -29,6 +28,7 @@ class Found(msgspec.Struct, frozen=True):
     created_at: datetime
     external_id: str | None
     calculation_id: str | None
+    withdrawn_at: datetime | None
 
 
 @request.command()
@@ -51,7 +51,7 @@ async def find(external_id: str | None, customer_email: str | None, case_ref: st
 # Postgres gets only the hash of the address, because it may log the parameters of a slow statement. This
 # statement can be slow, because it may read all rows.
 _FIND = """
-    SELECT id, conveyancer_id, created_at, external_id, calculation_id
+    SELECT id, conveyancer_id, created_at, external_id, calculation_id, withdrawn_at
       FROM calculation_request
      WHERE ($1::text IS NULL OR btrim(external_id) = $1)
        AND ($2::bytea IS NULL OR sha256(convert_to(lower(customer_email), 'UTF8')) = $2)
@@ -87,11 +87,7 @@ async def new_secret(uuid: UUID, by: Operator, *, no_email: bool) -> Answer:
 async def _answer(
     request_id: UUID, action: str, by: Operator, address: str | None, *, sends_email: bool
 ) -> Answer:
-    """Give a request a new secret, and its customer a new address unless *address* is None.
-
-    Pending e-mails are cancelled, because a worker may have claimed them with the old link. A new e-mail is
-    sent if *sends_email*.
-    """
+    """Give a request a new secret, and its customer a new address unless *address* is None."""
     keys = SecretKeyRing.parse(load(SecretKeySettings).request_secret_keys)
     email = None
     async with (
@@ -101,9 +97,7 @@ async def _answer(
     ):
         is_new = address is None or address != request.customer_email
         if is_new:
-            request.customer_email = address or request.customer_email
-            request.secret_salt, request.secret_key_id = secrets.token_bytes(16), keys.current_id
-            email = await email_changes.replace(connection, request, sends=sends_email)
+            email = await email_changes.correct(connection, request, keys, address=address, sends=sends_email)
             await operator_actions.record(connection, action, [(request_id, email and email.key)], by)
     changed = {"uuid": request.uuid, "changed": is_new, "email": email and email.key}
     if not is_new:

@@ -90,8 +90,8 @@ class RequestEmailFailed(DetailedRequestEvent, frozen=True, kw_only=True):
         Meta(
             description="`refused`: by the mail server, for good. `gave_up`: the mail server refused, or did "
             "not reply, for too long. `not_composable`: no e-mail can be made from the request's addresses "
-            "and names. `cancelled`: by an operator; another e-mail may follow. `bounced`: a mail server "
-            "reported, after `request.email_sent`, that it cannot deliver the e-mail.",
+            "and names. `cancelled`: by an operator, a withdrawal or an erasure; another e-mail may follow. "
+            "`bounced`: a mail server reported, after `request.email_sent`, that it cannot deliver the e-mail.",
             examples=["refused"],
         ),
     ]
@@ -106,6 +106,26 @@ class RequestCalculated(DetailedRequestEvent, frozen=True, kw_only=True):
     type: ClassVar[str] = "request.calculated"
 
     calculation_id: Annotated[str, Meta(examples=[CALCULATION_ID])]
+
+
+class RequestCorrected(DetailedRequestEvent, frozen=True, kw_only=True):
+    """The customer's link was replaced, alone or with the address. The old link opens nothing."""
+
+    type: ClassVar[str] = "request.corrected"
+
+    changed: Annotated[Literal["customer_email", "link"], Meta(examples=["link"])]
+
+
+class RequestWithdrawn(DetailedRequestEvent, frozen=True, kw_only=True):
+    """The firm withdrew the request. Its link opens nothing, and its customer gets no e-mail."""
+
+    type: ClassVar[str] = "request.withdrawn"
+
+
+class RequestErased(RequestEvent, frozen=True, kw_only=True):
+    """The request was erased. Erase what you have of it. No other event of the request follows."""
+
+    type: ClassVar[str] = "request.erased"
 
 
 class CalculationCreated(msgspec.Struct, frozen=True):
@@ -134,7 +154,8 @@ class CalculationCreated(msgspec.Struct, frozen=True):
             raise ValueError(f"calculation_id: {failure.message}")
 
 
-SENT = tuple(DetailedRequestEvent.__subclasses__())
+_OTHERS = [each for each in RequestEvent.__subclasses__() if each is not DetailedRequestEvent]
+SENT: tuple[type[RequestEvent], ...] = (*DetailedRequestEvent.__subclasses__(), *_OTHERS)
 BY_TYPE = {event.type: event for event in SENT}
 MUST_BE_ROUTED = {RequestCreated.type}  # published only once a queue has it. Others may have no subscriber.
 

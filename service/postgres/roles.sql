@@ -11,10 +11,12 @@ BEGIN
     FOR role_name, granted IN
         SELECT rolname, privilege
           FROM (VALUES
-            -- The API stores and reads requests.
-            ('api', 'SELECT, INSERT ON calculation_request'),
+            -- The API stores, reads and changes requests, and cancels and adds their e-mails.
+            ('api', 'SELECT, INSERT, UPDATE (sequence, customer_email, secret_salt, secret_key_id, updated_at,
+                                             withdrawn_at) ON calculation_request'),
             ('api', 'SELECT, INSERT ON event'),
-            ('api', 'INSERT, SELECT (request_id) ON outbox'),
+            ('api', 'INSERT, SELECT (request_id, sequence, next_attempt_at) ON outbox'),
+            ('api', 'SELECT, INSERT, UPDATE ON email'),
             ('api', 'SELECT (id) ON conveyancer'),
             ('api', 'SELECT ON active_conveyancer, api_key, erased_request, secret_key'),
 

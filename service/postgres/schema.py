@@ -37,7 +37,7 @@ _SETTINGS = {
     "transaction_timeout": _NO_SHORT_TIMEOUT,  # from Postgres 17 on
 }
 
-_LOCK = 0x5D17_0001  # key of the advisory lock held while applying the schema; an arbitrary number
+_LOCK = "23831, 1"  # keys of the advisory lock held while applying the schema. Creates lock single numbers
 _ATTEMPTS = 600  # while a table is locked, or another process applies the schema
 _PAUSE_SECONDS = 1.0  # between two attempts
 
@@ -75,7 +75,7 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
     await check_settings(connection)
     for _ in range(_ATTEMPTS):
         # pg_advisory_lock would hold a snapshot while it waits, which would block CREATE INDEX CONCURRENTLY.
-        if await connection.fetchval("SELECT pg_try_advisory_lock($1)", _LOCK):
+        if await connection.fetchval(f"SELECT pg_try_advisory_lock({_LOCK})"):
             try:
                 with suppress(asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
                     await _apply(connection, versions)

@@ -28,6 +28,7 @@ RELAY = ROLES["relay"][0]
 NOTIFICATIONS = ROLES["notifications"][0]
 CALCULATIONS = ROLES["calculations"][0]
 OLDEST_EVENT = "outbox_oldest_event_age_seconds"
+HELD_BACK = "feed_held_back_seconds"
 CALLS = 'http_request_duration_seconds_count{route="/v1/request",method="POST",status="200"}'
 DURATIONS = CALLS.replace("count", "bucket").replace("}", ',le="SECONDS"}')
 WAITS = 'postgres_pool_wait_seconds_bucket{le="SECONDS"}'
@@ -241,6 +242,10 @@ CASES: dict[str, list[Case]] = {
     "EventsRetrying": [
         fires("one is", {"outbox_retrying_events": "1x60"}, at=6),
         silent("mended after four minutes", {"outbox_retrying_events": "1x16 0x40"}, at=6),
+    ],
+    "FeedHeldBack": [
+        fires("for six minutes", {HELD_BACK: "0+15x60"}, at=6),
+        silent("for four", {HELD_BACK: "0+15x16 0x40"}, at=6),
     ],
     "ConsumerNotReading": [
         fires("one queue", {NOTIFICATIONS: "0x20", CALCULATIONS: "1x20"}, at=3),

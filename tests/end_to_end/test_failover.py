@@ -5,6 +5,7 @@ import time
 from contextlib import suppress
 
 import asyncpg
+import httpx
 import pytest
 from msgspec.structs import replace
 
@@ -192,11 +193,27 @@ _IS_FINISHED = """
 """
 
 
-async def test_changes_are_not_listed_from_a_standby(servers, service_settings, issuer):
-    """It may lag, and has no locks, so a caller would miss changes."""
-    settings = replace(service_settings, database_url=servers.standby_url)
-    async with api_client(settings, issuer.token()) as client:
-        newest = await client.get("/v1/request")
-        changes = await client.get("/v1/request?updated_since=2026-01-01T00:00:00Z")
+async def test_feed_is_not_read_from_a_standby_and_begins_anew_after_a_failover(
+    servers, service_settings, issuer
+):
+    of_standby = replace(service_settings, database_url=servers.standby_url)
+    of_primary = replace(service_settings, database_url=servers.primary_url)
+    async with (
+        api_client(of_standby, issuer.token()) as client,
+        api_client(of_primary, issuer.token()) as first,
+    ):
+        await create_many(first, 1)
+        page = (await first.get("/v1/event")).json()["data"]
+        newest, early = await client.get("/v1/request"), await client.get("/v1/event")
+        await servers.fail_over()
 
-    assert (newest.status_code, changes.status_code) == (200, 503)
+        async def read_on() -> httpx.Response | None:
+            response = await client.get("/v1/event", params={"after": page["after"]})
+            return None if response.status_code == 503 else response
+
+        refused = await eventually(read_on)
+        again = (await client.get("/v1/event")).json()["data"]
+
+    assert (newest.status_code, early.status_code) == (200, 503)
+    assert (refused.status_code, refused.json()["errors"][0]["code"]) == (410, "cursor_outdated")
+    assert again["events"] == page["events"] != []

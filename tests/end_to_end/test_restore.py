@@ -189,10 +189,12 @@ async def test_what_operators_did_after_the_moment_is_undone_and_can_be_done_aga
         for words in done:
             assert (await operate(*words))[0] == 0
         changed = await answers(client)
+        feed = (await client.get("/v1/event")).json()["data"]
 
     await postgres.restore(moment)
     async with all_but_emails(open_api, worker) as client:
         undone = await answers(client)
+        assert (await client.get("/v1/event", params={"after": feed["after"]})).status_code == 410
         for words in done:
             assert (await operate(*words))[0] == 0
         done_again = await answers(client)

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import asyncpg
 import msgspec
@@ -13,8 +13,11 @@ from service.api.decoding import parse
 from service.api.errors import InvalidSubmission
 from service.api.openapi.examples import FULL_REQUEST
 from service.calculation_requests import storing
+from service.calculation_requests.changing import change
 from service.calculation_requests.model import CalculationRequest, Idempotency
 from service.calculation_requests.request_secrets import SecretKeyRing
+from service.outbox import asyncapi, events
+from service.outbox.events import DetailedRequestEvent, RequestCreated, RequestEvent
 from service.postgres.pool import Connection
 from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 
@@ -54,6 +57,30 @@ async def insert(
     if row is not None:
         request.created_at = request.updated_at = row[1]
     return row is not None
+
+
+def own_examples(event: type[RequestEvent]) -> dict[str, Any]:
+    """Return examples of the fields that only events of this type have."""
+    examples = asyncapi.examples_in(event)
+    return {name: examples[name] for name in examples if name not in DetailedRequestEvent.__struct_fields__}
+
+
+class RequestAddedLater(RequestEvent, frozen=True, kw_only=True):
+    """An event of a type that a later release may add."""
+
+    type: ClassVar[str] = "request.added_later"
+
+
+async def insert_with_each_event(connection: Connection) -> CalculationRequest:
+    """Store a request, and an event of each type and of one that a later release may add."""
+    request = new_request()
+    await insert(connection, request)
+    later: list[type[RequestEvent]] = [*events.SENT, RequestAddedLater]
+    later.remove(RequestCreated)
+    async with connection.transaction(), change(connection, request.id) as changed:
+        for event in later:
+            changed.announce(event, **own_examples(event))
+    return request
 
 
 # The events of the outbox, in the order in which they were written.

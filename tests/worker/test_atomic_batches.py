@@ -20,12 +20,9 @@ from worker.mail.ledger import EmailToSend
 
 # Of each transaction, in order.
 STATEMENTS = {
-    "results": [
-        *("BEGIN", "pg_advisory_xact_lock_shared", "FOR NO KEY UPDATE", "UPDATE calculation_request"),
-        *("INSERT INTO outbox", "COMMIT"),
-    ],
+    "results": ["BEGIN", "FOR NO KEY UPDATE", "UPDATE calculation_request", "INSERT INTO outbox", "COMMIT"],
     "e-mails": [
-        *("BEGIN", "pg_advisory_xact_lock_shared", "FOR NO KEY UPDATE", "FOR UPDATE", "UPDATE email"),
+        *("BEGIN", "FOR NO KEY UPDATE", "FOR UPDATE", "UPDATE email"),
         *("UPDATE calculation_request", "INSERT INTO outbox", "COMMIT"),
     ],
 }

@@ -34,6 +34,21 @@ async def test_events_are_counted_by_state(database):
     assert (value("outbox_pending_events"), value("outbox_oldest_event_age_seconds")) == (0, 0)
 
 
+async def test_feed_is_held_back_for_as_long_as_an_older_transaction_is_open(database, other_connection):
+    async def is_held_back(*, longest: float) -> bool:
+        await pointers.read_gauges(database)
+        return longest - 30 <= value("feed_held_back_seconds") <= longest
+
+    async with other_connection.transaction():
+        await other_connection.execute("SELECT pg_current_xact_id()")
+        assert await is_held_back(longest=0)
+        await store(database)
+        await database.execute("UPDATE event SET time = now() - interval '90 seconds'")
+        await store(database)
+        assert await is_held_back(longest=120)
+    await eventually(lambda: is_held_back(longest=0))
+
+
 async def test_full_outbox_is_counted_up_to_the_limit(database):
     await database.execute(
         """

@@ -12,6 +12,7 @@ import msgspec
 from service.calculation_requests import email_changes
 from service.calculation_requests.changing import LockedRequest, change_all
 from service.calculation_requests.email_changes import EmailId, Kind
+from service.calculation_requests.model import RequestWithdrawn
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record
 from service.identifiers import uuid_of
@@ -108,6 +109,8 @@ async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice)
         raise click.UsageError("--sent needs --uuid: a sent e-mail is sent again for one request at a time")
     choice.check_is_narrow()
     async with connecting.postgres() as connection:
+        if await connection.fetchval(_IS_WITHDRAWN, choice.request_id):
+            raise RequestWithdrawn
         newest_first = await read(connection, choice, state=None if sent else "failed", only_last=True)
         found = [
             EmailId(parameters.uuid(email.uuid), email.number + 1, email.kind)
@@ -181,13 +184,14 @@ async def read(
 ) -> list[LedgerEmail]:
     """Return the newest of the chosen e-mails, newest first.
 
-    *only_last* leaves out e-mails that another e-mail has followed, and those of erased requests.
+    *only_last* leaves out e-mails that another one has followed, and those of withdrawn or erased requests.
     """
     choice = msgspec.structs.replace(choice, since=await parameters.at(connection, choice.since))
     rows = await connection.fetch(_READ, *msgspec.structs.astuple(choice), state, only_last, limit)
     return [LedgerEmail(uuid_of(request_id), *rest) for request_id, *rest in rows]
 
 
+_IS_WITHDRAWN = "SELECT withdrawn_at IS NOT NULL FROM calculation_request WHERE id = $1"
 _READ = r"""
     SELECT request_id, number, kind,
            (SELECT conveyancer_id FROM event WHERE request_id = email.request_id AND sequence = 1),
@@ -205,7 +209,8 @@ _READ = r"""
        AND (NOT $6
             OR (EXISTS (SELECT
                           FROM calculation_request AS request
-                         WHERE request.id = email.request_id)
+                         WHERE request.id = email.request_id
+                           AND request.withdrawn_at IS NULL)
                 AND NOT EXISTS (SELECT
                                   FROM email AS later
                                  WHERE later.request_id = email.request_id

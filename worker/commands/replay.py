@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from uuid import UUID
 
@@ -10,9 +11,10 @@ import msgspec
 
 from service.calculation_requests import reading
 from service.calculation_requests.changing import change_all
+from service.calculation_requests.model import RequestErased
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, cell, on_record
-from service.outbox import waking
+from service.outbox import events, waking
 from service.postgres.pool import Connection
 
 _BATCH_REQUESTS = 100  # locked by one transaction
@@ -25,7 +27,6 @@ class Tally(msgspec.Struct):
     requests: int = 0
     events: int = 0
     requests_undelivered: int = 0  # requests that were skipped, because they have unpublished events
-    requests_erased: int = 0  # requests that were skipped, because they were erased
 
 
 @click.command("replay")
@@ -41,14 +42,15 @@ async def replay_events(*, since: parameters.Time | None, request_id: UUID | Non
         raise click.UsageError("say which events to replay: --from, or --uuid")
     async with connecting.postgres() as connection:
         if request_id is not None:
-            await reading.read_internally(connection, request_id)  # Raises RequestNotFound.
+            with suppress(RequestErased):
+                await reading.read_internally(connection, request_id)  # Raises RequestNotFound.
         since = await parameters.at(connection, since)
         chosen = await connection.fetch(_CHOOSE, since, request_id)
         subject = f"{sum(row['events'] for row in chosen)} events from {cell(since)} on"
         await operator_actions.record(connection, "outbox replay", [(request_id, subject)], by)
         done = await replay(connection, [row["request_id"] for row in chosen], since)
-    left_out = f"{done.requests_undelivered} with unpublished events, and {done.requests_erased} erased"
-    return Answer(done, f"{done.events} events of {done.requests} requests replayed; left out: {left_out}")
+    left_out = f"{done.requests_undelivered} requests have unpublished events, and were left out"
+    return Answer(done, f"{done.events} events of {done.requests} requests replayed; {left_out}")
 
 
 _CHOOSE = """
@@ -64,34 +66,35 @@ _CHOOSE = """
 async def replay(connection: Connection, request_ids: Sequence[UUID], since: datetime | None) -> Tally:
     """Queue the events of these requests *since* a time again.
 
-    The requests are locked, so that no new event comes between the replayed events of a request. An erased
-    request is skipped, because its events have changed since they were published. The rate is limited,
-    because new events queue behind replayed events.
+    The requests are locked, so that no new event comes between the replayed events of a request. Of an erased
+    request, only request.erased is queued, because its other events have changed since they were published.
+    The rate is limited, because new events queue behind replayed events.
     """
     tally = Tally()
     for start in range(0, len(request_ids), _BATCH_REQUESTS):
         batch = request_ids[start : start + _BATCH_REQUESTS]
         async with connecting.bounded_transaction(connection), change_all(connection, batch) as found:
-            queued = await connection.fetch(_QUEUE, list(found), since)
+            queued = await connection.fetch(_QUEUE, batch, since, list(found))
         replayed = {row["request_id"] for row in queued}
         tally.requests += len(replayed)
         tally.events += len(queued)
-        tally.requests_undelivered += len(found) - len(replayed)
-        tally.requests_erased += len(batch) - len(found)
+        tally.requests_undelivered += len(found.keys() - replayed)
         await waking.notify(connection)
         await asyncio.sleep(len(queued) / EVENTS_PER_SECOND)
     return tally
 
 
 # A request with an unpublished event is skipped: a replay would put earlier events behind that event.
-_QUEUE = """
+_QUEUE = f"""
     INSERT INTO outbox (request_id, sequence)
     SELECT request_id, sequence
       FROM event
      WHERE request_id = ANY($1)
        AND ($2::timestamptz IS NULL OR time >= $2)
+       AND (request_id = ANY($3) OR type = '{events.RequestErased.type}')
        AND NOT EXISTS (SELECT
                          FROM outbox
                         WHERE outbox.request_id = event.request_id)
+    ON CONFLICT DO NOTHING -- Another replay may queue request.erased, which no lock prevents.
     RETURNING request_id
-"""
+"""  # noqa: S608 - constants only

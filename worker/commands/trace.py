@@ -25,6 +25,7 @@ class TracedRequest(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     stored_at: datetime
     calculation_id: str | None
+    withdrawn_at: datetime | None
     erased_at: datetime | None
 
 
@@ -66,11 +67,11 @@ async def _trace(connection: Connection, request_id: UUID) -> Trace:
 
 
 _FIND = """
-    SELECT conveyancer_id AS tenant, created_at AS stored_at, calculation_id, NULL::timestamptz AS erased_at
+    SELECT conveyancer_id AS tenant, created_at AS stored_at, calculation_id, withdrawn_at, NULL AS erased_at
       FROM calculation_request
      WHERE id = $1
     UNION ALL
-    SELECT conveyancer_id, created_at, calculation_id, erased_at
+    SELECT conveyancer_id, created_at, calculation_id, NULL, erased_at
       FROM erased_request
      WHERE id = $1
 """

@@ -161,7 +161,8 @@ class Consumer(Generic[Content]):
                     outcome = await self._handle(message, read, traceparent)
                 except Exception as error:  # noqa: BLE001 - an unexpected error must not lose the message
                     outcome = "returned"
-                    _log.error("message_failed", **logs.describe(error))
+                    log = _log.warning if isinstance(error, _OUTAGES) else _log.error
+                    log("message_failed", **logs.describe(error))
                     await wait_at_most(_RETRY_SECONDS, leaving)
                 await settle(message, outcome, leaving)
             if outcome != "handled":

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import msgspec
 
+from service.calculation_requests import event_history
 from service.outbox.events import in_envelope
 from service.postgres.pool import Connection
 from worker import metrics
@@ -160,7 +161,7 @@ async def hold(
 
 
 async def read_gauges(connection: Connection) -> None:
-    """Set the gauges of the outbox. At most COUNT_LIMIT pending, and as many held events are counted."""
+    """Set the gauges of outbox and feeds. At most COUNT_LIMIT pending and as many held events are counted."""
     (row,) = await connection.fetch(
         """
         SELECT (SELECT count(*)
@@ -179,3 +180,4 @@ async def read_gauges(connection: Connection) -> None:
     metrics.outbox_pending.set(row["pending"])
     metrics.outbox_retrying.set(row["retrying"])
     metrics.outbox_oldest_age.set(row["oldest_seconds"] or 0)
+    metrics.feed_held_back.set(await event_history.held_back_seconds(connection))

@@ -11,6 +11,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.spec import Example
 from litestar.params import JSONBody, PathParameter, SkipValidation
 from litestar.status_codes import HTTP_200_OK
+from msgspec import UNSET
 
 from service.api.api_request import ApiRequest
 from service.api.bodies import CreateBody
@@ -117,10 +118,6 @@ class Requests(Controller):
                 to="list_requests",
                 cursor="$response.body#/data/next_cursor",
                 external_id="$request.query.external_id",
-                updated_since="$request.query.updated_since",
-            )
-            | link(
-                "later_changes", to="list_requests", updated_since="$response.body#/data/next_updated_since"
             ),
             failures={"refused_parameters": refusal(parse_query, ListQuery, examples.REFUSED_QUERY.encode())},
         ),
@@ -128,19 +125,18 @@ class Requests(Controller):
     async def list_requests(
         self, request: ApiRequest[Caller], parameters: NamedDependency[SkipValidation[ListQuery]]
     ) -> Envelope[CalculationRequestPage]:
-        """List the caller's requests, newest first.
-
-        With `updated_since`, only requests that have a calculation and were changed since, oldest change
-        first. After the last page, ask again with its `next_updated_since`, to miss no change.
-        """
+        """List the caller's requests, newest first."""
         resources = request.resources
         async with resources.connection(request.user) as connection:
-            page = await reading.read_page(
-                connection, parameters.listing(), conveyancer_id=request.user.conveyancer_id
+            page, last = await reading.read_page(
+                connection,
+                conveyancer_id=request.user.conveyancer_id,
+                external_id=None if parameters.external_id is UNSET else parameters.external_id,
+                after=parameters.after(),
+                limit=parameters.limit,
             )
-        shown = resources.listed(page.requests)
-        cursor = cursor_of(page.next, parameters.external_id)
-        return succeed(CalculationRequestPage(shown, cursor, page.horizon))
+        cursor = cursor_of(last, parameters.external_id)
+        return succeed(CalculationRequestPage(resources.listed(page), cursor))
 
     @get(
         "/{uuid:str}",
@@ -162,7 +158,7 @@ class Requests(Controller):
         internal reader `secret` and `request_url` are null.
         """
         resources, reader = request.resources, request.user
-        request_id = _id_in(uuid, reader)
+        request_id = id_in(uuid, reader)
         async with resources.connection(reader) as connection:
             if isinstance(reader, InternalReader):
                 stored = await reading.read_internally(connection, request_id)
@@ -190,7 +186,7 @@ class Requests(Controller):
         e-mail.
         """
         reader = request.user
-        request_id = _id_in(uuid, reader)
+        request_id = id_in(uuid, reader)
         async with request.resources.connection(reader) as connection:
             if isinstance(reader, InternalReader):
                 history = await event_history.read_internally(connection, request_id)
@@ -201,7 +197,7 @@ class Requests(Controller):
         return succeed(history)
 
 
-def _id_in(uuid: str, reader: Caller | InternalReader | SecretHolder) -> UUID:
+def id_in(uuid: str, reader: Caller | InternalReader | SecretHolder) -> UUID:
     """Return the id in a path. Raises RequestNotFound or WrongSecret if the id is malformed.
 
     Each call of an internal reader is logged, because internal readers may read any firm's requests.

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from service.api.bodies import CreateBody
 from service.api.decoding import Sent
 from service.api.listing import CalculationRequestPage
-from service.calculation_requests.event_history import CalculationRequestEvents
+from service.calculation_requests.event_history import CalculationRequestEvents, EventPage
 from service.calculation_requests.model import FOR_CUSTOMER, CalculationRequestView
 from service.outbox import asyncapi
-from service.outbox.events import RequestEmailFailed
+from service.outbox.events import RequestErased
 
 UUID = "req_01a9ZkW3mT6qPxB8vNcR4d"
 _SECRET = "3q2-7wAAbmV2ZXIgYSByZWFsIHNlY3JldCBoZXJlISE"  # noqa: S105 - an example
@@ -30,6 +30,8 @@ def bodies_of(kind: type[Sent]) -> dict[str, dict[str, Any]]:
 
 SMALLEST_REQUEST, FULL_REQUEST = bodies_of(CreateBody).values()
 REFUSED_QUERY = "limit=0&cursor=next&sort=name"
+REFUSED_FEED_QUERY = "after=2026-03-02T09:30:00Z&limit=501"
+AFTER = "6a0b1f2c3d4e5f60000000010000000000000f3a019a43d6c8b17e0f9a2b4c6d8e0f1a2b00000003"
 
 RECORD = CalculationRequestView(
     **FULL_REQUEST,
@@ -40,20 +42,17 @@ RECORD = CalculationRequestView(
     secret=_SECRET,
     request_url=f"https://app.example.com/calculator/request/{UUID}?secret={_SECRET}",
 )
-_CALCULATED = replace(RECORD, calculation_id="calc-1", updated_at=datetime(2026, 3, 2, 9, 45, tzinfo=UTC))
 
-LISTED = {
-    "ok": CalculationRequestPage([RECORD], UUID, None),
-    "last_changes": CalculationRequestPage([_CALCULATED], None, datetime(2026, 3, 2, 10, tzinfo=UTC)),
-}
+LISTED = {"ok": CalculationRequestPage([RECORD], UUID)}
 RETRIEVED = {
     "ok": RECORD,
     "by_secret": replace(RECORD, **{name: None for name in FULL_REQUEST if name not in FOR_CUSTOMER}),
     "internal_reader": replace(RECORD, secret=None, request_url=None),
 }
-_HISTORY = [event for event in asyncapi.SENT_EXAMPLES if not isinstance(event, RequestEmailFailed)]
+_HISTORY = [event for event in asyncapi.SENT_EXAMPLES if not isinstance(event, RequestErased)]
 EVENTS = {
     "ok": CalculationRequestEvents(
         [asyncapi.example_of(replace(event, sequence=sequence)) for sequence, event in enumerate(_HISTORY, 1)]
     )
 }
+FEED = {"ok": EventPage(EVENTS["ok"].events, AFTER, more=False)}

@@ -10,13 +10,13 @@ from service.api.bodies import TEXT, CreateBody
 from service.api.decoding import Sent
 from service.api.envelope import FieldError
 from service.api.idempotency_key_header import REPLAYED
-from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.field_docs import REASON_CHARACTERS
 from service.outbox import asyncapi, events
-from service.outbox.events import RequestEvent
+from service.outbox.events import RequestCreated, RequestEvent
 
 NO_FILL = {"x-fill-example": "no"}  # Otherwise RapiDoc would send the example with every call.
 _SCHEMAS = "#/components/schemas/"
+_ANOTHER = "AnotherEvent"
 
 # The reason of a waiver is checked only if the fee is to be waived.
 _REASON = {"type": "string", "minLength": 1, "maxLength": REASON_CHARACTERS, **TEXT}
@@ -31,15 +31,17 @@ _WAIVER_RULE = {"dependentSchemas": {"calculation_fee_exempt": {"anyOf": [_WITHO
 def generate(*types: object) -> dict[str, Any]:
     """Return the schemas of these types, and of the types in them, by name."""
     schemas = asyncapi.generate(*types)
-    _name_events(schemas)
+    _unite_events(schemas)
     for schema in schemas.values():
         schema["description"] = inspect.cleandoc(schema["description"])
         schema.pop("title", None)  # The name of a class, which RapiDoc would show.
         for field in schema.get("properties", {}).values():
             field.pop("default", None)  # openapi-typescript would make the field required.
+            if "const" in field or "enum" in field:  # openapi-generator and the page need a type, too.
+                field["type"] = "string"
     for event in events.SENT:  # Otherwise RapiDoc would show the component's name.
         schemas[asyncapi.schema_name(event)]["title"] = f"{event.type} event"
-    schemas[asyncapi.schema_name(RequestEvent)]["title"] = "another event"
+    schemas[_ANOTHER]["title"] = "another event"
     schemas[CreateBody.__name__] |= _WAIVER_RULE
     code = schemas[FieldError.__name__]["properties"]["code"]
     # With an enum, generated clients would fail on a code that a later release adds.
@@ -59,28 +61,29 @@ def _with_null_in_type(schema: Any) -> Any:  # noqa: ANN401 - any part of a sche
     return schema
 
 
-def _name_events(schemas: dict[str, Any]) -> None:
-    """Describe each type of event by its own schema, and other types by that of RequestEvent, the base class.
+def _unite_events(schemas: dict[str, Any]) -> None:
+    """Describe each type of event by a schema, and types that come later by that of another event.
 
-    Events differ in `type`. A `discriminator` would show our schemas' names on the page. With `oneOf`,
-    generated clients that ignore `not` would find that an event fits two schemas, and refuse the event.
+    Clients in TypeScript narrow an event by its type if it is `oneOf` schemas, with a discriminator. From
+    `anyOf`, openapi-generator makes them an event of the fields that all types have. Without the schema of
+    another event, clients in Python and Java would refuse a list with an event of a later type.
     """
     schemas.update(asyncapi.sent_schemas())
-    names = [asyncapi.schema_name(event) for event in events.SENT]
-    for name in names:
+    types = {event.type: asyncapi.schema_name(event) for event in events.SENT}
+    for name in types.values():
         del schemas[name]["properties"]["traceparent"]
-    other = asyncapi.schema_name(RequestEvent)
-    schemas[other] = {
-        **schemas[names[0]],
+    like = schemas[types[RequestCreated.type]]
+    other = {"type": {"type": "string", "not": {"enum": [*types]}}, "data": reference(RequestEvent)}
+    schemas[_ANOTHER] = {
+        **like,
         "description": "An event of a type that a later release may add: ignore it.",
-        "properties": {
-            **schemas[names[0]]["properties"],
-            "type": {"type": "string", "not": {"enum": list(events.BY_TYPE)}},
-            "data": reference(RequestEvent),
-        },
+        "properties": like["properties"] | other,
     }
-    schemas[CalculationRequestEvents.__name__]["properties"]["events"]["items"] = {
-        "anyOf": [{"$ref": _SCHEMAS + name} for name in (*names, other)]
+    references = {event_type: _SCHEMAS + name for event_type, name in types.items()}
+    schemas[asyncapi.schema_name(RequestEvent)] = {
+        "description": "An event about a request.",
+        "oneOf": [{"$ref": each} for each in (*references.values(), _SCHEMAS + _ANOTHER)],
+        "discriminator": {"propertyName": "type", "mapping": references},
     }
 
 

@@ -1,9 +1,7 @@
 """GET /v1/request: a conveyancer's own requests, newest first, in pages that cost the same at any depth."""
 
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from itertools import product
 from typing import Any
 from uuid import UUID
@@ -15,21 +13,16 @@ from service.api.decoding import parse_query
 from service.api.envelope import FieldError
 from service.api.errors import InvalidSubmission
 from service.api.listing import ListQuery
-from service.calculation_requests import changing, reading
+from service.calculation_requests import reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.reading import Listing, Place, PlaceByAge, PlaceByChange
-from service.identifiers import new_request_id, parse_uuid, uuid_of
+from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from tests.harness.documented_errors import is_documented
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.http import bearer
 
 _NEWEST = UUID(int=2**128 - 1)
-_LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
-_CHANGED = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
 OTHERS = ("a-firm-of-long-ago", *(f"firm-{number}" for number in range(19)))
-A_UUID = "req_01a9ZkW3mT6qPxB8vNcR4d"
-SINCE = "updated_since=2026-03-02T09:30:00%2B01:00"
 
 
 async def create(client: httpx.AsyncClient, count: int, **fields: Any) -> list[dict[str, Any]]:
@@ -59,7 +52,7 @@ async def test_page_has_the_twenty_newest_requests_by_default_and_the_last_one_m
     rest = await page(client, cursor=first["next_cursor"], limit=2)
 
     assert first["requests"] == created[:20]
-    assert rest == {"requests": created[20:], "next_cursor": None, "next_updated_since": None}
+    assert rest == {"requests": created[20:], "next_cursor": None}
 
 
 async def test_page_ends_before_it_is_too_large(client):
@@ -126,60 +119,6 @@ async def test_requests_are_filtered_by_external_id(client):
     assert [each.json()["errors"][0]["code"] for each in refused] == ["invalid_cursor"] * 3
 
 
-async def test_changes_are_listed_oldest_first_to_the_horizon(client, database, issuer):
-    """Only a firm's own requests with a calculation are listed, even if many changed in the same second."""
-    *changed, recent, without = reversed(await create(client, 7))
-    others = bearer(issuer.token(FREE_CONVEYANCER))
-    theirs = await client.post("/v1/request", json=A_REQUEST, headers=others)
-    await database.execute("UPDATE calculation_request SET updated_at = $1, calculation_id = 'C-1'", _CHANGED)
-    for request, change in (
-        (without, "calculation_id = NULL"),
-        (recent, "updated_at = now()"),
-        (changed[0], "updated_at = updated_at + interval '1 minute'"),
-    ):
-        request_id = parse_uuid(request["uuid"])
-        await database.execute(f"UPDATE calculation_request SET {change} WHERE id = $1", request_id)  # noqa: S608
-    since = {"updated_since": "2026-03-02T09:30:00Z"}
-    pages = [await page(client, limit=2, **since)]
-    while pages[-1]["next_cursor"]:
-        assert pages[-1]["next_updated_since"] is None
-        pages.append(await page(client, limit=2, cursor=pages[-1]["next_cursor"], **since))
-    later = await page(client, updated_since=pages[-1]["next_updated_since"])
-    their_page = (await client.get("/v1/request", params=since, headers=others)).json()["data"]
-
-    listed = [request for some in pages for request in some["requests"]]
-    assert [each["uuid"] for each in listed] == [each["uuid"] for each in (*changed[1:], changed[0])]
-    assert {each["calculation_id"] for each in listed} == {"C-1"}
-    assert len(pages) == 3
-    assert recent["updated_at"] > later["next_updated_since"] >= pages[-1]["next_updated_since"]
-    assert (later["requests"], later["next_cursor"]) == ([], None)
-    assert [each["uuid"] for each in their_page["requests"]] == [theirs.json()["data"]["uuid"]]
-
-
-async def test_changes_are_ordered_beyond_the_seconds_of_31_bits(database, other_connection):
-    await database.execute(
-        """
-        CREATE SCHEMA later;
-        CREATE FUNCTION later.clock_timestamp() RETURNS timestamptz
-            RETURN current_setting('later.now')::timestamptz;
-        CREATE FUNCTION later.statement_timestamp() RETURNS timestamptz
-            RETURN current_setting('later.now')::timestamptz
-        """
-    )
-    for connection, now in ((database, "2050-01-01Z"), (other_connection, "2040-01-01Z")):
-        await connection.execute(f"SET search_path = later, pg_catalog, public; SET later.now = '{now}'")
-
-    async def horizon() -> datetime | None:
-        changes = Listing(None, 20, PlaceByChange(datetime.min.replace(tzinfo=UTC), UUID(int=0)))
-        return (await reading.read_page(database, changes, conveyancer_id=CONVEYANCER)).horizon
-
-    async with other_connection.transaction(), changing.change_all(other_connection, []):
-        during = await horizon()
-
-    assert during == datetime(2039, 12, 31, 23, 59, 30, tzinfo=UTC)
-    assert await horizon() == datetime(2049, 12, 31, 23, 59, 30, tzinfo=UTC)
-
-
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
@@ -196,14 +135,6 @@ async def test_changes_are_ordered_beyond_the_seconds_of_31_bits(database, other
         ("external_id=" + "x" * 256, [("external_id", "too_long")]),
         ("external_id=a%00b", [("external_id", "invalid_characters")]),
         ("external_id=a&external_id=b", [("external_id", "repeated")]),
-        (f"cursor=1.{A_UUID}", [("cursor", "invalid_cursor")]),
-        (f"{SINCE}&cursor={A_UUID}", [("cursor", "invalid_cursor")]),
-        (f"{SINCE}&cursor={'9' * 11}.{A_UUID}", [("cursor", "invalid_cursor")]),
-        (f"{SINCE}&cursor=1.req_{'z' * 22}", [("cursor", "invalid_cursor")]),
-        (f"{SINCE}&external_id=a", [("external_id", "invalid_choice")]),
-        ("updated_since=2026-03-02T09:30:00", [("updated_since", "invalid_type")]),
-        ("updated_since=2026-03-02T09:30:00+00:00", [("updated_since", "invalid_type")]),
-        ("updated_since=0001-01-01T00:00:00%2B01:00", [("updated_since", "invalid_type")]),
         ("offset=20", [("offset", "unknown_field")]),
         ("Limit=5", [("Limit", "unknown_field")]),
         ("=", [("", "unknown_field")]),
@@ -233,11 +164,7 @@ def test_at_most_fifty_unknown_parameters_are_reported():
 
 @pytest.mark.parametrize(
     "query",
-    [
-        *("limit=1", "limit=100", "external_id=", "external_id=" + "x" * 255, "external_id=%FF", ""),
-        *("updated_since=0001-01-01T00:00:00Z", "updated_since=9999-12-31T23:59:59.9Z"),
-        f"{SINCE}&cursor={'9' * 10}.{A_UUID}",
-    ],
+    ["limit=1", "limit=100", "external_id=", "external_id=" + "x" * 255, "external_id=%FF", ""],
 )
 async def test_unusual_parameters_are_accepted(shared_client, query):
     assert (await shared_client.get(f"/v1/request?{query}")).status_code == 200
@@ -251,8 +178,7 @@ async def fill(connection: Connection, *, rows: int) -> None:
                id, conveyancer_id, created_at, updated_at,
                customer_email, customer_first_name, customer_last_name,
                sender_email, sender_organization_name, sender_first_name, sender_last_name,
-               case_ref, request_type, external_id, calculation_fee_exempt, secret_salt, secret_key_id,
-               calculation_id)
+               case_ref, request_type, external_id, calculation_fee_exempt, secret_salt, secret_key_id)
         SELECT (lpad(to_hex(1700000000000 + number), 12, '0') || '7000' || '8'
                 || right(md5(number::text), 15))::uuid,
                CASE WHEN number <= $1 / 20 THEN $2
@@ -261,7 +187,7 @@ async def fill(connection: Connection, *, rows: int) -> None:
                made.at, made.at, 'customer-' || number || '@customer.example.com', 'Ada', 'Lovelace',
                'grace@firm.example.com', 'Hopper & Partners', 'Grace', 'Hopper',
                '12 High Street', 'SDLT_CALCULATION', 'case-' || number / 20 % 20, false,
-               decode(md5(number::text), 'hex'), 'current', 'C-1'
+               decode(md5(number::text), 'hex'), 'current'
           FROM generate_series(1, $1) AS number,
                LATERAL (SELECT to_timestamp(1700000000 + number / 1000) AS at) AS made
         """,
@@ -272,7 +198,7 @@ async def fill(connection: Connection, *, rows: int) -> None:
     await connection.execute("VACUUM ANALYZE calculation_request")
 
 
-async def rows_read(database: Connection, conveyancer_id: str, external_id: str | None, after: Place) -> int:
+async def rows_read(database: Connection, conveyancer_id: str, external_id: str | None, after: UUID) -> int:
     """Return how many rows of requests Postgres reads for a page."""
     read = """
         SELECT seq_tup_read + coalesce(idx_tup_fetch, 0)
@@ -282,38 +208,23 @@ async def rows_read(database: Connection, conveyancer_id: str, external_id: str 
     async with database.transaction():
         earlier = await database.fetchval(read)
         with suppress(UnknownConveyancer):
-            listing = Listing(external_id, limit=20, after=after)
-            await reading.read_page(database, listing, conveyancer_id=conveyancer_id)
+            await reading.read_page(
+                database, conveyancer_id=conveyancer_id, external_id=external_id, after=after, limit=20
+            )
         return int(await database.fetchval(read) - earlier)
 
 
 async def test_any_page_reads_only_its_own_rows(database):
     """It reads none of the newer ones of its firm or of others, and sorts no more than it shows."""
     await fill(database, rows=40_000)
-    middle = PlaceByChange(
-        *await database.fetchrow(
-            """
-            SELECT updated_at, id
-              FROM calculation_request
-             WHERE conveyancer_id = $1
-             ORDER BY id
-             LIMIT 1
-            OFFSET 500
-            """,
-            CONVEYANCER,
-        )
-    )
-    newest = [PlaceByAge(_NEWEST), PlaceByAge(middle.id)]
-    lists: list[tuple[str | None, Sequence[Place]]] = [
-        (None, newest),
-        ("case-7", newest),
-        (None, [PlaceByChange(_LONG_AGO, _NEWEST), middle]),
-    ]
+    ids = "SELECT id FROM calculation_request WHERE conveyancer_id = $1 ORDER BY id"
+    middle = await database.fetchval(f"{ids} LIMIT 1 OFFSET 500", CONVEYANCER)
 
-    for plan, (external_id, places) in product(("auto", "force_generic_plan", "force_custom_plan"), lists):
+    plans = ("auto", "force_generic_plan", "force_custom_plan")
+    for plan, external_id in product(plans, (None, "case-7")):
         await database.execute(f"SET plan_cache_mode = {plan}")
         for _ in range(7):  # Postgres may use a generic plan from the sixth execution on.
-            for place in places:
-                assert await rows_read(database, CONVEYANCER, external_id, place) == 21
+            for after in (_NEWEST, middle):
+                assert await rows_read(database, CONVEYANCER, external_id, after) == 21
         for conveyancer_id in (OTHERS[0], "nobody"):  # whose requests are older than all others, or none
-            assert await rows_read(database, conveyancer_id, external_id, places[0]) <= 21
+            assert await rows_read(database, conveyancer_id, external_id, _NEWEST) <= 21

@@ -90,8 +90,12 @@ async def test_what_is_nearly_the_secret_gets_one_answer(client, created):
         assert_refused(await ask(client, created["uuid"], token))
 
 
-@pytest.mark.parametrize("change", ["secret_salt = sha256('new')", "secret_key_id = 'lost'"])
-async def test_secret_of_an_old_salt_or_a_lost_key_gets_the_same_answer(client, created, database, change):
+@pytest.mark.parametrize(
+    "change", ["secret_salt = sha256('new')", "secret_key_id = 'lost'", "withdrawn_at = now()"]
+)
+async def test_secret_of_an_old_salt_a_lost_key_or_a_withdrawn_request_gets_the_same_answer(
+    client, created, database, change
+):
     """So a secret that was right is not remembered."""
     assert (await ask(client, created["uuid"], created["secret"])).status_code == 200
     await database.execute(f"UPDATE calculation_request SET {change}")  # noqa: S608 - constants only

@@ -61,5 +61,5 @@ async def test_table_has_the_columns_of_the_struct(database):
     columns = "SELECT column_name FROM information_schema.columns WHERE table_name = 'calculation_request'"
     rows = await database.fetch(columns)
 
-    of_repeats = {"idempotency_key", "idempotency_sha256"}
-    assert {row["column_name"] for row in rows} ^ COLUMNS == of_repeats
+    not_read = {"idempotency_key", "idempotency_sha256", "withdrawn_at"}
+    assert {row["column_name"] for row in rows} ^ COLUMNS == not_read

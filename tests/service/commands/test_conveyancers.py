@@ -20,7 +20,7 @@ async def statuses(client: httpx.AsyncClient, uuid: str) -> set[int]:
         await client.get(f"/v1/request/{uuid}"),
         await client.get("/v1/request"),
         await client.get("/v1/request", params={"external_id": "case-1"}),
-        await client.get("/v1/request", params={"updated_since": "2026-03-02T09:30:00Z"}),
+        await client.get("/v1/event"),
         await client.get(f"/v1/request/{uuid}/events"),
     ]
     return {answer.status_code for answer in answers}

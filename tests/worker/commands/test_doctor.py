@@ -87,6 +87,22 @@ async def test_healthy_environment_has_a_line_for_each_check_and_stays_as_it_was
     assert (await database.fetchval(written), mail_server.accepted) == (0, [])
 
 
+@pytest.mark.parametrize(("role", "shows_since"), [("api", False), ("operator", True)])
+async def test_transaction_that_holds_back_the_feeds_is_named(
+    environment, database, database_url, role, shows_since
+):
+    async with databases.connected(databases.as_role(database_url, role)) as holder:
+        await holder.execute("SET application_name = 'psql'; BEGIN; SELECT pg_current_xact_id()")
+        pid = holder.get_server_pid()
+        await store(database)
+        await database.execute("UPDATE event SET time = now() - interval '90 seconds'")
+        finding = await found(environment, "feed")
+
+    named = f"pid {pid}, application psql, user {databases.user_of(role)}"
+    assert re.match(f"warning: held back for 9[0-9] s by {named}(, since 20.*)?; see ", finding)
+    assert (", since 20" in finding) == shows_since
+
+
 async def test_command_says_what_is_wrong_and_prints_no_secret(environment):
     environment |= at(f"me:hunter2@127.0.0.1:{free_port()}")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from service.identifiers import new_request_id
 from service.postgres.pool import Connection
 from tests.harness.databases import has_waiting_statement
 from tests.harness.stored import QUEUED
@@ -113,13 +112,18 @@ async def test_new_event_waits_for_the_replay_of_its_request_and_comes_after_it(
     assert [row["sequence"] for row in await take(database)] == [1, 2]
 
 
-async def test_request_erased_during_a_replay_is_left_out(database, stored_request):
-    await database.execute("DELETE FROM outbox")
+async def test_only_the_last_event_of_an_erased_request_is_replayed(database, stored_request):
+    """Its others have changed since they were published."""
+    await command("request", "erase", stored_request.uuid)
+    pending = await replayed()
+    *_, erased = await take(database)
 
-    tally = await replay.replay(database, [stored_request.id, new_request_id()], None)
+    tallies = [await replayed(*words) for words in ((), (), ("--uuid", stored_request.uuid))]
 
-    assert tally.events == len(await take(database)) == 1
-    assert (tally.requests, tally.requests_erased) == (1, 1)
+    assert [each.events for each in (pending, *tallies)] == [0, 1, 0, 0]
+    assert await take(database) == [erased]
+    assert (await replayed("--uuid", stored_request.uuid)).events == 1
+    assert erased["type"] == "request.erased"
 
 
 async def test_many_requests_are_replayed_in_batches_at_a_fixed_rate(database):

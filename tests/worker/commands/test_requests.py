@@ -67,6 +67,9 @@ async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
     assert await opens(client, intended.uuid, now["secret"])
     assert not await opens(client, intended.uuid, intended.secret_and_url(KEYS, "")[0])
     assert await database.fetchval("SELECT subject FROM operator_action") == key_of(intended, 2)
+    await command("request", "new-secret", intended.uuid)
+    changed = await database.fetch("SELECT data ->> 'changed' FROM event WHERE type = 'request.corrected'")
+    assert changed == [("customer_email",), ("link",)]
     await assert_sound(database)
 
 
@@ -205,7 +208,9 @@ async def test_nothing_personal_is_left_in_any_table(database, postman, mail_ser
     left = await dump(database)
     assert MARK not in left
     assert MARK.encode().hex() not in left
-    after = await unpublished(database)
+    *after, erased = await unpublished(database)
+    assert erased["type"] == "request.erased"
+    assert erased["data"] == {"uuid": request.uuid, "tenant": request.conveyancer_id, "sequence": 4}
     chosen = [(event["data"].pop("external_id"), event["data"].pop("property_value")) for event in after]
     assert chosen == [("another-case", 300_000), *[(None, None)] * 3]
     assert [event["data"].pop("external_id") for event in before] == ["another-case", MARK, MARK]

@@ -66,6 +66,7 @@ async def test_dead_letter_that_is_not_confirmed_in_time_is_tried_again_and_dela
 
     assert dead.body == b"bad"
     assert work.started == [1, 2, 3]
+    assert {each["log_level"] for each in logs if each["event"] == "message_failed"} == {"warning"}
 
 
 async def test_no_copy_counts_as_published_when_copies_with_one_id_are_returned(worker_settings, channel):
