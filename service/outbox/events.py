@@ -91,7 +91,7 @@ class RequestEmailFailed(DetailedRequestEvent, frozen=True, kw_only=True):
             description="`refused`: by the mail server, for good. `gave_up`: the mail server refused, or did "
             "not reply, for too long. `not_composable`: no e-mail can be made from the request's addresses "
             "and names. `cancelled`: by an operator, a withdrawal or an erasure; another e-mail may follow. "
-            "`bounced`: a mail server reported, after `request.email_sent`, that it cannot deliver the e-mail.",
+            "`bounced`: after `request.email_sent`, a mail server reported that it cannot be delivered.",
             examples=["refused"],
         ),
     ]
