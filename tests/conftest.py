@@ -22,12 +22,14 @@ from deploy.local.servers.server import Server
 from service.addresses import EventLoop
 from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
-from tests.harness import databases, failures, scratch, skips
+from tests.harness import databases, dovecot, failures, relayed_mail, scratch, skips
 from tests.harness.certificates import Authority
+from tests.harness.dovecot import Dovecot
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer, api_settings
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import email_settings, environment_of
+from tests.harness.relayed_mail import MailSystem
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from worker.rabbitmq import topology
@@ -224,6 +226,20 @@ async def mail_server() -> AsyncIterator[MailServer]:
     """A real SMTP server whose replies the test decides."""
     async with MailServer() as server:
         yield server
+
+
+@pytest.fixture
+def mailbox(authority: Authority) -> Iterator[Dovecot]:
+    """The mailbox of MAIL_FROM, on a real IMAP server."""
+    with dovecot.running(authority) as server:
+        yield server
+
+
+@pytest.fixture
+async def mail_system(authority: Authority) -> AsyncIterator[MailSystem]:
+    """A real relay, customers' mail servers whose replies the test decides, and the mailbox of MAIL_FROM."""
+    async with relayed_mail.running(authority) as system:
+        yield system
 
 
 @pytest.fixture

@@ -56,6 +56,12 @@ email_delivery_seconds = Histogram(
     buckets=_DELIVERY_SECONDS,
 )
 
+bounces = Counter("bounces_total", "Messages that were read in the mailbox of MAIL_FROM.", ["outcome"])
+bounces_look_age = Gauge(
+    "bounces_look_age_seconds",
+    "Time since a process last read the mailbox of MAIL_FROM, if BOUNCES_URL is set.",
+)
+
 discrepancies = Gauge(
     "reconciliation_discrepancies", "Discrepancies found by the last reconciliation.", ["kind"]
 )
@@ -64,7 +70,7 @@ reconciliation_age = Gauge(
 )
 
 OF_RELAY = (outbox_pending, outbox_retrying, outbox_oldest_age, feed_held_back)
-FROM_POSTGRES = (*OF_RELAY, emails_pending, emails_oldest_age)
+FROM_POSTGRES = (*OF_RELAY, emails_pending, emails_oldest_age, bounces_look_age)
 
 # NaN in a process until one of its roles sets the gauge, or forever if no role does.
 for _gauge in (*FROM_POSTGRES, reconciliation_age):
@@ -75,3 +81,5 @@ for _type in BY_TYPE:
     events_published.labels(_type)
 for _outcome in ("sent", "postponed", "failed", "recipient_refused", "given_back", "internal_error"):
     emails.labels(_outcome)
+for _outcome in ("recipient", "sender", "repeated", "delayed", "kept", "waiting"):
+    bounces.labels(_outcome)

@@ -37,7 +37,7 @@ class EmailId(NamedTuple):
 
 
 class EmailEnd(msgspec.Struct, frozen=True):
-    """How a pending e-mail ended: it was sent, or failed for a reason. Cancelled ones failed, too."""
+    """How an e-mail ended: it was sent, or failed for a reason. Cancelled and bounced ones failed, too."""
 
     id: EmailId
     reply: str | None  # the mail server's, or our own text
@@ -54,9 +54,10 @@ class EmailEnd(msgspec.Struct, frozen=True):
 async def announce_ends(
     connection: Connection, ends: Sequence[EmailEnd], requests: Mapping[UUID, LockedRequest]
 ) -> None:
-    """Record and announce how pending e-mails ended. Their rows, and their *requests*, must be locked.
+    """Record and announce how e-mails ended: pending ones or, if they have bounced, sent ones.
 
-    Claims are not checked, because a reply counts even if another process has claimed the e-mail since.
+    Their rows, and their *requests*, must be locked. Claims are not checked, because a reply counts even if
+    another process has claimed the e-mail since.
     """
     if not ends:
         return
@@ -78,12 +79,12 @@ async def announce_ends(
     )
 
 
-# Cancelling an e-mail is not counted as an attempt.
+# A cancellation is no attempt, and a bounce follows an attempt that was counted.
 _END = """
     UPDATE email
        SET state = CASE WHEN ended.reason IS NULL THEN 'sent' ELSE 'failed' END,
            server_reply = coalesce(ended.server_reply, email.server_reply),
-           attempts = attempts + (ended.reason IS DISTINCT FROM 'cancelled')::integer,
+           attempts = attempts + (coalesce(ended.reason, '') NOT IN ('cancelled', 'bounced'))::integer,
            claimed_by = NULL,
            settled_at = ended.at,
            smtp_code = ended.smtp_code,

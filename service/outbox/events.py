@@ -64,7 +64,7 @@ class RequestCreated(DetailedRequestEvent, frozen=True, kw_only=True):
     type: ClassVar[str] = "request.created"
 
 
-Reason = Literal["refused", "gave_up", "not_composable", "cancelled"]
+Reason = Literal["refused", "gave_up", "not_composable", "cancelled", "bounced"]
 EmailNumber = Annotated[int, Meta(ge=1, description="1, 2, … within the request's e-mails.", examples=[1])]
 EmailKind = Annotated[str, Meta(description="What the e-mail is for.", examples=["invitation"])]
 
@@ -79,7 +79,7 @@ class RequestEmailSent(DetailedRequestEvent, frozen=True, kw_only=True):
 
 
 class RequestEmailFailed(DetailedRequestEvent, frozen=True, kw_only=True):
-    """An e-mail to the customer ended unsent: the customer has no link, unless another e-mail has it."""
+    """An e-mail to the customer failed: the customer has no link, unless another e-mail has it."""
 
     type: ClassVar[str] = "request.email_failed"
 
@@ -90,12 +90,13 @@ class RequestEmailFailed(DetailedRequestEvent, frozen=True, kw_only=True):
         Meta(
             description="`refused`: by the mail server, for good. `gave_up`: the mail server refused, or did "
             "not reply, for too long. `not_composable`: no e-mail can be made from the request's addresses "
-            "and names. `cancelled`: by its firm, an operator or an erasure; another e-mail may follow.",
+            "and names. `cancelled`: by its firm, an operator or an erasure; another e-mail may follow. "
+            "`bounced`: after `request.email_sent`, a mail server reported that it cannot be delivered.",
             examples=["refused"],
         ),
     ]
     smtp_code: Annotated[
-        int, Meta(description="The mail server's last reply code; 0 if there was none.", examples=[550])
+        int, Meta(description="The last reply code of a mail server; 0 if there was none.", examples=[550])
     ]
 
 

@@ -23,13 +23,16 @@ WITH_ENGINES = ("production", "small")
 OVERLAYS = ("dev", "external", *WITH_ENGINES)
 PROCESSES = ("api", "relay", "notifications", "calculations")
 WORKERS = PROCESSES[1:]
-# The secrets of each process. LISTEN_DATABASE_URL is optional. `operator` is the template of operators' Jobs.
+OF_BOUNCES = {"BOUNCES_URL", "BOUNCES_CLIENT_SECRET"}
+_OF_EMAILS = {"SMTP_URL", "REQUEST_SECRET_KEYS", *OF_BOUNCES}
+# The secrets of each process. LISTEN_DATABASE_URL and those of bounces are optional. `operator` is the
+# template of operators' Jobs.
 SECRETS = {
     "api": {"DATABASE_URL", "REQUEST_SECRET_KEYS"},
     "relay": {"DATABASE_URL", "LISTEN_DATABASE_URL", "AMQP_URL"},
-    "notifications": {"DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS"},
+    "notifications": {"DATABASE_URL", "AMQP_URL", *_OF_EMAILS},
     "calculations": {"DATABASE_URL", "AMQP_URL"},
-    "operator": {"DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS"},
+    "operator": {"DATABASE_URL", "AMQP_URL", *_OF_EMAILS},
 }
 _OF_KUBERNETES = re.compile(r"[^.]+$|(rbac[.]authorization|networking)[.]k8s[.]io/")
 OF_ALL = {name for secrets in SECRETS.values() for name in secrets}

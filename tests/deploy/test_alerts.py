@@ -47,6 +47,8 @@ PENDING = "emails_pending"
 REFUSED = 'emails_total{outcome="failed"}'
 INTERNAL_ERROR = 'emails_total{outcome="internal_error"}'
 FAILURES = 'background_failures_total{work="relay"}'
+BOUNCED = 'bounces_total{outcome="sender"}'
+LOOKED = "bounces_look_age_seconds"
 RECONCILED = "reconciliation_age_seconds"
 STANDBYS = "cnpg_pg_replication_streaming_replicas"
 NOT_ARCHIVED = "cnpg_pg_stat_archiver_last_failed_time"
@@ -178,6 +180,7 @@ CASES: dict[str, list[Case]] = {
         ),
         fires("a tenth is late", emails("0+9x60", "0+1x60"), at=20, every="1m"),
         fires("taken for spam", emails("0+1x60", "0x60", failed="0+1x60"), at=20, every="1m"),
+        fires("taken for spam later", emails("0+1x60", "0x60") | {BOUNCED: "0+1x60"}, at=20, every="1m"),
         silent("wrong addresses", emails("0+1x60", "0x60", recipient_refused="0+1x60"), at=20, every="1m"),
     ],
     "EmailBudgetBurningSlowly": [
@@ -286,6 +289,15 @@ CASES: dict[str, list[Case]] = {
         fires("half", {SENT: "0+1x240", REFUSED: "0+1x240"}, at=9),
         fires("none can be made", {SENT: "0x240", INTERNAL_ERROR: "0+1x240"}, at=9),
         silent("one in twenty", {SENT: "0+19x240", REFUSED: "0+1x240"}, at=30),
+    ],
+    "EmailsBouncing": [
+        fires("our domain is not trusted", {SENT: "0+1x240", BOUNCED: "0+1x240"}, at=9),
+        silent("one in twenty", {SENT: "0+20x240", BOUNCED: "0+1x240"}, at=30),
+    ],
+    "BouncesNotRead": [
+        fires("never again", {LOOKED: "0+15x120"}, at=21),
+        silent("BOUNCES_URL is not set", {LOOKED: " ".join(["NaN"] * 120)}, at=21),
+        silent("every minute", {LOOKED: "60x120"}, at=21),
     ],
     "ReconciliationDiscrepancy": [
         fires(

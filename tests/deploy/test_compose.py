@@ -12,6 +12,7 @@ from deploy.local.machine.folders import CHECKOUT
 from service.settings import ServiceSettings
 from tests.deploy.manifests import (
     OF_ALL,
+    OF_BOUNCES,
     PROCESSES,
     SECRETS,
     container_of,
@@ -62,7 +63,7 @@ def test_settings_are_complete_and_each_process_gets_only_the_secrets_that_it_us
     for name in PROCESSES:
         given = services[name]["environment"]
         msgspec.convert(given, of_process.get(name, WorkerSettings), strict=False)
-        assert given.keys() & OF_ALL == SECRETS[name] - {"LISTEN_DATABASE_URL"}
+        assert given.keys() & OF_ALL == SECRETS[name] - {"LISTEN_DATABASE_URL", *OF_BOUNCES}
 
 
 def test_health_checks_ask_the_probes_of_their_process(services):

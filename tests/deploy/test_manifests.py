@@ -12,6 +12,7 @@ from service.telemetry import tracing
 from tests.deploy.manifests import (
     K8S,
     OF_ALL,
+    OF_BOUNCES,
     OVERLAYS,
     PROCESSES,
     SECRETS,
@@ -134,6 +135,7 @@ def test_every_setting_without_a_default_is_set_and_none_is_invalid(overlay, pro
     # Values from a Secret are unknown here, and those from other variables are not expanded.
     made_up = dict.fromkeys(("DATABASE_URL", "LISTEN_DATABASE_URL"), "postgresql://host/name")
     made_up |= {"AMQP_URL": "amqp://host/", "SMTP_URL": "smtp://host", "REQUEST_SECRET_KEYS": "key"}
+    made_up |= {"BOUNCES_URL": "imaps://host"}
 
     msgspec.convert({name: made_up.get(name, value) for name, value in given.items()}, settings, strict=False)
 
@@ -200,9 +202,9 @@ def test_no_secret_is_committed_but_the_made_up_ones_of_development():
 def test_cluster_without_operators_needs_only_one_secret():
     versions = {manifest["apiVersion"] for manifest in rendered("external")}
 
-    assert secrets_in(rendered("external")) == {"calculation-requests": OF_THE_SECRET}
+    assert secrets_in(rendered("external")) == {"calculation-requests": OF_THE_SECRET | OF_BOUNCES}
     assert versions == {"v1", "apps/v1", "batch/v1", "policy/v1", "networking.k8s.io/v1"}
-    assert all(f"`{key}`" in PAGE for key in OF_THE_SECRET)
+    assert all(f"`{key}`" in PAGE for key in OF_THE_SECRET | OF_BOUNCES)
 
 
 def test_secrets_that_production_needs_are_made_by_operators_or_documented():
@@ -211,7 +213,7 @@ def test_secrets_that_production_needs_are_made_by_operators_or_documented():
     }
     of_rabbitmq = the_one("production", "RabbitmqCluster", "rabbitmq")["spec"]["tls"]["secretName"]
     documented = {
-        "calculation-requests": {"REQUEST_SECRET_KEYS", "SMTP_URL"},
+        "calculation-requests": {"REQUEST_SECRET_KEYS", "SMTP_URL", *OF_BOUNCES},
         "postgres-backups": {"ACCESS_KEY_ID", "SECRET_ACCESS_KEY"},
         **{f"postgres-{role}": {"username", "password"} for role in ("api", "worker", "operator")},
         "postgres-scaling": {"connection"},

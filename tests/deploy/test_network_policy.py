@@ -52,10 +52,13 @@ ALLOWED = {
     "ingress → API": (INGRESS, ours("api"), 8000),
     "API → the issuer's keys": (ours("api"), OUTSIDE, 443),
     "notifications → mail server": (ours("notifications"), OUTSIDE, 587),
+    "notifications → mailbox": (ours("notifications"), OUTSIDE, 993),
+    "notifications → tokens for the mailbox": (ours("notifications"), OUTSIDE, 443),
     **{f"Prometheus → {name}": (PROMETHEUS, ours(name), 8001) for name in PROCESSES},
 }
 DENIED = {
     "relay → mail server": (ours("relay"), OUTSIDE, 587),
+    "relay → mailbox": (ours("relay"), OUTSIDE, 993),
     "calculations → the internet": (ours("calculations"), OUTSIDE, 443),
     "neighbour → API": (NEIGHBOUR, ours("api"), 8000),
     "Prometheus → API's callers' port": (PROMETHEUS, ours("api"), 8000),

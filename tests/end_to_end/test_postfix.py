@@ -1,14 +1,11 @@
 """The worker and a real mail server, Debian's Postfix, with settings that its administrators choose."""
 
-import os
 from collections import Counter
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from deploy.local.errors import LocalStackError
-from deploy.local.machine import packages
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 from tests.harness import postfix, stored
@@ -25,12 +22,6 @@ _CONNECTIONS = 8  # EMAIL_CONCURRENCY by default
 
 @pytest.fixture
 def start():
-    if os.geteuid():
-        pytest.skip("Postfix starts only as root")
-    try:
-        packages.unpacked("postfix")
-    except LocalStackError as reason:
-        pytest.skip(f"Postfix is missing: {reason}")
     with ExitStack() as stack:
         yield lambda **settings: stack.enter_context(postfix.running(**settings))
 

@@ -138,7 +138,7 @@ def trust_clocks() -> None:
     async def claim_by_clock(*arguments: Any, **options: Any) -> tuple[list[Email], int]:
         offset = time.monotonic() - time.time()
         claimed, others = await claim(*arguments, **options)
-        return [replace(each, added=each.created_at.timestamp() + offset) for each in claimed], others
+        return [replace(each, added=each.request.created_at.timestamp() + offset) for each in claimed], others
 
     Retention._find_oldest = find_oldest  # type: ignore[method-assign] # noqa: SLF001
     ledger.claim = claim_by_clock

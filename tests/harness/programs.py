@@ -1,6 +1,7 @@
 """Programs and libraries that come from Debian's packages."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -17,6 +18,14 @@ def debian_program(program: str, *, package: str | None = None) -> list[str]:
     Skips the test if the program is neither installed nor to be downloaded.
     """
     return _or_skip(program, lambda: packages.command(program, package=package or program))
+
+
+def debian_package(package: str) -> Path:
+    """Return the folder of an unpacked package: an installed one is not used.
+
+    Skips the test if the package cannot be downloaded.
+    """
+    return _or_skip(package, lambda: packages.unpacked(package))
 
 
 def clock_off_by(days: int) -> dict[str, str]:

@@ -16,6 +16,7 @@ from service.command_line.answering import Answer, answering, printable
 from service.command_line.diagnosis import Finding
 from service.settings import load
 from worker import reconciliation
+from worker.mail import bounces, mailbox
 from worker.mail.message import Sender
 from worker.mail.replies import Reply, storable
 from worker.mail.smtp import Mailer
@@ -28,6 +29,9 @@ _DECLARE = "start a worker, which declares it if its user may configure; otherwi
 _PUBLISH_SECONDS = 2.0
 _ASK_RABBITMQ = "are AMQP_URL and its virtual host right, and is RabbitMQ well?"
 _ASK_MAIL_SERVER = "are SMTP_URL and MAIL_FROM right?"
+_ASK_BOUNCES = "is BOUNCES_URL right, and is it the mailbox of MAIL_FROM?"
+_ASK_WORKERS = "do the workers of the role notifications have BOUNCES_URL?"
+_LONG_SINCE_LOOK = 15 * 60.0  # seconds, as in the alert BouncesNotRead
 
 
 @click.command()
@@ -49,6 +53,7 @@ async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
         diagnosis.check("requests", _requests(settings), do=diagnosis.POSTGRES_DO),
         diagnosis.check("rabbitmq", _rabbitmq(settings), do=_ASK_RABBITMQ),
         diagnosis.check("mail server", _mail_server(settings, sender.address), do=_ASK_MAIL_SERVER),
+        diagnosis.check("bounces", _bounces(settings), do=_ASK_BOUNCES),
     )
     return [*chain.from_iterable(found)]
 
@@ -125,3 +130,17 @@ async def _mail_server(settings: EmailSettings, sender: str) -> AsyncIterator[Fi
             yield Finding("wrong", "mail server", says, _ASK_MAIL_SERVER)
             return
     yield Finding("ok", "mail server", "accepts MAIL_FROM")
+
+
+async def _bounces(settings: EmailSettings) -> AsyncIterator[Finding]:
+    """Open the mailbox as the workers do, and say when one of them last read it."""
+    if settings.bounces_url is None:
+        yield Finding(
+            "warning", "bounces", "unknown: BOUNCES_URL is not set", "see Bounces in deploy/README.md"
+        )
+        return
+    async with mailbox.opened(settings), connecting.postgres(settings.database_url) as connection:
+        seconds = await bounces.seconds_since_look(connection)
+    says = f"the mailbox can be read, and was {seconds / 60:.0f} minutes ago"
+    is_late = seconds > _LONG_SINCE_LOOK
+    yield Finding("wrong" if is_late else "ok", "bounces", says, _ASK_WORKERS if is_late else None)

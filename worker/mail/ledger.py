@@ -17,7 +17,6 @@ a connection to the mail server takes it (postman.py).
 
 import time
 from collections.abc import Collection, Sequence
-from datetime import datetime
 from typing import Literal, TypeAlias
 from uuid import UUID
 
@@ -38,7 +37,6 @@ class Email(msgspec.Struct, frozen=True):
     id: EmailId
     request: CalculationRequest
     firm: str  # the registered name of the request's conveyancer
-    created_at: datetime
     attempts: int
     traceparent: str | None
     # By time.monotonic, because only Postgres's clock can be compared with stored times: when the e-mail was
@@ -78,8 +76,8 @@ async def claim(
     """
     excluded = [each.request_id for each in under_way], [each.number for each in under_way]
     rows = await connection.fetch(_CLAIM, process_id, limit, seconds, *excluded, time.monotonic())
-    # Each row has whether the e-mail was claimed, what identifies it, its six other fields, and its request.
-    emails = [Email(EmailId(*row[1:4]), CalculationRequest(*row[10:]), *row[4:10]) for row in rows if row[0]]
+    # Each row has whether the e-mail was claimed, what identifies it, its five other fields, and its request.
+    emails = [Email(EmailId(*row[1:4]), CalculationRequest(*row[9:]), *row[4:9]) for row in rows if row[0]]
     return emails, len(rows) - len(emails)
 
 
@@ -132,8 +130,7 @@ _CLAIM = f"""
      WHERE (email.request_id, email.number) = (due.request_id, due.number)
        AND email.request_id = ANY (ARRAY (SELECT request_id FROM due)) -- so a generic plan uses the index
     RETURNING claimed_by IS NOT NULL, email.request_id, email.number, kind,
-              (SELECT name FROM conveyancer WHERE id = request.conveyancer_id),
-              email.created_at, attempts, traceparent,
+              (SELECT name FROM conveyancer WHERE id = request.conveyancer_id), attempts, traceparent,
               $6 - extract(epoch FROM now() - email.created_at)::float8,
               $6 - extract(epoch FROM now() - least(
                    email.created_at,

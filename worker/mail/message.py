@@ -2,11 +2,13 @@
 
 import hashlib
 import html
-from email.headerregistry import Address, HeaderRegistry
+from datetime import datetime
+from email.headerregistry import Address, BaseHeader, HeaderRegistry, MessageIDHeader
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import getaddresses
 from functools import lru_cache
+from typing import cast
 
 import email_validator
 import msgspec
@@ -14,6 +16,7 @@ import msgspec
 from service.calculation_requests.email_addresses import ENCODED_WORD
 from service.calculation_requests.model import CalculationRequest
 from service.settings import InvalidSetting
+from worker.mail import tokens
 from worker.mail.ledger import Email
 from worker.mail.link_detection import has_link
 
@@ -34,7 +37,10 @@ class _KeptHeaders(HeaderRegistry):
     __call__ = lru_cache(maxsize=64)(HeaderRegistry.__call__)
 
 
-_POLICY = SMTP.clone(header_factory=_KeptHeaders())
+_HEADERS = _KeptHeaders()
+# A Message-ID is never folded, so that servers keep it as it is.
+_HEADERS.map_to_type(tokens.HEADER.lower(), cast("type[BaseHeader]", MessageIDHeader))
+_POLICY = SMTP.clone(header_factory=_HEADERS)
 
 
 class Sender(msgspec.Struct, frozen=True):
@@ -69,7 +75,7 @@ def in_ascii(address: str) -> str:
     return valid.ascii_email or address
 
 
-def compose(email: Email, request_url: str, sender: Sender) -> bytes:
+def compose(email: Email, request_url: str, sender: Sender, *, token: str, date: datetime) -> bytes:
     """Return the bytes of the e-mail. Equal arguments make equal bytes.
 
     Raises EmailNotValidError.
@@ -84,8 +90,8 @@ def compose(email: Email, request_url: str, sender: Sender) -> bytes:
     subject = subject_for.format(firm)
     text, page = text_of(words, firm, request_url), html_of(words, subject, firm, request_url)
     message = EmailMessage(policy=_POLICY)
-    message["Message-ID"] = f"<{email.id.key}@{sender.address.rpartition('@')[2]}>"
-    message["Date"] = email.created_at
+    message["Message-ID"] = message[tokens.HEADER] = f"<{token}@{sender.address.rpartition('@')[2]}>"
+    message["Date"] = date
     message["From"] = _mailbox(sender.display_name, sender.address)
     message["To"] = _mailbox(_in_header(words.customer), in_ascii(request.customer_email))
     message["Reply-To"] = _mailbox(_in_header(words.sender), in_ascii(request.sender_email))

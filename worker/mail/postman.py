@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from contextlib import AbstractContextManager, suppress
+from datetime import UTC, datetime
 from typing import cast
 
 import structlog
@@ -17,7 +18,7 @@ from service.postgres.pool import Pool
 from service.server.background import in_background, keep_running
 from service.telemetry import logs, tracing
 from worker import metrics
-from worker.mail import message
+from worker.mail import message, tokens
 from worker.mail.claims import Claims
 from worker.mail.ledger import Email, Outcome, Release
 from worker.mail.message import Sender
@@ -238,7 +239,8 @@ class Postman:
         longest_pause = self._settings.longest_email_pause_seconds
         try:
             _, request_url = email.request.secret_and_url(self._keys, self._settings.app_url)
-            content = message.compose(email, request_url, self._sender)
+            token = tokens.make(email.id, self._keys, key_id=email.request.secret_key_id)
+            content = message.compose(email, request_url, self._sender, token=token, date=datetime.now(UTC))
             recipient = message.in_ascii(email.request.customer_email)
             with tracing.span("send e-mail", "client", self._mailer.describe, parent=email.traceparent):
                 reply = await session.name_recipient(recipient)

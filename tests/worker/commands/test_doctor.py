@@ -35,6 +35,7 @@ SERVERS = {
     "signing keys": ("AUTH_JWKS_URL", "https"),
     "rabbitmq": ("AMQP_URL", "amqp"),
     "mail server": ("SMTP_URL", "smtp"),
+    "bounces": ("BOUNCES_URL", "imap"),
 }
 QUEUES = ["notifications", "calculation-results"]
 CHECKS = {
@@ -42,7 +43,7 @@ CHECKS = {
     "worker": [
         *("postgres", "secret keys", "requests", "rabbitmq"),
         *(f"queue {name}{kind}" for kind in ("", ".dead-letters") for name in QUEUES),
-        "mail server",
+        *("mail server", "bounces"),
     ],
 }
 
@@ -68,8 +69,9 @@ def at(address: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("program", CHECKS)
 async def test_healthy_environment_has_a_line_for_each_check_and_stays_as_it_was(
-    environment, channel, database, mail_server, program, service_settings
+    environment, channel, database, mail_server, mailbox, program, service_settings
 ):
+    environment["BOUNCES_URL"] = mailbox.url
     if program == "service":  # It may also run in a pod of the API.
         environment["DATABASE_URL"] = service_settings.database_url
     for name in QUEUES:
@@ -106,7 +108,7 @@ async def test_command_says_what_is_wrong_and_prints_no_secret(environment):
     ended = await run("worker", "doctor", "--json", environment=environment)
 
     wrong = [each["check"] for each in json.loads(ended.output) if each["state"] == "wrong"]
-    assert wrong == ["postgres", "requests", "rabbitmq", "mail server"]
+    assert wrong == ["postgres", "requests", "rabbitmq", "mail server", "bounces"]
     assert (ended.status, ended.errors) == (1, "")
     assert "hunter2" not in ended.output
 
@@ -163,7 +165,8 @@ async def test_no_check_waits_long_for_a_server_that_is_or_becomes_silent(
         findings = [*await examine_service(environment), *await examine_worker(environment)]
 
     assert {(each.check, each.state) for each in findings if each.says == "no answer in time"} == {
-        (check, "wrong") for check in ("postgres", "requests", "signing keys", "rabbitmq", "mail server")
+        (check, "wrong")
+        for check in ("postgres", "requests", "signing keys", "rabbitmq", "mail server", "bounces")
     }
     assert ("rabbitmq", "ok") in {(each.check, each.state) for each in findings}, "what is known is shown"
 
@@ -350,3 +353,16 @@ async def test_worker_notes_its_keys_and_reports_another_one_under_the_same_id(
     assert logged == [0, 0, 1]
     assert logs == [{"event": "secret_key_differs", "key_id": key_id, "log_level": "critical"}]
     assert await database.fetchval("SELECT count(*) FROM secret_key") == 2
+
+
+async def test_mailbox_of_bounces_that_is_not_set_unreadable_or_not_read_is_named(
+    environment, database, mailbox
+):
+    unset = await found(environment, "bounces")
+    refused = await found(environment, "bounces", mailbox.url.replace("INBOX", "Elsewhere"))
+    await database.execute("UPDATE bounce_mailbox SET looked_at = now() - interval '20 min'")
+    unread = await found(environment, "bounces", mailbox.url)
+
+    assert unset.startswith("warning: unknown: BOUNCES_URL is not set; ")
+    assert refused.startswith("wrong: the IMAP server refuses a command: does the folder exist")
+    assert unread.startswith("wrong: the mailbox can be read, and was 20 minutes ago; ")

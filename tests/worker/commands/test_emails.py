@@ -46,7 +46,7 @@ async def test_failed_email_is_sent_again_as_a_new_one_each_time(database, postm
     assert (done, by_one_who_had_found_the_tenth) == (1, [])
     assert await states(database) == failed | {key_of(refused, 11): "sent"}
     (mail,) = mail_server.accepted
-    assert mail.message["Message-ID"].strip() == f"<{key_of(refused, 11)}@service.example.com>"
+    assert mail.message["Message-ID"].strip().startswith(f"<{key_of(refused, 11)}.")
     await assert_sound(database)
 
 

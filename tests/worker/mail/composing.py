@@ -28,6 +28,8 @@ WORDS = (
 
 URL = "https://app.example.com/calculator/request/req_1?secret=" + "s" * 43
 
+TOKEN = "req_0355XiLow7ooZF7j847Kec.invitation.1.ql4anVoj0DNzSlRw4RUsyg"
+
 DATE = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 A_STORED_REQUEST = msgspec.structs.replace(stored.new_request(), created_at=DATE, updated_at=DATE)
@@ -35,8 +37,8 @@ A_STORED_REQUEST = msgspec.structs.replace(stored.new_request(), created_at=DATE
 
 def compose(firm: str = "Acme", *, kind: Kind = "invitation", **fields: Any) -> bytes:
     request = msgspec.structs.replace(A_STORED_REQUEST, **fields)
-    email = Email(EmailId(request.id, 1, kind), request, firm, DATE, 0, None, 0.0, 0.0)
-    return mail_message.compose(email, URL, SENDER)
+    email = Email(EmailId(request.id, 1, kind), request, firm, 0, None, 0.0, 0.0)
+    return mail_message.compose(email, URL, SENDER, token=TOKEN, date=DATE)
 
 
 def compose_all_of(text: str, *, kind: Kind = "invitation") -> bytes:

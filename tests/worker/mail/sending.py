@@ -8,7 +8,7 @@ from typing import Any
 
 from service.calculation_requests.email_changes import EmailId
 from tests.harness.processes import email_settings
-from tests.worker.mail.composing import A_STORED_REQUEST, DATE, SENDER, compose
+from tests.worker.mail.composing import A_STORED_REQUEST, SENDER, compose
 from worker.mail import replies
 from worker.mail.ledger import Email, Outcome
 from worker.mail.replies import Reply
@@ -55,7 +55,7 @@ async def sending_to(url: str, **changes: Any) -> AsyncIterator[Sending]:
 def an_email(*, attempts: int = 0, age: timedelta = timedelta()) -> Email:
     added = time.monotonic() - age.total_seconds()
     email = EmailId(A_STORED_REQUEST.id, 1, "invitation")
-    return Email(email, A_STORED_REQUEST, "Acme", DATE, attempts, None, added, added)
+    return Email(email, A_STORED_REQUEST, "Acme", attempts, None, added, added)
 
 
 def outcome_of(

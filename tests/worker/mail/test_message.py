@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from service.calculation_requests.email_changes import Kind
 from tests.worker.mail.composing import (
-    A_STORED_REQUEST,
     DATE,
+    TOKEN,
     URL,
     address,
     body,
@@ -24,7 +24,7 @@ from tests.worker.mail.composing import (
 def test_email_of_each_kind_has_the_headers_of_an_automatic_message(kind):
     message = received(compose(kind=kind))
 
-    assert message["Message-ID"] == f"<{A_STORED_REQUEST.uuid}.{kind}.1@service.example.com>"
+    assert message["Message-ID"] == message["Calculation-Request-Email"] == f"<{TOKEN}@service.example.com>"
     assert message["Date"].datetime == DATE
     assert message["Auto-Submitted"] == "auto-generated"
 

@@ -7,26 +7,36 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from service.calculation_requests.email_changes import EmailId
 from service.outbox.events import RequestEmailFailed, RequestEmailSent
+from tests.harness import stored
 from tests.harness.in_process import running
 from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
 from tests.worker.conftest import postman_held_before, running_postman, store_old
 from tests.worker.mail.conftest import all_are, announced, attempts, is_claimed, record_emails, states
 from tests.worker.steps import intend_several
+from worker.mail.tokens import find
 
 REFUSED = {"reason": "refused", "smtp_code": 550}
 
 
-async def test_email_that_is_sent_again_is_equal(worker_settings, postman, mail_server, database, intended):
-    async with running(postman.run):
+async def test_email_that_is_sent_again_is_equal_except_for_its_date(
+    worker_settings, mail_server, database, intended
+):
+    keys = worker_settings.request_secret_keys
+    await database.execute("UPDATE email SET created_at = now() - interval '1 day'")
+    async with running_postman(worker_settings):
         await eventually(lambda: all_are(database, "sent"))
+    async with running_postman(worker_settings, request_secret_keys=f"new:{'A' * 43},{keys}"):
         await database.execute("UPDATE email SET state = 'pending', next_attempt_at = now()")
         await eventually(lambda: len(mail_server.accepted) == 2)
 
     first, second = (mail.message for mail in mail_server.accepted)
+    assert all(datetime.now(UTC) - mail["Date"].datetime < timedelta(minutes=5) for mail in (first, second))
+    del first["Date"], second["Date"]
     assert first.as_bytes() == second.as_bytes()
-    assert intended.uuid in first["Message-ID"]
+    assert find(first["Message-ID"], stored.KEYS) == EmailId(intended.id, 1, "invitation")
     assert first["From"] == worker_settings.mail_from
 
 

@@ -1,0 +1,267 @@
+"""Debian's Dovecot on free ports of the loopback: a mailbox that is read over IMAP.
+
+Dovecot has no setting for the folder of its modules, /usr/lib/dovecot/modules. So it loads a copy of its
+library in which this path is replaced by one in its working directory. This is undocumented, and so is how
+doveconf starts Dovecot.
+"""
+
+import base64
+import imaplib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from grp import getgrgid
+from pathlib import Path
+from pwd import getpwnam, getpwuid
+from typing import Any, NamedTuple, Self
+from urllib.parse import quote
+from uuid import uuid4
+
+import jwt
+
+from deploy.local.machine import packages
+from deploy.local.machine.ports import free_port
+from deploy.local.machine.processes import Program, run_command
+from tests.harness.certificates import Authority
+from tests.harness.mail_daemon import MailDaemon
+from tests.harness.programs import debian_package
+
+# The user of its processes and owner of the mailbox. As root, the user as whom Postfix delivers.
+_USER = getpwuid(os.geteuid()).pw_name if os.geteuid() else "nobody"
+LOGIN, PASSWORD = "calculations@service.example.com", "p@ss/word%1"
+_TOKEN_KEY = b"k" * 32
+_UID = re.compile(rb"UID (\d+)")
+_LINKS = 50_000  # to a file, fewer than any file system allows
+_LIBRARY = "libdovecot.so.0"
+_MODULES = b"/usr/lib/dovecot/modules\0"
+_CONFIGURATION = """
+base_dir = {folder}/run
+state_dir = {folder}
+log_path = {folder}/dovecot.log
+libexec_dir = {root}/usr/lib/dovecot
+default_internal_user = {user}
+default_internal_group = {group}
+default_login_user = {user}
+protocols = imap
+listen = 127.0.0.1
+auth_failure_delay = 0
+auth_mechanisms = plain xoauth2 oauthbearer
+service imap-login {{
+  chroot =
+  inet_listener imap {{
+    port = {port}
+  }}
+  inet_listener imaps {{
+    port = {tls_port}
+  }}
+}}
+service anvil {{
+  chroot =
+}}
+service stats {{
+  chroot =
+}}
+"""
+_CONFIGURATION_2_3 = """
+import_environment = LD_LIBRARY_PATH
+ssl_cert = <{certificate}
+ssl_key = <{certificate}
+disable_plaintext_auth = no
+mail_location = maildir:{mailbox}
+passdb {{
+  driver = passwd-file
+  mechanisms = plain
+  args = {folder}/logins
+}}
+passdb {{
+  driver = oauth2
+  mechanisms = xoauth2 oauthbearer
+  args = {folder}/oauth2
+}}
+userdb {{
+  driver = static
+  args = uid={user} gid={group} home={folder}
+}}
+"""
+_TOKENS_2_3 = """
+introspection_mode = local
+local_validation_key_dict = fs:posix:prefix={folder}/keys/
+username_attribute = sub
+"""
+_CONFIGURATION_2_4 = """
+import_environment {{
+  LD_LIBRARY_PATH = %{{env:LD_LIBRARY_PATH}}
+}}
+ssl_server_cert_file = {certificate}
+ssl_server_key_file = {certificate}
+auth_allow_cleartext = yes
+mail_driver = maildir
+mail_path = {mailbox}
+passdb passwd-file {{
+  mechanisms_filter = plain
+  passwd_file_path = {folder}/logins
+}}
+passdb oauth2 {{
+  mechanisms_filter = xoauth2 oauthbearer
+}}
+oauth2 {{
+  introspection_mode = local
+  username_attribute = sub
+  oauth2_local_validation {{
+    dict fs {{
+      fs posix {{
+        prefix = {folder}/keys/
+      }}
+    }}
+  }}
+}}
+userdb static {{
+  fields {{
+    uid = {user}
+    gid = {group}
+    home = {folder}
+  }}
+}}
+"""
+# The options with which doveconf starts Dovecot. Otherwise Dovecot would look for doveconf in /usr/bin.
+_STARTERS = {"2.3": ["-fservice=master", "-mmaster", "-p", "-e"], "2.4": ["-F"]}
+
+
+class Kept(NamedTuple):
+    """A message in the mailbox."""
+
+    uid: int
+    flags: set[str]  # without \Recent, which depends on the session
+    content: bytes
+
+    @classmethod
+    def of(cls, described: bytes, content: bytes) -> Self:
+        flags = {flag.decode() for flag in imaplib.ParseFlags(described)}
+        return cls(int(_UID.findall(described)[0]), flags - {r"\Recent"}, content)
+
+
+def access_token(**claims: Any) -> str:
+    """Return an OAuth 2.0 access token with which LOGIN can log in, unless *claims* say otherwise."""
+    now = int(time.time())
+    usual = {"sub": LOGIN, "iat": now - 60, "nbf": now - 60, "exp": now + 600}
+    return jwt.encode(usual | claims, _TOKEN_KEY, algorithm="HS256")
+
+
+class Dovecot(MailDaemon):
+    """Serves the mailbox (a Maildir) to LOGIN: at `url` with PASSWORD, and with TLS at `tls_url`.
+
+    Its certificate is of *authority*. *settings* are Dovecot's, for instance `imap_capability`.
+    """
+
+    def __init__(self, folder: Path, mailbox: Path, authority: Authority, **settings: str) -> None:
+        self._folder, self._mailbox = folder, mailbox
+        self._root = debian_package("dovecot-imapd")
+        self.port, self.tls_port = free_port(), free_port()
+        account = f"{quote(LOGIN, safe='')}:{quote(PASSWORD, safe='')}@127.0.0.1"
+        self.url = f"imap://{account}:{self.port}/INBOX"
+        self.tls_url = f"imaps://{account}:{self.tls_port}/INBOX"
+        self._make_files()
+        libraries = f"{self._root}/usr/lib/dovecot"
+        paths = (folder, libraries, f"{libraries}/modules/old-stats", packages.library_path(self._root))
+        environment = os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, paths))}
+        dovecot = f"{self._root}/usr/sbin/dovecot"
+        version = run_command(
+            "dovecot --version", [dovecot, "--version"], folder=folder, seconds=30, environment=environment
+        )[:3]
+        self._configure(version, authority.certificate(), **settings)
+        configuration = ("-c", f"{folder}/dovecot.conf")
+        starter = [f"{self._root}/usr/bin/doveconf", *configuration, *_STARTERS[version]]
+        program = Program(
+            name="Dovecot",
+            command=[*starter, dovecot, "-F", *configuration],
+            environment=environment,
+            folder=folder,
+            log=folder / "output",
+        )
+        super().__init__(program, port=self.port, log=folder / "dovecot.log", started="starting up for imap")
+
+    def _make_files(self) -> None:
+        for made in (self._folder / "run", *(self._mailbox / name for name in ("cur", "new", "tmp"))):
+            made.mkdir(parents=True, exist_ok=True)
+        for name in ("", "cur", "new", "tmp"):
+            shutil.chown(self._mailbox / name, _USER)
+        (self._folder / "logins").write_text(f"{LOGIN}:{{PLAIN}}{PASSWORD}\n")
+        (self._folder / "oauth2").write_text(_TOKENS_2_3.format(folder=self._folder))
+        keys = self._folder / "keys/default/HS256"
+        keys.mkdir(parents=True)
+        (keys / "default").write_bytes(base64.b64encode(_TOKEN_KEY))
+        libraries = self._root / "usr/lib/dovecot"
+        original = (libraries / _LIBRARY).read_bytes()
+        assert original.count(_MODULES) == 1
+        replaced = original.replace(_MODULES, b"modules".ljust(len(_MODULES), b"\0"))
+        (self._folder / _LIBRARY).write_bytes(replaced)
+        (self._folder / "run" / "modules").symlink_to(libraries / "modules")
+
+    def _configure(self, version: str, certificate: Path, **settings: str) -> None:
+        """Write its settings: those above, and *settings*."""
+        versions = f"dovecot_config_version = {version}.0\ndovecot_storage_version = {version}.0\n"
+        template = _CONFIGURATION_2_3 if version == "2.3" else versions + _CONFIGURATION_2_4
+        usual = (template + _CONFIGURATION).format(
+            folder=self._folder,
+            root=self._root,
+            mailbox=self._mailbox,
+            certificate=certificate,
+            user=_USER,
+            group=getgrgid(getpwnam(_USER).pw_gid).gr_name,
+            port=self.port,
+            tls_port=self.tls_port,
+        )
+        others = (f"{name} = {value}\n" for name, value in settings.items())
+        (self._folder / "dovecot.conf").write_text(usual + "".join(others))
+
+    @contextmanager
+    def connected(self) -> Iterator[imaplib.IMAP4]:
+        """Yield a connection that has selected the mailbox."""
+        with imaplib.IMAP4("127.0.0.1", self.port, timeout=60) as connection:
+            connection.login(LOGIN, PASSWORD)
+            connection.select()
+            yield connection
+
+    def put(self, message: bytes) -> None:
+        """Add a message."""
+        with self.connected() as connection:
+            assert connection.append("INBOX", None, None, message)[0] == "OK"
+
+    def fill(self, count: int, message: bytes, *, flags: str = "") -> None:
+        r"""Add *count* copies of a message, quickly. Of *flags*, F is \Flagged, T is \Deleted, S is \Seen."""
+        for start in range(0, count, _LINKS):
+            original = self._folder / f"original-{uuid4()}"
+            original.write_bytes(message)
+            shutil.chown(original, _USER)
+            for number in range(min(_LINKS, count - start)):
+                (self._mailbox / "cur" / f"{original.name}-{number}:2,{flags}").hardlink_to(original)
+        with self.connected():  # It gives each its UID.
+            pass
+
+    @property
+    def messages(self) -> list[Kept]:
+        """What the mailbox holds now."""
+        with self.connected() as connection:
+            _, parts = connection.uid("FETCH", "1:*", "(FLAGS BODY.PEEK[])")
+        return [Kept.of(*part) for part in parts if isinstance(part, tuple)]
+
+
+@contextmanager
+def running(authority: Authority, mailbox: Path | None = None, **settings: str) -> Iterator[Dovecot]:
+    """Run it with *settings* until the block is left, then print the end of its log.
+
+    Without *mailbox*, a folder that another server delivers to, it begins with an empty one.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o711)  # Its processes that are not root look for their files by name.
+        server = Dovecot(Path(folder), mailbox or Path(folder) / "mailbox", authority, **settings)
+        try:
+            server.wait_until_it_listens()
+            yield server
+        finally:
+            server.kill()
+            print("--- Dovecot", server.log[-4000:], sep="\n")  # noqa: T201

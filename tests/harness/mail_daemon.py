@@ -1,0 +1,41 @@
+"""A program of a mail system that starts others: killed with all of them, and started again."""
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from deploy.local.machine.ports import accepts
+from deploy.local.machine.processes import Process, Program, wait_for
+from deploy.local.machine.waiting import wait_until
+
+
+class MailDaemon:
+    """Runs *program*, which accepts connections on *port*, and logs *started* to the file *log* at first."""
+
+    def __init__(self, program: Program, *, port: int, log: Path, started: str) -> None:
+        self._port = port
+        self._log = log
+        self._started = started
+        self._process = Process(program)
+
+    def kill(self) -> None:
+        """Send SIGKILL to all of its processes, and wait until none listens: a new one could not start."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.stop()
+        assert wait_until(lambda: not accepts(self._port), seconds=30, pause_seconds=0.01)
+
+    def restart(self) -> None:
+        """Start it again after `kill`, and wait until it listens."""
+        self._process.restart()
+        self.wait_until_it_listens()
+
+    def wait_until_it_listens(self) -> None:
+        """Raise LocalStackError if that takes too long."""
+        wait_for(self._process, lambda: self._started in self.log and accepts(self._port), seconds=30)
+
+    @property
+    def log(self) -> str:
+        """What it logged in all its lives."""
+        return self._log.read_text() if self._log.exists() else ""

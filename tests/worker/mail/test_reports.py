@@ -1,0 +1,168 @@
+"""What a mail server's report says about an e-mail of ours."""
+
+import re
+import time
+from base64 import urlsafe_b64encode
+
+import pytest
+
+from service.calculation_requests.email_changes import EmailId
+from service.calculation_requests.request_secrets import SecretKeyRing
+from tests.harness import bounces
+from tests.worker.mail.composing import A_STORED_REQUEST
+from worker.mail import reports, tokens
+from worker.mail.replies import Reply
+
+OLD_KEY, KEY, OTHER_KEY = (
+    f"{name}:{urlsafe_b64encode(name.encode() * 32).decode()}" for name in ("1", "2", "3")
+)
+KEYS = SecretKeyRing.parse(f"{KEY},{OLD_KEY}")
+EMAIL = EmailId(A_STORED_REQUEST.id, 12, "invitation")
+TOKEN = tokens.make(EMAIL, KEYS, key_id="2")
+
+REPORTS = {
+    "postfix_unknown_user": ("recipient", 550, "5.1.1 <[address]>"),
+    "postfix_full_mailbox": ("recipient", 552, "5.2.2 "),
+    "postfix_missing_domain": ("recipient", 0, "5.4.4 Host or domain name not found. Name service error for"),
+    "postfix_refused_content": ("sender", 550, "5.7.1 Message rejected as spam"),
+    "postfix_headers_alone": ("sender", 550, "5.7.1 Message rejected as spam"),
+    "postfix_expired": ("recipient", 451, "4.7.1 Greylisted, try again in five minutes"),
+    "exchange_online": ("recipient", 550, "5.4.1 Recipient address rejected: Access denied."),
+    "gmail": ("recipient", 550, "5.1.1 <[address]>: user unknown"),
+    "exim": ("recipient", 550, "5.1.1 <[address]>: user unknown"),
+    "exim_report": ("recipient", 550, "5.1.1 <[address]>: user unknown"),
+    "amazon_ses": ("recipient", 550, "5.1.1 <[address]>: user unknown"),
+}
+
+
+def report(name: str, *, token: str = TOKEN, keys: SecretKeyRing = KEYS) -> reports.Report | None:
+    return reports.read(bounces.message(name, token=token), keys)
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_failure_is_read_with_its_reply_and_whose_fault_it_is(name):
+    fault, code, text = REPORTS[name]
+
+    read = report(name)
+
+    assert read is not None
+    assert (read.email, read.is_delayed) == (EMAIL, False)
+    assert (read.reply.fault, read.reply.code) == (fault, code)
+    assert read.reply.text.startswith(text)
+    assert "@" not in read.reply.text
+
+
+def test_delay_and_other_messages_are_no_failures():
+    delayed = report("postfix_delay")
+
+    assert delayed is not None
+    assert delayed.is_delayed
+    assert [report(name) for name in ("original", "out_of_office")] == [None, None]
+    assert set(bounces.NAMES) == {*REPORTS, "original", "out_of_office", "postfix_delay"}
+
+
+def test_token_of_an_earlier_key_counts_and_a_forged_one_does_not():
+    old = tokens.make(EMAIL, KEYS, key_id="1")
+    others = tokens.make(EMAIL, SecretKeyRing.parse(OTHER_KEY), key_id="3")
+    for_another = TOKEN.replace(".12.", ".13.")
+
+    found = [report("postfix_unknown_user", token=token) for token in (old, others, for_another, TOKEN[:-1])]
+
+    assert [each and each.email for each in found] == [EMAIL, None, None, None]
+
+
+def test_token_is_found_in_quoted_printable_and_in_either_header():
+    source = bounces.message("postfix_headers_alone", token=TOKEN)
+    token = TOKEN.encode()
+    broken = source.replace(token, token[:40] + b"=\r\n" + token[40:])
+    replaced_id = source.replace(b"<" + token + b"@", b"<1@", 1)
+    stripped = re.sub(rb"(?m)^Calculation-Request-Email: .*\r\n", b"", source)
+
+    found = [reports.read(each, KEYS) for each in (broken, replaced_id, stripped)]
+
+    assert [each and each.email for each in found] == [EMAIL] * 3
+
+
+STATUSES = (
+    'Content-Type: multipart/report; boundary="b"\r\n\r\n--b\r\nContent-Type: message/delivery-status\r\n\r\n'
+)
+
+
+def statuses(*blocks: str) -> bytes:
+    parts = "".join(f"{block}\r\n\r\n" for block in blocks)
+    return f"{STATUSES}{parts}--b\r\n\r\nMessage-ID: <{TOKEN}@service.example.com>\r\n--b--\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reply"),
+    [
+        ("", (0, "no reason given")),
+        ("Status: 5.0.0 (a comment)", (0, "5.0.0")),
+        ("Diagnostic-Code: SMTP;550 5.1.10 Unknown; see admin", (550, "5.1.10 Unknown; see admin")),
+        (
+            "Diagnostic-Code: smtp; 550-5.1.1 No such\r\n 550 5.1.1 user",
+            (550, "5.1.1 No such 550 5.1.1 user"),
+        ),
+        ("Status: 5.1.1\r\nDiagnostic-Code: smtp; 554 no", (554, "5.1.1 no")),
+        ("Diagnostic-Code: x-unix; 550 is no code of SMTP", (0, "550 is no code of SMTP")),
+        ("Diagnostic-Code: smtp; 5500 is none", (0, "5500 is none")),
+        ("Diagnostic-Code: smtp; \x00\xff", (0, "���")),
+        (
+            "Diagnostic-Code: smtp; 550 https://a.example/?secret=" + "x" * 43,
+            (550, "https://a.example/?[secret]"),
+        ),
+        ("Diagnostic-Code: smtp; 550 " + "x " * 2000, (550, ("x " * 2000)[:1000])),
+    ],
+)
+def test_status_and_diagnostic_become_one_reply(fields, reply):
+    read = reports.read(statuses("Reporting-MTA: dns; a", f"Action: Failed\r\n{fields}".strip()), KEYS)
+
+    assert read is not None
+    assert read.reply == Reply("report", *reply)
+
+
+def test_failure_counts_more_than_the_other_recipients_of_a_forwarded_email():
+    blocks = ["Action: delivered", "Action: delayed"] * 500 + ["Action: failed\r\nStatus: 5.1.1"]
+
+    read = reports.read(statuses(*blocks), KEYS)
+    delivered = reports.read(statuses("Action: delivered", "Action: relayed", "Action:"), KEYS)
+
+    assert read is not None
+    assert (read.is_delayed, read.reply.text) == (False, "5.1.1")
+    assert delivered is None
+
+
+@pytest.mark.parametrize("code", ["5.7.1", "5.7.0", "5.7.26", "5.7.27", "5.7.509", "5.7.606"])
+def test_policy_of_the_recipients_server_blames_us(code):
+    assert {Reply("report", 550, f"{code} no").fault, Reply("report", 0, f"{code} no").fault} == {"sender"}
+
+
+def nested(depth: int) -> str:
+    heads = (f"Content-Type: multipart/mixed; boundary={n}\r\n\r\n--{n}\r\n" for n in range(depth))
+    return "".join(heads)
+
+
+HOSTILE = {
+    "empty": "",
+    "deep parts": nested(900) + "x\r\n" * 100_000,
+    "deep messages": "Content-Type: message/rfc822\r\n\r\n" * 8_000,
+    "many headers": "A: b\r\n" * 40_000,
+    "no end": STATUSES,
+    "unknown encoding": "X-Failed-Recipients: a\r\nContent-Transfer-Encoding: base64\r\n\r\n=?x?b?=\xff",
+    "long word": f"{STATUSES}Action: failed\r\nDiagnostic-Code: {'x' * 200_000}\r\n\r\n",
+    "empty lines": "X-Failed-Recipients: a\r\n\r\n" + "\r\n" * 100_000,
+    "spaces": "X-Failed-Recipients: a\r\n\r\n" + " " * 200_000,
+    "many tokens": f"{TOKEN[:-1]}x\r\n" * 100_000,
+    "ten megabytes": nested(30) + "x\r\n" * 3_500_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_message_is_read_in_little_time(name):
+    content = f"To: <{TOKEN}>\r\n{HOSTILE[name]}".encode("latin-1")
+    began = time.process_time()
+
+    read = reports.read(content, KEYS)
+
+    assert time.process_time() - began < 2
+    assert read is None or read.reply.code == 0
