@@ -172,11 +172,10 @@ CREATE UNLOGGED TABLE postgres_up (
 );
 INSERT INTO postgres_up (since) VALUES (pg_postmaster_start_time());
 
--- When the mailbox of MAIL_FROM is read for bounces, in one row. The processes take turns by next_look_at.
+-- When a process last read the mailbox of MAIL_FROM for bounces, in one row.
 CREATE TABLE bounce_mailbox (
-    is_only      boolean PRIMARY KEY DEFAULT true CHECK (is_only),
-    next_look_at timestamptz NOT NULL DEFAULT now(),
-    looked_at    timestamptz NOT NULL DEFAULT now()  -- when the mailbox was last read
+    is_only   boolean PRIMARY KEY DEFAULT true CHECK (is_only),
+    looked_at timestamptz NOT NULL DEFAULT now()
 );
 INSERT INTO bounce_mailbox DEFAULT VALUES;
 

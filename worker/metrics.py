@@ -56,7 +56,7 @@ email_delivery_seconds = Histogram(
     buckets=_DELIVERY_SECONDS,
 )
 
-bounces = Counter("bounces_total", "Messages that were read in the mailbox of MAIL_FROM.", ["outcome"])
+bounces = Counter("bounces_total", "E-mails that have bounced, by whose fault it is.", ["fault"])
 bounces_look_age = Gauge(
     "bounces_look_age_seconds",
     "Time since a process last read the mailbox of MAIL_FROM, if BOUNCES_URL is set.",
@@ -81,5 +81,5 @@ for _type in BY_TYPE:
     events_published.labels(_type)
 for _outcome in ("sent", "postponed", "failed", "recipient_refused", "given_back", "internal_error"):
     emails.labels(_outcome)
-for _outcome in ("recipient", "sender", "repeated", "delayed", "kept", "waiting"):
-    bounces.labels(_outcome)
+for _fault in ("recipient", "sender"):
+    bounces.labels(_fault)

@@ -45,16 +45,8 @@ class EmailSettings(WorkerSettings, frozen=True, kw_only=True):
     smtp_timeout_seconds: Seconds = 60.0  # for each reply; ten times as long for the reply to the content
     smtp_helo_name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9.:\[\]-]+\Z")] | None = None
     bounces_url: Annotated[str, msgspec.Meta(pattern=rf"\Aimaps?://{ADDRESS}")] | None = None
-    bounces_poll_seconds: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 60.0
-    bounces_token_url: PublicUrl | None = None
-    bounces_client_id: NonBlank | None = None
-    bounces_client_secret: NonBlank | None = None
-    bounces_scope: NonBlank | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse OAuth without credentials."""
-        if self.bounces_token_url and not (self.bounces_client_id and self.bounces_client_secret):
-            raise ValueError("BOUNCES_TOKEN_URL needs BOUNCES_CLIENT_ID and BOUNCES_CLIENT_SECRET")
+    bounces_poll_seconds: Annotated[float, msgspec.Meta(ge=1, le=300)] = 60.0
+    bounces_token_url: PublicUrl | None = None  # whose query has the client's credentials
 
     @property
     def longest_email_pause_seconds(self) -> float:

@@ -27,7 +27,7 @@ BEGIN
             ('worker', 'SELECT, INSERT, UPDATE (data) ON event'),
             ('worker', 'SELECT, INSERT, UPDATE ON email'),
             ('worker', 'SELECT, INSERT ON erased_request, postgres_up, secret_key'),
-            ('worker', 'SELECT, UPDATE (next_look_at, looked_at) ON bounce_mailbox'),
+            ('worker', 'SELECT, UPDATE (looked_at) ON bounce_mailbox'),
             ('worker', 'SELECT ON conveyancer'),
 
             -- Operators' commands.

@@ -23,7 +23,7 @@ WITH_ENGINES = ("production", "small")
 OVERLAYS = ("dev", "external", *WITH_ENGINES)
 PROCESSES = ("api", "relay", "notifications", "calculations")
 WORKERS = PROCESSES[1:]
-OF_BOUNCES = {"BOUNCES_URL", "BOUNCES_CLIENT_SECRET"}
+OF_BOUNCES = {"BOUNCES_URL", "BOUNCES_TOKEN_URL"}
 _OF_EMAILS = {"SMTP_URL", "REQUEST_SECRET_KEYS", *OF_BOUNCES}
 # The secrets of each process. LISTEN_DATABASE_URL and those of bounces are optional. `operator` is the
 # template of operators' Jobs.

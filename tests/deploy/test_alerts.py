@@ -47,7 +47,7 @@ PENDING = "emails_pending"
 REFUSED = 'emails_total{outcome="failed"}'
 INTERNAL_ERROR = 'emails_total{outcome="internal_error"}'
 FAILURES = 'background_failures_total{work="relay"}'
-BOUNCED = 'bounces_total{outcome="sender"}'
+BOUNCED = 'bounces_total{fault="sender"}'
 LOOKED = "bounces_look_age_seconds"
 RECONCILED = "reconciliation_age_seconds"
 STANDBYS = "cnpg_pg_replication_streaming_replicas"

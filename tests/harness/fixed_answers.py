@@ -11,23 +11,28 @@ Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 class AnsweringServer(LoopbackServer):
-    """Answers every request with `answer`, and counts the requests."""
+    """Answers every request that has come up to *until* with `answer`, and counts the requests."""
 
-    def __init__(self, answer: Answer, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, answer: Answer, context: ssl.SSLContext | None = None, until: bytes = b"\r\n\r\n"
+    ) -> None:
         super().__init__(context)
         self.answer = answer
+        self._until = until
         self.requests = 0
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request."""
-        await reader.readuntil(b"\r\n\r\n")
+        await reader.readuntil(self._until)
         self.requests += 1
         await self.answer(writer)
         await writer.drain()
 
 
 @asynccontextmanager
-async def answering(answer: bytes | None, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+async def answering(
+    answer: bytes | None, context: ssl.SSLContext | None = None, until: bytes = b"\r\n\r\n"
+) -> AsyncIterator[int]:
     """Answer every request with the same bytes, or never. Yields the port."""
 
     async def answer_so(writer: asyncio.StreamWriter) -> None:
@@ -36,7 +41,7 @@ async def answering(answer: bytes | None, context: ssl.SSLContext | None = None)
         else:
             writer.write(answer)
 
-    async with AnsweringServer(answer_so, context) as server:
+    async with AnsweringServer(answer_so, context, until) as server:
         yield server.port
 
 

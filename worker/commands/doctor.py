@@ -135,9 +135,8 @@ async def _mail_server(settings: EmailSettings, sender: str) -> AsyncIterator[Fi
 async def _bounces(settings: EmailSettings) -> AsyncIterator[Finding]:
     """Open the mailbox as the workers do, and say when one of them last read it."""
     if settings.bounces_url is None:
-        yield Finding(
-            "warning", "bounces", "unknown: BOUNCES_URL is not set", "see Bounces in deploy/README.md"
-        )
+        unset = "unknown: BOUNCES_URL is not set"
+        yield Finding("warning", "bounces", unset, "see Bounces in deploy/README.md")
         return
     async with mailbox.opened(settings), connecting.postgres(settings.database_url) as connection:
         seconds = await bounces.seconds_since_look(connection)

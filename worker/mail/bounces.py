@@ -1,38 +1,36 @@
 """Reads the mailbox of MAIL_FROM, and records which sent e-mails have bounced.
 
-worker/README.md has the outcomes. A report is recorded before it is removed. Two processes may read the same
-one: only a sent e-mail can bounce.
+worker/README.md has what becomes of each message. A report is recorded before it is removed. Two processes
+may read the same one: only a sent e-mail can bounce.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import structlog
 
 from service.calculation_requests.changing import change_all
 from service.calculation_requests.email_changes import EmailEnd, EmailId, announce_ends
 from service.calculation_requests.request_secrets import SecretKeyRing
+from service.command_line.connecting import reason
 from service.outbox.waking import RelayWaker
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
 from service.server.background import in_background
-from service.telemetry import logs
 from worker import metrics
 from worker.mail import mailbox, reports
 from worker.mail.mailbox import Mailbox, MailboxUnavailable
+from worker.mail.replies import Reply
 from worker.mail.reports import Report
 from worker.settings import EmailSettings
 
-_MOST_AT_ONCE = 200  # messages of one look
 _BATCH = 20  # messages that are in memory at the same time, and recorded in one transaction
 _LONGEST_LOOK_SECONDS = 100.0
-
-Outcome: TypeAlias = Literal["recipient", "sender", "repeated", "delayed", "kept", "waiting"]
+_LONGEST_WAIT = timedelta(hours=1)  # of a report for the end of its e-mail
 
 _log = structlog.get_logger()
 
@@ -46,7 +44,7 @@ class Found(NamedTuple):
 
 
 class BounceReader:
-    """Looks into the mailbox at intervals. The processes take turns."""
+    """Looks into the mailbox at intervals."""
 
     def __init__(self, settings: EmailSettings, pool: Pool, relay: RelayWaker) -> None:
         self._settings = settings
@@ -65,37 +63,33 @@ class BounceReader:
             try:
                 await self.look_in_turn()
             except (MailboxUnavailable, PostgresUnavailable, TimeoutError) as error:
-                why = str(error) if isinstance(error, MailboxUnavailable) else logs.summarize(error)
-                _log.warning("bounces_not_read", reason=why)
+                _log.warning("bounces_not_read", reason=reason(error))
             await asyncio.sleep(self._settings.bounces_poll_seconds)
 
     async def look_in_turn(self) -> None:
-        """Look, unless another process has begun to look within BOUNCES_POLL_SECONDS."""
+        """Look, unless a process has just read the mailbox. A look that fails keeps no other process away."""
         async with connections.acquired(self._pool, seconds=self._seconds) as connection:
-            is_our_turn = await connection.fetchval(_TAKE_TURN, self._settings.bounces_poll_seconds)
-        if is_our_turn:
-            async with asyncio.timeout(_LONGEST_LOOK_SECONDS):
-                await self.look()
-            async with connections.acquired(self._pool, seconds=self._seconds) as connection:
-                await connection.execute("UPDATE bounce_mailbox SET looked_at = now()")
+            # Postgres' clock may be slower than ours by a little.
+            if await seconds_since_look(connection) < 0.9 * self._settings.bounces_poll_seconds:
+                return
+        async with asyncio.timeout(_LONGEST_LOOK_SECONDS):
+            await self.look()
+        async with connections.acquired(self._pool, seconds=self._seconds) as connection:
+            await connection.execute("UPDATE bounce_mailbox SET looked_at = now()")
 
     async def look(self) -> None:
-        """Sort the first new messages. Raises MailboxUnavailable."""
-        counted: Counter[Outcome] = Counter()
+        """Record what the first new messages report, and sort them. Raises MailboxUnavailable."""
         async with mailbox.opened(self._settings) as opened:
-            uids = await opened.in_thread(partial(opened.find, _MOST_AT_ONCE))
+            uids = await opened.in_thread(opened.find)
             for start in range(0, len(uids), _BATCH):
                 found = await opened.in_thread(partial(self._read, opened, uids[start : start + _BATCH]))
                 async with connections.transaction(self._pool, seconds=self._seconds) as connection:
-                    outcomes = await record(connection, found)
+                    bounced, ended = await record(connection, [each.report for each in found if each.report])
                 self._relay.wake()
-                by_uid = {message.uid: outcome for message, outcome in zip(found, outcomes, strict=True)}
-                await opened.in_thread(partial(_sort, opened, by_uid))
-                counted.update(outcomes)
-        for outcome, count in counted.items():
-            metrics.bounces.labels(outcome).inc(count)
-        if counted:
-            _log.info("bounces_read", outcomes=dict(counted))
+                for reply in bounced:
+                    metrics.bounces.labels("sender" if reports.blames_us(reply) else "recipient").inc()
+                _log.info("bounces_read", messages=len(found), bounced=len(bounced))
+                await opened.in_thread(partial(_sort, opened, found, ended))
 
     def _read(self, opened: Mailbox, uids: Sequence[int]) -> list[Found]:
         return [
@@ -104,57 +98,41 @@ class BounceReader:
         ]
 
 
-# A lock would not do: a pooler may give a session's lock to others, and a row's lock would need a transaction
-# that stays open while the IMAP server answers.
-_TAKE_TURN = """
-    UPDATE bounce_mailbox
-       SET next_look_at = now() + make_interval(secs => $1)
-     WHERE next_look_at <= now()
-    RETURNING true
-"""
+def _sort(opened: Mailbox, found: Iterable[Found], ended: set[EmailId]) -> None:
+    """Leave reports of e-mails that have not *ended*: they are pending, locked or erased."""
+    handled, for_people = [], []
+    for uid, received_at, report in found:
+        if report is not None and (report.failure is None or report.email in ended):
+            handled.append(uid)
+        elif report is None or received_at < datetime.now(UTC) - _LONGEST_WAIT:
+            for_people.append(uid)
+    opened.sort(handled, for_people)
 
 
-def _sort(opened: Mailbox, by_uid: dict[int, Outcome]) -> None:
-    kept = [uid for uid, outcome in by_uid.items() if outcome == "kept"]
-    opened.sort([uid for uid, outcome in by_uid.items() if outcome not in {"kept", "waiting"}], kept)
+async def record(connection: Connection, found: Sequence[Report]) -> tuple[list[Reply], set[EmailId]]:
+    """Record and announce bounces in the caller's transaction.
 
-
-async def record(connection: Connection, found: Sequence[Found]) -> list[Outcome]:
-    """Record and announce bounces in the caller's transaction. Returns the outcome of each message."""
-    final = {report.email: report for *_, report in reversed(found) if report and not report.is_delayed}
-    async with change_all(connection, {email.request_id for email in final}, waits=False) as requests:
-        rows = await connection.fetch(_LOCK, list(requests))
-        states = {EmailId(*id_): (state, trace) for *id_, state, trace in rows}
-        bounced = {
-            email: trace for email, (state, trace) in states.items() if state == "sent" and email in final
-        }
+    Returns their replies, and those e-mails that have ended, now or before.
+    """
+    failures = {report.email: report.failure for report in reversed(found) if report.failure}
+    async with change_all(connection, {email.request_id for email in failures}, waits=False) as requests:
+        rows = await connection.fetch(_LOCK_ENDED, list(requests))
+        ended = {EmailId(*id_): (state, trace) for *id_, state, trace in rows}
         ends = [
-            EmailEnd(email, final[email].reply.words, "bounced", final[email].reply.code, trace)
-            for email, trace in bounced.items()
+            EmailEnd(email, failures[email].words, "bounced", failures[email].code, trace)
+            for email, (state, trace) in ended.items()
+            if state == "sent" and email in failures
         ]
         await announce_ends(connection, ends, requests)
-    an_hour_ago = await connection.fetchval("SELECT now() - interval '1 hour'")
-    outcomes: list[Outcome] = []
-    for _, received_at, report in found:
-        if report is None:
-            outcomes.append("kept")
-        elif report.is_delayed:
-            outcomes.append("delayed")
-        elif report.email in bounced:
-            del bounced[report.email]  # Another report of the same e-mail is a repeat.
-            outcomes.append("sender" if report.reply.fault == "sender" else "recipient")
-        elif states.get(report.email, ("",))[0] in {"sent", "failed"}:
-            outcomes.append("repeated")
-        else:  # The e-mail is pending, its row is locked, or its request was erased.
-            outcomes.append("waiting" if received_at > an_hour_ago else "kept")
-    return outcomes
+    return [failures[end.id] for end in ends], set(ended)
 
 
 # Without the rows that another transaction has locked.
-_LOCK = """
+_LOCK_ENDED = """
     SELECT request_id, number, kind, state, traceparent
       FROM email
      WHERE request_id = ANY($1)
+       AND state IN ('sent', 'failed')
      ORDER BY request_id, number
        FOR UPDATE SKIP LOCKED
 """

@@ -1,23 +1,27 @@
 """The mailbox of MAIL_FROM, to which mail servers send their reports, read by IMAP."""
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import TypeVar
+from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
+from urllib.request import urlopen
 
 import click
 from imapclient import DELETED, FLAGGED, IMAPClient, SocketTimeout
 from imapclient.exceptions import IMAPClientError, LoginError
 
 from service.command_line.connecting import reason
-from worker.mail import oauth, reports
-from worker.mail.oauth import NoAccessToken
+from worker.mail import reports
 from worker.settings import EmailSettings
 
 _TIMEOUT = SocketTimeout(connect=5.0, read=20.0)
+_LARGEST_TOKEN_BYTES = 100_000
+_MOST_AT_ONCE = 200  # messages of one look
 # imaplib accepts no line of over a megabyte. So many UIDs are at most 110,000 bytes.
 _SEARCHED_AT_ONCE = 10_000
 _BEGINNING = f"BODY.PEEK[]<0.{reports.LARGEST_BYTES}>"
@@ -63,7 +67,7 @@ class Mailbox:
                     socket.socket.shutdown(self._client.socket(), socket.SHUT_RDWR)
             await asyncio.gather(running, return_exceptions=True)
             raise
-        except (IMAPClientError, OSError) as error:
+        except (IMAPClientError, OSError, ValueError) as error:  # ValueError: a login that is not ASCII
             raise MailboxUnavailable(_explain(error)) from error
 
     def open(self) -> None:
@@ -82,20 +86,24 @@ class Mailbox:
     def _log_in(self, client: IMAPClient, user: str, password: str) -> None:
         if self._settings.bounces_token_url is None:
             client.login(user, password)
-        elif client.has_capability("AUTH=OAUTHBEARER"):  # RFC 7628
-            client.oauthbearer_login(user, oauth.fetch_token(self._settings))
-        else:  # Exchange Online knows only its forerunner.
-            client.oauth2_login(user, oauth.fetch_token(self._settings))
+        else:  # with XOAUTH2, because Exchange Online does not know OAUTHBEARER (RFC 7628)
+            client.oauth2_login(user, _fetch_token(self._settings.bounces_token_url))
 
-    def find(self, limit: int) -> list[int]:
-        """Return the UIDs of the first messages, at most *limit*, that are neither flagged nor deleted."""
+    def find(self) -> list[int]:
+        """Return the UIDs of the first new messages. Removes those that an earlier look has handled."""
+        new = self._search("UNFLAGGED", "UNDELETED")
+        if handled := self._search("FLAGGED", "DELETED"):
+            self._connected.uid_expunge(handled)
+        return new
+
+    def _search(self, *flags: str) -> list[int]:
         found: list[int] = []
         for first in range(1, self._messages + 1, _SEARCHED_AT_ONCE):
             numbers = f"{first}:{min(first + _SEARCHED_AT_ONCE - 1, self._messages)}"
-            found += self._connected.search([numbers, "UNFLAGGED", "UNDELETED"])
-            if len(found) >= limit:
+            found += self._connected.search([numbers, *flags])
+            if len(found) >= _MOST_AT_ONCE:
                 break
-        return sorted(found)[:limit]
+        return sorted(found)[:_MOST_AT_ONCE]
 
     def read(self, uids: Sequence[int]) -> list[tuple[int, datetime, bytes]]:
         """Return the UIDs, times and beginnings of those messages that still exist.
@@ -103,16 +111,16 @@ class Mailbox:
         BODYSTRUCTURE is not asked for: it is as long as the sender likes.
         """
         fetched = self._connected.fetch(uids, [_BEGINNING, "INTERNALDATE"])
-        return [(uid, each[b"INTERNALDATE"], each[b"BODY[]<0>"] or b"") for uid, each in fetched.items()]
+        return [
+            (uid, each[b"INTERNALDATE"], each[b"BODY[]<0>"] or b"")
+            for uid, each in fetched.items()
+            if b"BODY[]<0>" in each  # A removed message may have its flags alone.
+        ]
 
     def sort(self, handled: Sequence[int], for_people: Sequence[int]) -> None:
-        """Remove messages that were *handled*, and no others. Flag those that are *for_people*.
-
-        If the process is killed between the two commands, a message that is marked as deleted may stay.
-        """
+        """Mark messages that were *handled*, which `find` removes. Flag those that are *for_people*."""
         if handled:
-            self._connected.add_flags(handled, [DELETED], silent=True)
-            self._connected.uid_expunge(handled)
+            self._connected.add_flags(handled, [DELETED, FLAGGED], silent=True)
         if for_people:
             self._connected.add_flags(for_people, [FLAGGED], silent=True)
 
@@ -128,10 +136,20 @@ class Mailbox:
         return self._client
 
 
+def _fetch_token(url_with_query: str) -> str:
+    """Return a new access token by client credentials (RFC 6749, section 4.4). The query becomes the form."""
+    url, _, form = url_with_query.partition("?")
+    content = f"grant_type=client_credentials&{form}".encode()
+    try:
+        with urlopen(url, content, timeout=10.0) as response:  # noqa: S310 - https, by the settings
+            return str(json.loads(response.read(_LARGEST_TOKEN_BYTES))["access_token"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        why = f"it answers {error.code}" if isinstance(error, HTTPError) else reason(error)
+        raise MailboxUnavailable(f"BOUNCES_TOKEN_URL gives no access token: {why}") from None
+
+
 def _explain(error: Exception) -> str:
     """Return why the mailbox is unavailable. The server's words are left out: they may quote the login."""
-    if isinstance(error, NoAccessToken):
-        return str(error)
     if isinstance(error, LoginError):
         return "the IMAP server rejects the login"
     if isinstance(error, IMAPClientError):

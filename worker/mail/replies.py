@@ -33,8 +33,6 @@ _SENDER_WORDS = (
 )
 
 _POLICY_CODE = r"5\d\d 5\.7\.1(?:\D|$)"  # The recipient's domain accepts no such e-mail.
-# Our mail server accepted the e-mail, and the recipient's server refused it, because it does not trust us.
-_REPORTED_POLICY_CODE = r"\d{3} 5\.7\."
 
 _LONGEST_REPLY = 1000
 # A line break in a quoted link, perhaps in quoted-printable, or with the enhanced code that begins each line.
@@ -50,9 +48,7 @@ _SECRET = re.compile(
 class Reply(NamedTuple):
     """A mail server's reply to a command, or to the content of an e-mail."""
 
-    # connection (which includes EHLO, STARTTLS and the login), MAIL, RCPT, content (DATA, too) or, for what a
-    # mail server reports after its acceptance, report
-    to: str
+    to: str  # connection (which includes EHLO, STARTTLS and the login), MAIL, RCPT or content (DATA, too)
     code: int
     text: str = ""
 
@@ -68,25 +64,20 @@ class Reply(NamedTuple):
 
     @property
     def fault(self) -> Fault:
-        """Whose fault a refusal of RCPT or the content, or a reported failure, is: see worker/README.md."""
-        is_reported = self.to == "report"
-        code = self.code or (550 if is_reported else NO_REPLY)  # A report may have an enhanced code alone.
+        """Whose fault a refusal of RCPT or the content is. worker/README.md has examples for each line."""
         # A quoted address may contain any word.
-        plain = re.sub(r"<[^>]*>|\S*@\S*", "", f"{code} {self.text}")
-        if code in {NO_REPLY, _SERVICE_NOT_AVAILABLE}:
+        plain = re.sub(r"<[^>]*>|\S*@\S*", "", f"{self.code} {self.text}")
+        if self.code in {NO_REPLY, _SERVICE_NOT_AVAILABLE}:
             return "passing"
         if re.search(RECIPIENT_REFUSED, plain):
             return "recipient"
         if re.search(_SENDER_CODES, plain) or re.search(_SENDER_WORDS, plain):
             return "sender"
-        if code < 500 and not is_reported:
+        if self.code < 500:
             return "passing"
         if self.to == "content":
             return "message"
-        blames_us = (
-            re.match(_REPORTED_POLICY_CODE, plain) if is_reported else not re.match(_POLICY_CODE, plain)
-        )
-        return "sender" if blames_us else "recipient"
+        return "recipient" if re.match(_POLICY_CODE, plain) else "sender"
 
 
 def outcome_of(reply: Reply, email: Email, settings: EmailSettings, *, others_accepted: bool) -> Outcome:

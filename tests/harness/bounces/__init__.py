@@ -6,8 +6,7 @@ others are written after public documents and reports, with made-up names, and s
 - `exchange_online`: codes of Microsoft's page on non-delivery reports in Exchange Online, and the form of
   reports in the tests of two libraries, Sisimai and MailBounceDetector.
 - `gmail`: the form of reports on public mailing lists. Parts in parts, and the returned e-mail is cut off.
-- `exim`: the chapter on bounce messages of Exim's specification. All is text: no part has the status or the
-  returned e-mail. Newer Exims write `exim_report`, in the form of reports on public mailing lists.
+- `exim`: the form of reports on public mailing lists.
 - `amazon_ses`: Amazon's page on header fields, which says that Message-ID and Date are replaced, and the form
   of reports in Sisimai's tests. A comment follows the status.
 - `out_of_office`: the reply of a customer's mailbox (RFC 3834). It is no report, but has the token.

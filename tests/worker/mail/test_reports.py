@@ -30,7 +30,6 @@ REPORTS = {
     "exchange_online": ("recipient", 550, "5.4.1 Recipient address rejected: Access denied."),
     "gmail": ("recipient", 550, "5.1.1 <[address]>: user unknown"),
     "exim": ("recipient", 550, "5.1.1 <[address]>: user unknown"),
-    "exim_report": ("recipient", 550, "5.1.1 <[address]>: user unknown"),
     "amazon_ses": ("recipient", 550, "5.1.1 <[address]>: user unknown"),
 }
 
@@ -46,17 +45,15 @@ def test_failure_is_read_with_its_reply_and_whose_fault_it_is(name):
     read = report(name)
 
     assert read is not None
-    assert (read.email, read.is_delayed) == (EMAIL, False)
-    assert (read.reply.fault, read.reply.code) == (fault, code)
-    assert read.reply.text.startswith(text)
-    assert "@" not in read.reply.text
+    assert read.failure is not None
+    assert (read.email, read.failure.code) == (EMAIL, code)
+    assert reports.blames_us(read.failure) == (fault == "sender")
+    assert read.failure.text.startswith(text)
+    assert "@" not in read.failure.text
 
 
 def test_delay_and_other_messages_are_no_failures():
-    delayed = report("postfix_delay")
-
-    assert delayed is not None
-    assert delayed.is_delayed
+    assert report("postfix_delay") == reports.Report(EMAIL, None)
     assert [report(name) for name in ("original", "out_of_office")] == [None, None]
     assert set(bounces.NAMES) == {*REPORTS, "original", "out_of_office", "postfix_delay"}
 
@@ -117,8 +114,7 @@ def statuses(*blocks: str) -> bytes:
 def test_status_and_diagnostic_become_one_reply(fields, reply):
     read = reports.read(statuses("Reporting-MTA: dns; a", f"Action: Failed\r\n{fields}".strip()), KEYS)
 
-    assert read is not None
-    assert read.reply == Reply("report", *reply)
+    assert read == reports.Report(EMAIL, Reply("content", *reply))
 
 
 def test_failure_counts_more_than_the_other_recipients_of_a_forwarded_email():
@@ -127,14 +123,14 @@ def test_failure_counts_more_than_the_other_recipients_of_a_forwarded_email():
     read = reports.read(statuses(*blocks), KEYS)
     delivered = reports.read(statuses("Action: delivered", "Action: relayed", "Action:"), KEYS)
 
-    assert read is not None
-    assert (read.is_delayed, read.reply.text) == (False, "5.1.1")
+    assert read == reports.Report(EMAIL, Reply("content", 0, "5.1.1"))
     assert delivered is None
 
 
 @pytest.mark.parametrize("code", ["5.7.1", "5.7.0", "5.7.26", "5.7.27", "5.7.509", "5.7.606"])
 def test_policy_of_the_recipients_server_blames_us(code):
-    assert {Reply("report", 550, f"{code} no").fault, Reply("report", 0, f"{code} no").fault} == {"sender"}
+    assert reports.blames_us(Reply("content", 550, f"{code} no"))
+    assert reports.blames_us(Reply("content", 0, f"{code} no"))
 
 
 def nested(depth: int) -> str:
@@ -148,10 +144,7 @@ HOSTILE = {
     "deep messages": "Content-Type: message/rfc822\r\n\r\n" * 8_000,
     "many headers": "A: b\r\n" * 40_000,
     "no end": STATUSES,
-    "unknown encoding": "X-Failed-Recipients: a\r\nContent-Transfer-Encoding: base64\r\n\r\n=?x?b?=\xff",
     "long word": f"{STATUSES}Action: failed\r\nDiagnostic-Code: {'x' * 200_000}\r\n\r\n",
-    "empty lines": "X-Failed-Recipients: a\r\n\r\n" + "\r\n" * 100_000,
-    "spaces": "X-Failed-Recipients: a\r\n\r\n" + " " * 200_000,
     "many tokens": f"{TOKEN[:-1]}x\r\n" * 100_000,
     "ten megabytes": nested(30) + "x\r\n" * 3_500_000,
 }
@@ -165,4 +158,4 @@ def test_hostile_message_is_read_in_little_time(name):
     read = reports.read(content, KEYS)
 
     assert time.process_time() - began < 2
-    assert read is None or read.reply.code == 0
+    assert read is None or read.failure is None or read.failure.code == 0
