@@ -10,7 +10,6 @@ from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness import bounces, stored
 from tests.harness.processes import started, worker_process
-from tests.harness.relayed_mail import MailSystem
 from tests.harness.waiting import eventually
 from worker.mail import tokens
 

@@ -31,7 +31,7 @@ _ASK_RABBITMQ = "are AMQP_URL and its virtual host right, and is RabbitMQ well?"
 _ASK_MAIL_SERVER = "are SMTP_URL and MAIL_FROM right?"
 _ASK_BOUNCES = "is BOUNCES_URL right, and is it the mailbox of MAIL_FROM?"
 _ASK_WORKERS = "do the workers of the role notifications have BOUNCES_URL?"
-_LONG_SINCE_LOOK = 15 * 60.0  # seconds, as in the alert BouncesNotRead
+_LONGEST_MINUTES = 15  # since the last look, as in the alert BouncesNotRead
 
 
 @click.command()
@@ -139,7 +139,6 @@ async def _bounces(settings: EmailSettings) -> AsyncIterator[Finding]:
         yield Finding("warning", "bounces", unset, "see Bounces in deploy/README.md")
         return
     async with mailbox.opened(settings), connecting.postgres(settings.database_url) as connection:
-        seconds = await bounces.seconds_since_look(connection)
-    says = f"the mailbox can be read, and was {seconds / 60:.0f} minutes ago"
-    is_late = seconds > _LONG_SINCE_LOOK
+        minutes = await bounces.seconds_since_look(connection) / 60
+    says, is_late = f"the mailbox can be read, and was {minutes:.0f} minutes ago", minutes > _LONGEST_MINUTES
     yield Finding("wrong" if is_late else "ok", "bounces", says, _ASK_WORKERS if is_late else None)

@@ -5,10 +5,9 @@ may read the same one: only a sent e-mail can bounce.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import NamedTuple
 
 import structlog
 
@@ -23,8 +22,7 @@ from service.postgres.pool import Connection, Pool
 from service.server.background import in_background
 from worker import metrics
 from worker.mail import mailbox, reports
-from worker.mail.mailbox import Mailbox, MailboxUnavailable
-from worker.mail.replies import Reply
+from worker.mail.mailbox import Mailbox, MailboxUnavailable, in_thread
 from worker.mail.reports import Report
 from worker.settings import EmailSettings
 
@@ -33,14 +31,6 @@ _LONGEST_LOOK_SECONDS = 100.0
 _LONGEST_WAIT = timedelta(hours=1)  # of a report for the end of its e-mail
 
 _log = structlog.get_logger()
-
-
-class Found(NamedTuple):
-    """A message in the mailbox, and what it reports, if anything."""
-
-    uid: int
-    received_at: datetime  # by the IMAP server's clock
-    report: Report | None
 
 
 class BounceReader:
@@ -78,53 +68,47 @@ class BounceReader:
             await connection.execute("UPDATE bounce_mailbox SET looked_at = now()")
 
     async def look(self) -> None:
-        """Record what the first new messages report, and sort them. Raises MailboxUnavailable."""
+        """Handle the first new messages. Raises MailboxUnavailable."""
         async with mailbox.opened(self._settings) as opened:
-            uids = await opened.in_thread(opened.find)
+            uids = await in_thread(opened.find)
             for start in range(0, len(uids), _BATCH):
-                found = await opened.in_thread(partial(self._read, opened, uids[start : start + _BATCH]))
-                async with connections.transaction(self._pool, seconds=self._seconds) as connection:
-                    bounced, ended = await record(connection, [each.report for each in found if each.report])
-                self._relay.wake()
-                for reply in bounced:
-                    metrics.bounces.labels("sender" if reports.blames_us(reply) else "recipient").inc()
-                _log.info("bounces_read", messages=len(found), bounced=len(bounced))
-                await opened.in_thread(partial(_sort, opened, found, ended))
+                await self._handle(opened, uids[start : start + _BATCH])
 
-    def _read(self, opened: Mailbox, uids: Sequence[int]) -> list[Found]:
-        return [
-            Found(uid, received_at, reports.read(content, self._keys))
-            for uid, received_at, content in opened.read(uids)
-        ]
+    async def _handle(self, opened: Mailbox, uids: Sequence[int]) -> None:
+        """Record what messages report, then mark those that were handled and those that are for people."""
+        messages = await in_thread(partial(opened.read, uids))
+        found = [await in_thread(partial(reports.read, content, self._keys)) for *_, content in messages]
+        ended = await self._record([report for report in found if report])
+        handled, for_people = [], []
+        for (uid, received_at, _), report in zip(messages, found, strict=True):
+            if report and (report.failure is None or report.email in ended):
+                handled.append(uid)
+            # A report whose e-mail is pending, locked or erased is read again for an hour.
+            elif not report or received_at < datetime.now(UTC) - _LONGEST_WAIT:
+                for_people.append(uid)
+        await in_thread(partial(opened.sort, handled, for_people))
 
-
-def _sort(opened: Mailbox, found: Iterable[Found], ended: set[EmailId]) -> None:
-    """Leave reports of e-mails that have not *ended*: they are pending, locked or erased."""
-    handled, for_people = [], []
-    for uid, received_at, report in found:
-        if report is not None and (report.failure is None or report.email in ended):
-            handled.append(uid)
-        elif report is None or received_at < datetime.now(UTC) - _LONGEST_WAIT:
-            for_people.append(uid)
-    opened.sort(handled, for_people)
-
-
-async def record(connection: Connection, found: Sequence[Report]) -> tuple[list[Reply], set[EmailId]]:
-    """Record and announce bounces in the caller's transaction.
-
-    Returns their replies, and those e-mails that have ended, now or before.
-    """
-    failures = {report.email: report.failure for report in reversed(found) if report.failure}
-    async with change_all(connection, {email.request_id for email in failures}, waits=False) as requests:
-        rows = await connection.fetch(_LOCK_ENDED, list(requests))
-        ended = {EmailId(*id_): (state, trace) for *id_, state, trace in rows}
-        ends = [
-            EmailEnd(email, failures[email].words, "bounced", failures[email].code, trace)
-            for email, (state, trace) in ended.items()
-            if state == "sent" and email in failures
-        ]
-        await announce_ends(connection, ends, requests)
-    return [failures[end.id] for end in ends], set(ended)
+    async def _record(self, found: Sequence[Report]) -> set[EmailId]:
+        """Record and announce bounces. Returns those e-mails that have ended, now or before."""
+        failures = {report.email: report.failure for report in reversed(found) if report.failure}
+        request_ids = {email.request_id for email in failures}
+        async with (
+            connections.transaction(self._pool, seconds=self._seconds) as connection,
+            change_all(connection, request_ids, waits=False) as requests,
+        ):
+            rows = await connection.fetch(_LOCK_ENDED, list(requests))
+            ended = {EmailId(*id_): (state, trace) for *id_, state, trace in rows}
+            bounced = [
+                EmailEnd(email, failures[email].words, "bounced", failures[email].code, trace)
+                for email, (state, trace) in ended.items()
+                if state == "sent" and email in failures
+            ]
+            await announce_ends(connection, bounced, requests)
+        self._relay.wake()
+        for end in bounced:
+            metrics.bounces.labels("sender" if reports.blames_us(failures[end.id]) else "recipient").inc()
+        _log.info("bounces_read", reports=len(found), bounced=len(bounced))
+        return set(ended)
 
 
 # Without the rows that another transaction has locked.

@@ -117,7 +117,7 @@ async def test_report_is_recorded_once_however_often_and_by_whomever_it_is_read(
         mailbox.put(report(request))
 
     async with open_reader(settings) as one, open_reader(settings) as other:
-        await asyncio.gather(one.look(), other.look(), return_exceptions=True)
+        ends = await asyncio.gather(one.look(), other.look(), return_exceptions=True)
         await one.look()
         await one.look()
 
@@ -125,6 +125,7 @@ async def test_report_is_recorded_once_however_often_and_by_whomever_it_is_read(
         request.uuid for request in requests
     )
     assert mailbox.messages == []
+    assert all(end is None or isinstance(end, MailboxUnavailable) for end in ends)
 
 
 async def test_report_whose_removal_failed_is_removed_later(settings, database, mailbox):
