@@ -1,7 +1,5 @@
 """Postfix's reports of e-mails that it cannot deliver are those that are kept in the harness."""
 
-import imaplib
-import ssl
 from email import message_from_bytes, policy
 from email.message import EmailMessage, Message
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.harness import bounces, relayed_mail, stored
-from tests.harness.dovecot import LOGIN, PASSWORD, access_token
 from tests.harness.processes import started, worker_process
 from tests.harness.relayed_mail import MISSING_DOMAIN, MailSystem
 from tests.harness.waiting import eventually
@@ -130,47 +127,3 @@ async def test_out_of_office_reply_arrives_as_it_was_sent(mail_system):
     (arrived,) = await eventually(lambda: mail_system.mailbox.messages)
 
     assert arrived.content.endswith(reply)
-
-
-def test_mailbox_is_read_over_tls_with_a_password(mailbox, authority):
-    mailbox.put(bounces.message("gmail"))
-    context = ssl.create_default_context(cafile=authority.file)
-
-    with imaplib.IMAP4_SSL("127.0.0.1", mailbox.tls_port, ssl_context=context) as connection:
-        connection.login(LOGIN, PASSWORD)
-        connection.select()
-        connection.store("1", "+FLAGS", r"\Flagged")
-        assert b" UIDPLUS " in connection.capability()[1][0]  # Only after the login
-
-    ((_, flags, content),) = mailbox.messages
-    assert (flags, content) == ({r"\Flagged"}, bounces.message("gmail"))
-
-
-@pytest.mark.parametrize("mechanism", ["XOAUTH2", "OAUTHBEARER"])
-def test_mailbox_is_opened_with_an_access_token(mailbox, mechanism):
-    def log_in(token: str) -> str:
-        words = f"user={LOGIN}\1auth=Bearer {token}\1\1"
-        sent = words if mechanism == "XOAUTH2" else f"n,a={LOGIN},\1{words.partition(chr(1))[2]}"
-        with imaplib.IMAP4("127.0.0.1", mailbox.port) as connection:
-            return connection.authenticate(mechanism, lambda _: sent.encode())[0]
-
-    assert log_in(access_token()) == "OK"
-    with pytest.raises(imaplib.IMAP4.error):
-        log_in(access_token(exp=1))
-
-
-def test_mailbox_survives_its_server(mailbox):
-    mailbox.put(bounces.message("gmail"))
-
-    mailbox.kill()
-    mailbox.restart()
-
-    assert [message.uid for message in mailbox.messages] == [1]
-
-
-def test_mailbox_holds_a_hundred_thousand_messages(mailbox):
-    mailbox.fill(100_000, bounces.message("out_of_office"), flags="F")
-    mailbox.put(bounces.message("gmail"))
-
-    with mailbox.connected() as connection:
-        assert connection.uid("SEARCH", "UNFLAGGED UNDELETED") == ("OK", [b"100001"])

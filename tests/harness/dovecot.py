@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from grp import getgrgid
 from pathlib import Path
 from pwd import getpwnam, getpwuid
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -49,7 +49,7 @@ default_login_user = {user}
 protocols = imap
 listen = 127.0.0.1
 auth_failure_delay = 0
-auth_mechanisms = plain xoauth2 oauthbearer
+auth_mechanisms = plain xoauth2
 service imap-login {{
   chroot =
   inet_listener imap {{
@@ -79,7 +79,7 @@ passdb {{
 }}
 passdb {{
   driver = oauth2
-  mechanisms = xoauth2 oauthbearer
+  mechanisms = xoauth2
   args = {folder}/oauth2
 }}
 userdb {{
@@ -106,7 +106,7 @@ passdb passwd-file {{
   passwd_file_path = {folder}/logins
 }}
 passdb oauth2 {{
-  mechanisms_filter = xoauth2 oauthbearer
+  mechanisms_filter = xoauth2
 }}
 oauth2 {{
   introspection_mode = local
@@ -144,11 +144,11 @@ class Kept(NamedTuple):
         return cls(int(_UID.findall(described)[0]), flags - {r"\Recent"}, content)
 
 
-def access_token(**claims: Any) -> str:
-    """Return an OAuth 2.0 access token with which LOGIN can log in, unless *claims* say otherwise."""
+def access_token() -> str:
+    """Return an OAuth 2.0 access token with which LOGIN can log in."""
     now = int(time.time())
-    usual = {"sub": LOGIN, "iat": now - 60, "nbf": now - 60, "exp": now + 600}
-    return jwt.encode(usual | claims, _TOKEN_KEY, algorithm="HS256")
+    claims = {"sub": LOGIN, "iat": now - 60, "nbf": now - 60, "exp": now + 600}
+    return jwt.encode(claims, _TOKEN_KEY, algorithm="HS256")
 
 
 class Dovecot(MailDaemon):

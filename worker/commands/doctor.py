@@ -29,8 +29,7 @@ _DECLARE = "start a worker, which declares it if its user may configure; otherwi
 _PUBLISH_SECONDS = 2.0
 _ASK_RABBITMQ = "are AMQP_URL and its virtual host right, and is RabbitMQ well?"
 _ASK_MAIL_SERVER = "are SMTP_URL and MAIL_FROM right?"
-_ASK_BOUNCES = "is BOUNCES_URL right, and is it the mailbox of MAIL_FROM?"
-_ASK_WORKERS = "do the workers of the role notifications have BOUNCES_URL?"
+_ASK_BOUNCES = "is BOUNCES_URL right, and do the workers of the role notifications have it?"
 _LONGEST_MINUTES = 15  # since the last look, as in the alert BouncesNotRead
 
 
@@ -141,4 +140,4 @@ async def _bounces(settings: EmailSettings) -> AsyncIterator[Finding]:
     async with mailbox.opened(settings), connecting.postgres(settings.database_url) as connection:
         minutes = await bounces.seconds_since_look(connection) / 60
     says, is_late = f"the mailbox can be read, and was {minutes:.0f} minutes ago", minutes > _LONGEST_MINUTES
-    yield Finding("wrong" if is_late else "ok", "bounces", says, _ASK_WORKERS if is_late else None)
+    yield Finding("wrong" if is_late else "ok", "bounces", says, _ASK_BOUNCES if is_late else None)

@@ -87,10 +87,7 @@ class Mailbox:
         return sorted(self._client.search(["UNFLAGGED", "UNDELETED"]))[:_MOST_AT_ONCE]
 
     def read(self, uids: Sequence[int]) -> list[tuple[int, datetime, bytes]]:
-        """Return the UIDs, times and beginnings of those messages that still exist.
-
-        BODYSTRUCTURE is not asked for: it is as long as the sender likes.
-        """
+        """Return the UIDs, times and beginnings of those messages that still exist."""
         fetched = self._client.fetch(uids, [_BEGINNING, "INTERNALDATE"])
         return [
             (uid, each[b"INTERNALDATE"], each[b"BODY[]<0>"] or b"")

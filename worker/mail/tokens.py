@@ -21,11 +21,7 @@ _TOKEN = re.compile(
 
 
 def make(email: EmailId, keys: SecretKeyRing, *, key_id: str) -> str:
-    """Return the token of an e-mail: about 62 characters, which headers carry as they are.
-
-    The key is that of the request's secret. So the token is the same at each attempt, even if another key has
-    become the current one meanwhile.
-    """
+    """Return the token of an e-mail, about 62 characters. With the key of its request, it never changes."""
     return f"{email.key}.{keys.email_code(email.key, key_id=key_id)}"
 
 

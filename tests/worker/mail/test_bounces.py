@@ -310,7 +310,7 @@ async def test_mailbox_is_opened_with_an_access_token(worker_settings, authority
         "200 Fine": ("no JSON", "BOUNCES_TOKEN_URL gives no access token"),
         "201 Created": (json.dumps({"access_token": "wrong"}), "rejects the login"),
     }
-    with dovecot.running(authority, auth_mechanisms="plain xoauth2") as mailbox:
+    with dovecot.running(authority) as mailbox:
         settings = settings_with(worker_settings, bounces_url=mailbox.url)
         for status, (body, expected) in answers.items():
             answer, context = (
