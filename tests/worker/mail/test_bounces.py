@@ -307,16 +307,15 @@ async def test_mailbox_is_opened_with_an_access_token(worker_settings, authority
     answers = {
         "200 OK": (json.dumps({"access_token": access_token(), "token_type": "Bearer"}), ""),
         "401 Unauthorized": ("{}", "BOUNCES_TOKEN_URL gives no access token: it answers 401"),
+        "no status": ("", "BOUNCES_TOKEN_URL gives no access token"),
         "200 Fine": ("no JSON", "BOUNCES_TOKEN_URL gives no access token"),
         "201 Created": (json.dumps({"access_token": "wrong"}), "rejects the login"),
     }
+    context = authority.server_context(address="localhost")
     with dovecot.running(authority) as mailbox:
         settings = settings_with(worker_settings, bounces_url=mailbox.url)
         for status, (body, expected) in answers.items():
-            answer, context = (
-                http_answer(status, body.encode()),
-                authority.server_context(address="localhost"),
-            )
+            answer = http_answer(status, body.encode())
             async with answering(answer, context, until=expected_form) as port:
                 found = await explain(settings, bounces_token_url=f"https://localhost:{port}/token?{form}")
                 assert expected in found if expected else not found, (found, mailbox.log)
