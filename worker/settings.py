@@ -45,9 +45,7 @@ class EmailSettings(WorkerSettings, frozen=True, kw_only=True):
     smtp_timeout_seconds: Seconds = 60.0  # for each reply; ten times as long for the reply to the content
     smtp_helo_name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9.:\[\]-]+\Z")] | None = None
     bounces_url: Annotated[str, msgspec.Meta(pattern=rf"\Aimaps?://{ADDRESS}")] | None = None
-    bounces_poll_seconds: Annotated[float, msgspec.Meta(ge=1, le=300)] = (
-        60.0  # The alert BouncesNotRead waits 900.
-    )
+    bounces_poll_seconds: Annotated[float, msgspec.Meta(ge=1, le=300)] = 60.0  # BouncesNotRead: over 900
     bounces_token_url: PublicUrl | None = None  # whose query has the client's credentials
 
     @property
