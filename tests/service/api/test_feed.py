@@ -155,15 +155,11 @@ async def test_any_page_reads_only_its_own_rows(database, events):
         await database.execute(f"SET plan_cache_mode = {plan}")
         left, after = events, ""
         while left:
-            before = after
             reading = event_history.read_feed(database, CONVEYANCER, after=after, limit=250)
             page, rows = await rows_read(database, "event", reading)
             left, after = left - len(page.events), page.after
-            assert (len(page.events), rows, page.more) == (
-                250,
-                251 - (not page.more) + bool(before),
-                left > 0,
-            )
+            assert (len(page.events), page.more) == (250, left > 0)
+            assert rows <= 252  # the page, the cursor's event and the next one
 
 
 @pytest.mark.long
