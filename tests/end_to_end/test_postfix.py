@@ -104,6 +104,6 @@ async def test_killed_mail_server_loses_no_email_and_repeats_only_unanswered_one
     # Postfix itself may deliver an e-mail twice if it is killed, but its queue id is the same.
     accepted = Counter(email.message_id for email in set(server.mailbox))
     tries = await database.fetch("SELECT request_id, attempts FROM email WHERE attempts > 1")
-    allowed = {f"<{uuid_of(each)}.invitation.1@service.example.com>": attempts for each, attempts in tries}
-    assert {name for name, count in accepted.items() if count > allowed.get(name, 1)} == set()
+    allowed = {f"<{uuid_of(each)}": attempts for each, attempts in tries}
+    assert {id_ for id_, count in accepted.items() if count > allowed.get(id_.partition(".")[0], 1)} == set()
     assert sum(accepted.values()) - 500 <= 9 * _CONNECTIONS
