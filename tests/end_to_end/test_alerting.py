@@ -48,8 +48,8 @@ _SYMPTOMS |= {"ReconciliationNotRun", "EngineNotWatched RabbitMQ"}
 # A worker reads no queue until it is ready. On a busy machine that takes longer than the alert's two seconds.
 _NOT_READING = {f"ConsumerNotReading {queue}" for queue in ("notifications", "calculation-results")}
 _WHILE_STARTING = {"worker": _NOT_READING}
-# No exporter of these runs here. Without a reconciliation there is nothing to show.
-_NOTHING_TO_SHOW = re.compile("cnpg_|kubelet_|reconciliation_")
+# No exporter of these runs here. Without a reconciliation or a mailbox there is nothing to show.
+_NOTHING_TO_SHOW = re.compile("cnpg_|kubelet_|reconciliation_|bounces_look_age_")
 _SHOWN = {"{{version}} on {{python}}": 2, "{{connection}} connected": 1, "{{namespace}} nodes": 3}
 # What an entry of the runbook has its reader run or read: commands, lines of a log, a panel, other entries.
 _STEPS = re.compile(
