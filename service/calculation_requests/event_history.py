@@ -111,5 +111,6 @@ _HELD_BACK = """
                            FROM event
                           WHERE conveyancer_id = conveyancer.id
                             AND transaction >= pg_snapshot_xmin(pg_current_snapshot())
-                          ORDER BY transaction LIMIT 1) AS first
+                          ORDER BY transaction
+                          LIMIT 1) AS first
 """

@@ -10,10 +10,9 @@ import imaplib
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from grp import getgrgid
 from pathlib import Path
 from pwd import getpwnam, getpwuid
@@ -26,6 +25,7 @@ import jwt
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, run_command
+from tests.harness import mail_daemon
 from tests.harness.certificates import Authority
 from tests.harness.mail_daemon import MailDaemon
 from tests.harness.programs import debian_package
@@ -250,18 +250,13 @@ class Dovecot(MailDaemon):
         return [Kept.of(*part) for part in parts if isinstance(part, tuple)]
 
 
-@contextmanager
-def running(authority: Authority, mailbox: Path | None = None, **settings: str) -> Iterator[Dovecot]:
+def running(
+    authority: Authority, mailbox: Path | None = None, **settings: str
+) -> AbstractContextManager[Dovecot]:
     """Run it with *settings* until the block is left, then print the end of its log.
 
     Without *mailbox*, a folder that another server delivers to, it begins with an empty one.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o711)  # Its processes that are not root look for their files by name.
-        server = Dovecot(Path(folder), mailbox or Path(folder) / "mailbox", authority, **settings)
-        try:
-            server.wait_until_it_listens()
-            yield server
-        finally:
-            server.kill()
-            print("--- Dovecot", server.log[-4000:], sep="\n")  # noqa: T201
+    return mail_daemon.running(
+        lambda folder: Dovecot(folder, mailbox or folder / "mailbox", authority, **settings)
+    )

@@ -2,8 +2,11 @@
 
 import os
 import signal
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from deploy.local.machine.ports import accepts
 from deploy.local.machine.processes import Process, Program, wait_for
@@ -39,3 +42,20 @@ class MailDaemon:
     def log(self) -> str:
         """What it logged in all its lives."""
         return self._log.read_text() if self._log.exists() else ""
+
+
+Daemon = TypeVar("Daemon", bound=MailDaemon)
+
+
+@contextmanager
+def running(start: Callable[[Path], Daemon]) -> Iterator[Daemon]:
+    """Start it in a folder of its own, and run it until the block is left. Then print the end of its log."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o711)  # Its processes that are not root look for their files by name.
+        server = start(Path(folder))
+        try:
+            server.wait_until_it_listens()
+            yield server
+        finally:
+            server.kill()
+            print("---", type(server).__name__, server.log[-4000:], sep="\n")  # noqa: T201

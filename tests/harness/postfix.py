@@ -4,9 +4,7 @@ import os
 import pwd
 import re
 import signal
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from email import message_from_bytes
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +14,7 @@ import pytest
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, run_command
+from tests.harness import mail_daemon
 from tests.harness.mail_daemon import MailDaemon
 from tests.harness.programs import debian_package
 
@@ -124,20 +123,11 @@ class Postfix(MailDaemon):
         return [Delivered(each["Message-ID"], _QUEUE_ID.findall(each["Received"])[0]) for each in messages]
 
 
-@contextmanager
-def running(**settings: str) -> Iterator[Postfix]:
+def running(**settings: str) -> AbstractContextManager[Postfix]:
     """Run it with *settings* until the block is left, then print the end of its log.
 
     Skips the test if this is not root.
     """
     if os.geteuid():
         pytest.skip("Postfix starts only as root")
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o711)  # Its processes that are not root look for their files by name.
-        server = Postfix(Path(folder), **settings)
-        try:
-            server.wait_until_it_listens()
-            yield server
-        finally:
-            server.kill()
-            print("--- Postfix", server.log[-4000:], sep="\n")  # noqa: T201
+    return mail_daemon.running(lambda folder: Postfix(folder, **settings))

@@ -54,7 +54,7 @@ class Claims:
         return len(self._until) - min(len(self.locked), LARGEST_BATCH)
 
     def has_expired(self, email: Email) -> bool:
-        """Whether another process may have claimed the e-mail, because no renewal came in time."""
+        """Whether the claim may have ended: it was not renewed in time, or the last renewal left it out."""
         return time.monotonic() >= self._until[email.id]
 
     async def claim(self, limit: int) -> tuple[list[Email], int]:
