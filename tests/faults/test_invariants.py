@@ -193,7 +193,7 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"e-mails reach their recipient"},
     ),
     "secret stored": ({"secrets_stored": ["req_1"]}, {"no secret stored"}),
-    "connections left open": ({"mail_connections": 33}, {"mail connections bounded"}),
+    "connections left open": ({"mail_connections": 5}, {"mail connections bounded"}),
     "probe without an answer": (flooded(calls={LIVEZ: [True] * 999 + [False]}), {SERVED}),
     "a call without an answer": (flooded(calls={"GET /": [True] * 99 + [False]}), set()),
     "calls without an answer": (flooded(calls={"GET /": [True] * 98 + [False] * 2}), {SERVED}),

@@ -119,7 +119,7 @@ class Record(msgspec.Struct, kw_only=True):
     poison_messages: set[str] = msgspec.field(default_factory=set)  # queue and message id of each
     dead_letters: Sequence[str] = ()  # likewise
     secrets_stored: Sequence[str] = ()  # the requests of e-mails whose stored reply contains a secret
-    mail_connections: int = 0  # the most that were open while the mail server refused the sender
+    mail_connections: int = 0  # that stayed open while the mail server refused the sender
     log_lines: Sequence[str] = ()  # that show an unhandled exception
     deaths: list[str] = msgspec.field(default_factory=list)  # of processes that no fault had killed
     shortfalls: list[str] = msgspec.field(default_factory=list)  # of the plan, for lack of time
