@@ -1,5 +1,6 @@
 -- Takes from all users the right to hold advisory locks and to create large objects. The API keeps the locks that it needs.
--- A superuser runs this in the service's database, once the schema is applied, with the owner's name in place of OWNER.
+-- A superuser runs this in the service's database, once the schema is applied, with the owner's name in place of OWNER. This shows who
+-- holds such locks: SELECT pid, usename, client_addr FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory'
 DO $$
 DECLARE function_name regprocedure;
 BEGIN
