@@ -5,7 +5,8 @@ from tests.deploy.pages import OPERATING, code_blocks
 
 # What the page adds to an overlay, and its patch with the archives of a second restore.
 A_ROLE, A_RESTORE = code_blocks(OPERATING, "Backup and restore", "yaml")
-A_SECOND_RESTORE = A_RESTORE.replace("postgres-2}", "postgres-3}").replace("value: postgres}", "value: postgres-2}")
+A_SECOND_RESTORE = A_RESTORE.replace("value: postgres-2}", "value: postgres-3}")
+A_SECOND_RESTORE = A_SECOND_RESTORE.replace("value: postgres}", "value: postgres-2}")
 
 
 def before() -> Manifest:
