@@ -86,8 +86,6 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("ten times as long for the reply", "worker.mail.smtp:_CONTENT_PATIENCE", 10),
         ("awaited for nine tenths of", "worker.mail.postman:_STOPPING_SHARE", 0.9),
         ("up to a minute if it refuses us", "worker.mail.postman:_LONGEST_PAUSE_AFTER_REFUSAL_SECONDS", 60),
-        ("a second without an e-mail", "worker.mail.postman:_IDLE_SECONDS", 1),
-        ("keeps 256 such replies", "worker.batches:LARGEST_BATCH", 256),
         ("traces get 2 s", "service.telemetry.tracing:FLUSH_SECONDS", 2),
         ("each is tried, up to 20", "service.authentication.signing_keys:_MOST", 20),
         ("(at most 1 MiB)", "service.authentication.signing_keys:_LARGEST_DOCUMENT", MIB),
