@@ -13,7 +13,7 @@ from tests.harness.processes import started, worker_process
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, store
 
-WEB = {"cachetools", "httpx", "jwt", "litestar"}
+WEB = {"cachetools", "httpx", "imaplib", "jwt", "litestar"}
 
 
 async def is_ready(probes, *roles: str):
@@ -100,7 +100,7 @@ async def test_fatal_failure_is_logged_and_ends_the_process(worker_settings, dat
     assert (last["error"], last["sqlstate"]) == ("DivisionByZeroError", "22012")
 
 
-def test_worker_loads_no_web_framework_http_client_or_jwt():
+def test_worker_loads_no_web_framework_http_client_jwt_or_imap():
     program = f"import sys, worker.__main__; print(sorted({WEB} & sys.modules.keys()))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
