@@ -100,7 +100,7 @@ async def test_fatal_failure_is_logged_and_ends_the_process(worker_settings, dat
     assert (last["error"], last["sqlstate"]) == ("DivisionByZeroError", "22012")
 
 
-def test_worker_loads_no_web_framework_http_client_jwt_or_imap():
+def test_worker_loads_no_web_framework_http_client_or_jwt():
     program = f"import sys, worker.__main__; print(sorted({WEB} & sys.modules.keys()))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 

@@ -24,6 +24,9 @@ _SECONDS = 20.0  # to connect, and for the next bytes of an answer
 _LARGEST_TOKEN_BYTES = 100_000
 _MOST_AT_ONCE = 200  # messages of one look
 _MOST_BYTES = 256 * reports.LARGEST_BYTES  # from the server, in one look
+# Of imaplib's errors, which are named so.
+_REFUSED = "the IMAP server refuses a command: does the folder exist, and may the user write to it?"
+_EXPLAINED = {"abort": "the connection was lost", "error": _REFUSED, "readonly": _REFUSED}
 
 Result = TypeVar("Result")
 
@@ -35,8 +38,8 @@ class MailboxUnavailable(click.ClickException):  # so that `doctor` shows the me
 async def in_thread(step: Callable[[], Result]) -> Result:
     """Run a step that blocks.
 
-    Not by `asyncio.to_thread`: the process would wait for the end of the step, which comes late if the server
-    sends a byte now and then.
+    Not by `asyncio.to_thread`, because the process would wait for the end of the step. A server that sends a
+    byte now and then can delay it without end: then other processes read, or BouncesNotRead fires.
     """
     ended: Future[Result] = Future()
     ended.set_running_or_notify_cancel()
@@ -141,7 +144,8 @@ def opened(settings: EmailSettings) -> Iterator[Mailbox]:
         finally:
             mailbox.shutdown()  # without a word, which a server might not answer
     except (imaplib.IMAP4.error, OSError, ValueError) as error:  # ValueError: an answer that is not IMAP
-        raise MailboxUnavailable(_explain(error)) from error
+        why = reason(error)  # not the server's words, which may quote the login
+        raise MailboxUnavailable(_EXPLAINED.get(why, why)) from error
 
 
 def _checked(answer: tuple[str, list[Any]]) -> list[Any]:
@@ -166,10 +170,3 @@ def _fetch_token(url_with_query: str) -> str:
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
         why = f"it answers {error.code}" if isinstance(error, HTTPError) else reason(error)
         raise MailboxUnavailable(f"BOUNCES_TOKEN_URL gives no access token: {why}") from None
-
-
-def _explain(error: Exception) -> str:
-    """Return why the mailbox is unavailable. The server's words are left out: they may quote the login."""
-    if isinstance(error, imaplib.IMAP4.error) and type(error) is not imaplib.IMAP4.abort:
-        return "the IMAP server refuses a command: does the folder exist, and may the user write to it?"
-    return reason(error).replace("abort", "the connection was lost")
