@@ -14,6 +14,7 @@ from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness import bounces, databases, scratch, stored
 from tests.harness.processes import started, worker_process
+from tests.harness.relayed_mail import MISSING_DOMAIN
 from tests.harness.servers import KillableServer
 from tests.harness.waiting import eventually
 from worker.mail import tokens
@@ -71,13 +72,14 @@ async def test_email_that_a_customers_server_refuses_has_bounced(worker, mail_sy
         "unknown@customer.example.com": ("failed", "bounced", 550),
         "full@customer.example.com": ("failed", "bounced", 552),
         "strict@customer.example.com": ("failed", "bounced", 550),
+        f"ada@{MISSING_DOMAIN}": ("failed", "bounced", 0),
         "late@customer.example.com": ("sent", "", 0),
         "ada@customer.example.com": ("sent", "", 0),
     }
     requests = {address: await store(database, address) for address in ends}
 
     async with started(worker):
-        await eventually(lambda: database.fetchval(f"SELECT ({_FAILED}) = 3"))
+        await eventually(lambda: database.fetchval(f"SELECT ({_FAILED}) = 4"))
         away = bounces.message("out_of_office", token=token_of(requests["ada@customer.example.com"]))
         await mail_system.send(away, sender="ada@customer.example.com", recipient=mail_system.mail_from)
         await eventually(lambda: [m.flags for m in mail_system.mailbox.messages] == [{"\\Flagged"}])

@@ -70,7 +70,9 @@ class BounceReader:
         with mailbox.opened(self._settings) as opened:
             found = {uid: reports.read(opened.beginning_of(uid), self._keys) for uid in opened.find_new()}
             failures = {each.email: each.failure for each in found.values() if each and each.failure}
-            has_ended = asyncio.run_coroutine_threadsafe(self._record(failures), loop).result()
+            has_ended: dict[EmailId, bool] = {}
+            if failures:
+                has_ended = asyncio.run_coroutine_threadsafe(self._record(failures), loop).result()
             handled, for_people = [], []
             for uid, report in found.items():
                 if report and (report.failure is None or has_ended.get(report.email)):
