@@ -68,7 +68,8 @@ class BounceReader:
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """Record what messages report, then mark those that were handled and those that are for people."""
         with mailbox.opened(self._settings) as opened:
-            found = {uid: reports.read(opened.beginning_of(uid), self._keys) for uid in opened.find_new()}
+            read = ((uid, opened.beginning_of(uid)) for uid in opened.find_new())
+            found = {uid: reports.read(content, self._keys) for uid, content in read if content is not None}
             failures = {each.email: each.failure for each in found.values() if each and each.failure}
             has_ended: dict[EmailId, bool] = {}
             if failures:

@@ -105,10 +105,10 @@ class Mailbox(imaplib.IMAP4):
             self._do("EXPUNGE", handled)
         return self._find("UNFLAGGED UNDELETED")
 
-    def beginning_of(self, uid: int) -> bytes:
-        """Return the beginning of a message, or nothing if the message was removed meanwhile."""
-        parts = self._do("FETCH", [uid], f"(BODY.PEEK[]<0.{reports.LARGEST_BYTES}>)")
-        return next((part[1] for part in parts if isinstance(part, tuple)), b"")
+    def beginning_of(self, uid: int) -> bytes | None:
+        """Return the beginning of a message, unless it cannot be read, or was removed meanwhile."""
+        _, parts = self.uid("FETCH", str(uid), f"(BODY.PEEK[]<0.{reports.LARGEST_BYTES}>)")
+        return next((part[1] for part in parts if isinstance(part, tuple)), None)
 
     def mark(self, handled: Sequence[int], for_people: Sequence[int]) -> None:
         """Mark messages that were *handled*, which `find_new` removes. Flag those that are *for_people*."""
@@ -119,8 +119,8 @@ class Mailbox(imaplib.IMAP4):
     def _find(self, criteria: str) -> list[int]:
         return sorted(map(int, _words(self.uid("SEARCH", criteria))))[-_MOST_AT_ONCE:]
 
-    def _do(self, command: str, uids: Sequence[int], *arguments: str) -> list[Any]:
-        return _checked(self.uid(command, ",".join(map(str, uids)), *arguments))
+    def _do(self, command: str, uids: Sequence[int], *arguments: str) -> None:
+        _checked(self.uid(command, ",".join(map(str, uids)), *arguments))
 
 
 class _MailboxOverTls(Mailbox, imaplib.IMAP4_SSL):

@@ -4,9 +4,8 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
-from datetime import UTC, datetime
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -19,8 +18,7 @@ from service.calculation_requests import email_changes, erasing
 from service.calculation_requests.changing import change_all
 from service.calculation_requests.email_changes import EmailId
 from service.calculation_requests.model import CalculationRequest
-from service.outbox.waking import RelayWaker
-from service.postgres.pool import Connection, open_pool
+from service.postgres.pool import Connection
 from tests.harness import bounces, dovecot, metrics, stored
 from tests.harness.dovecot import Dovecot, access_token
 from tests.harness.fixed_answers import answering, http_answer
@@ -28,10 +26,10 @@ from tests.harness.in_process import running
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
-from tests.worker.mail.conftest import announced, record_emails
+from tests.worker.mail.conftest import announced, open_reader, record_emails
 from worker.commands.emails import Choice, read
 from worker.mail import tokens
-from worker.mail.bounces import BounceReader, read_gauges
+from worker.mail.bounces import read_gauges
 from worker.mail.mailbox import MailboxUnavailable, in_thread, opened
 from worker.settings import EmailSettings
 
@@ -54,13 +52,6 @@ def settings(worker_settings, mailbox):
 async def reader(settings):
     async with open_reader(settings) as opened:
         yield opened
-
-
-@asynccontextmanager
-async def open_reader(settings: EmailSettings) -> AsyncIterator[BounceReader]:
-    """Yield a reader with a pool of its own, as another process would have."""
-    async with open_pool(settings) as pool:
-        yield BounceReader(settings, pool, RelayWaker(pool, seconds=5.0))
 
 
 async def send_emails(database: Connection, number: int) -> list[CalculationRequest]:
@@ -151,7 +142,8 @@ async def test_report_whose_removal_failed_is_removed_later(settings, database, 
 
 async def test_report_of_a_pending_email_waits_for_its_end(reader, database, mailbox):
     (request,) = await record_emails(database, 1)
-    mailbox.put(report(request))
+    with mailbox.connected() as connection:  # by whose clock it came long ago
+        connection.append("INBOX", "", datetime.now(UTC) - timedelta(days=1), report(request))
 
     await reader.look()
     waiting = flags(mailbox)

@@ -9,8 +9,10 @@ import pytest
 from tests.harness.loopback_server import LoopbackServer
 from tests.harness.processes import started, worker_process
 from tests.harness.waiting import eventually
+from tests.worker.conftest import settings_with
+from tests.worker.mail.conftest import open_reader
 
-Rudeness = Callable[[asyncio.StreamWriter], Awaitable[None]]
+Rudeness = Callable[[asyncio.StreamWriter, bytes], Awaitable[None]]  # with the tag of the command
 
 _ANSWERS = {
     b"greeting": b"* OK ready\r\n",
@@ -18,7 +20,7 @@ _ANSWERS = {
     b"LOGIN": b"",
     b"AUTHENTICATE": b"",
     b"SELECT": b"* 1 EXISTS\r\n",
-    b"SEARCH": b"* SEARCH 1\r\n",
+    b"SEARCH": b"* SEARCH 1 2\r\n",
     b"FETCH": b'* 1 FETCH (UID 1 INTERNALDATE "28-Nov-2026 09:00:00 +0000" BODY[]<0> {5}\r\nhello)\r\n',
     b"STORE": b"",
     b"EXPUNGE": b"",
@@ -27,30 +29,32 @@ _FLOOD_BYTES = 300_000_000
 
 
 class RudeMailbox(LoopbackServer):
-    """An IMAP server with one message. It is rude once it is asked for *step*."""
+    """An IMAP server with two messages. It is rude whenever it is asked for *step*."""
 
     def __init__(self, step: bytes, rudeness: Rudeness) -> None:
         super().__init__()
         self._step = step
         self._rudeness = rudeness
+        self.commands: list[bytes] = []
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one client."""
         line = b"* greeting"
         while line:
+            self.commands.append(line)
             tag, *words = line.split()
-            step = next(word for word in words if word in _ANSWERS)
-            if step == self._step:
-                await self._rudeness(writer)
-                return
-            if step == b"AUTHENTICATE":
-                writer.write(b"+ \r\n")
-                await reader.readline()
-            writer.write(_ANSWERS[step] + (b"" if step == b"greeting" else tag + b" OK done\r\n"))
+            command = next(word for word in words if word in _ANSWERS)
+            if self._step in line:
+                await self._rudeness(writer, tag)
+            else:
+                if command == b"AUTHENTICATE":
+                    writer.write(b"+ \r\n")
+                    await reader.readline()
+                writer.write(_ANSWERS[command] + (tag + b" OK done\r\n" if tag != b"*" else b""))
             line = await reader.readline()
 
 
-async def drip(writer: asyncio.StreamWriter) -> None:
+async def drip(writer: asyncio.StreamWriter, _tag: bytes) -> None:
     while not writer.is_closing():
         writer.write(b"x")
         await asyncio.sleep(0.2)
@@ -64,16 +68,30 @@ async def _flood(writer: asyncio.StreamWriter, head: bytes, chunk: bytes) -> Non
     await asyncio.Event().wait()
 
 
-async def send_endless_literal(writer: asyncio.StreamWriter) -> None:
+async def send_endless_literal(writer: asyncio.StreamWriter, _tag: bytes) -> None:
     await _flood(writer, b"* 1 FETCH (UID 1 BODY[]<0> {4000000000}\r\n", bytes(100_000))
 
 
-async def send_endless_lines(writer: asyncio.StreamWriter) -> None:
+async def send_endless_lines(writer: asyncio.StreamWriter, _tag: bytes) -> None:
     await _flood(writer, b"", (b"* 1 FETCH (FLAGS (" + b"x" * 100_000 + b"))\r\n"))
 
 
-async def close_in_literal(writer: asyncio.StreamWriter) -> None:
+async def close_in_literal(writer: asyncio.StreamWriter, _tag: bytes) -> None:
     writer.write(b"* 1 FETCH (UID 1 BODY[]<0> {500}\r\nhello")
+    writer.close()
+
+
+async def refuse(writer: asyncio.StreamWriter, tag: bytes) -> None:
+    writer.write(tag + b" NO The message is damaged.\r\n")
+
+
+async def test_message_that_cannot_be_read_delays_no_other(worker_settings):
+    async with RudeMailbox(b"FETCH 2", refuse) as mailbox:
+        settings = settings_with(worker_settings, bounces_url=f"imap://user:word@127.0.0.1:{mailbox.port}")
+        async with open_reader(settings) as reader:
+            await reader.look()
+
+    assert mailbox.commands[-1].endswith(b"UID STORE 1 +FLAGS.SILENT (\\Flagged)\r\n")
 
 
 @pytest.mark.parametrize(
@@ -89,9 +107,9 @@ async def close_in_literal(writer: asyncio.StreamWriter) -> None:
 async def test_rude_imap_server_takes_no_memory_and_delays_no_stop(worker_settings, tmp_path, step, rudeness):
     begun = asyncio.Event()
 
-    async def be_rude(writer: asyncio.StreamWriter) -> None:
+    async def be_rude(writer: asyncio.StreamWriter, tag: bytes) -> None:
         begun.set()
-        await rudeness(writer)
+        await rudeness(writer, tag)
 
     async with RudeMailbox(step, be_rude) as mailbox:
         url = f"imap://user:word@127.0.0.1:{mailbox.port}"
