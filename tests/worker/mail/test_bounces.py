@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections import Counter
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -261,17 +260,6 @@ async def test_outage_of_the_imap_server_is_logged_and_ends_by_itself(settings, 
         "log_level": "warning",
         "reason": "connection refused",
     }
-
-
-@pytest.mark.parametrize(("marker", "seconds"), [(b"", 8), (b"SELECT", 2)])
-async def test_stop_interrupts_a_look_at_a_silent_server(settings, mailbox, marker, seconds):
-    async with TcpProxy(mailbox.url) as way:
-        way.hold_before(marker) if marker else way.hold()
-        async with open_reader(settings_with(settings, bounces_url=way.url)) as reader:
-            began = time.monotonic()
-            async with running(reader.run):
-                await eventually(way.marker_reached.is_set if marker else lambda: way.connections)
-            assert time.monotonic() - began < seconds
 
 
 async def explain(settings: EmailSettings, **changes: Any) -> str:

@@ -90,15 +90,8 @@ def statuses(*blocks: str) -> bytes:
     return f"{STATUSES}{parts}--b\r\n\r\nMessage-ID: <{TOKEN}@service.example.com>\r\n--b--\r\n".encode()
 
 
-def nested_report(report: bytes) -> bytes:
-    """Return a message in which a person forwards a report."""
-    return (
-        b"Content-Type: multipart/mixed; boundary=c\r\n\r\n--c\r\nContent-Type: message/rfc822\r\n\r\n"
-        + report
-    )
-
-
 FAILED = "Action: failed\r\nStatus: 5.1.1\r\nDiagnostic-Code: smtp; 550 5.1.1 no\r\n"
+FORWARDED = b"Content-Type: multipart/mixed; boundary=c\r\n\r\n--c\r\nContent-Type: message/rfc822\r\n\r\n"
 IN_BASE64 = f"Content-Transfer-Encoding: base64\r\n\r\n{base64.b64encode(FAILED.encode()).decode()}"
 WORDS = f"""X-Failed-Recipients: ada@customer.example.com
 
@@ -117,7 +110,7 @@ Message-ID: <{TOKEN}@service.example.com>
         (statuses("Reporting-MTA: dns; a", FAILED).replace(b"\r\n", b"\n"), True),
         (statuses("Action: delivered\r\nStatus: 2.1.5", FAILED), True),
         (statuses(FAILED).replace(b"Message-ID: ", b"Message-ID:\r\n "), True),
-        (nested_report(statuses(FAILED)), True),
+        (FORWARDED + statuses(FAILED), True),
         (WORDS.encode(), True),  # Exim before 4.85
         (WORDS.replace("X-Failed-Recipients", "To").encode(), False),
         (statuses(FAILED.replace("failed", "relayed")), False),
@@ -168,10 +161,8 @@ def test_failure_counts_more_than_the_other_recipients_of_a_forwarded_email():
     blocks = ["Action: delivered", "Action: delayed"] * 500 + ["Action: failed\r\nStatus: 5.1.1"]
 
     read = reports.read(statuses(*blocks), KEYS)
-    delivered = reports.read(statuses("Action: delivered", "Action: relayed", "Action:"), KEYS)
 
     assert read == reports.Report(EMAIL, Reply("content", 0, "5.1.1"))
-    assert delivered is None
 
 
 @pytest.mark.parametrize("code", ["5.7.1", "5.7.0", "5.7.26", "5.7.27", "5.7.509", "5.7.606"])
