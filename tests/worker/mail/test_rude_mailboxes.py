@@ -121,7 +121,7 @@ async def test_rude_imap_server_takes_no_memory_and_delays_no_stop(worker_settin
                 await eventually(lambda: "bounces_not_read" in worker.output, seconds=20)
             grown = worker.peak_megabytes() - before
             began = time.monotonic()
-            await worker.stop()
+            assert await worker.stop() == 0
 
     assert time.monotonic() - began < 10
     assert grown < 100
