@@ -20,7 +20,7 @@ from service.server.http_server import Address
 from service.server.probes import Check
 from worker import metrics, reconciliation
 from worker.consumers import calculations, notifications
-from worker.mail import bounces, ledger
+from worker.mail import ledger
 from worker.mail.postman import Postman
 from worker.relay import listener, pointers
 from worker.relay.loop import Relay
@@ -68,6 +68,8 @@ class Worker:
             self.checks["notifications"] = notification_consumer.check
             readings.append(ledger.read_gauges)
             if email_settings.bounces_url is not None:
+                from worker.mail import bounces
+
                 self.parts["bounces"] = bounces.BounceReader(email_settings, pool, relay_waker).run
                 readings.append(bounces.read_gauges)
         if "calculations" in roles:

@@ -61,12 +61,6 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
         # The prefix makes the message longer than that of any secret, so neither is ever the other.
         return _encode(self._digest(key_id, f"e-mail {email_key}".encode())[:16])
 
-    def made_email_code(self, email_key: str, code: str) -> bool:
-        """Whether one of the keys made this code, which is ASCII, for the key of this e-mail."""
-        return any(
-            hmac.compare_digest(self.email_code(email_key, key_id=key_id), code) for key_id in self.keys
-        )
-
     def _digest(self, key_id: str, message: bytes) -> bytes:
         keyed = self.keys[key_id].copy()
         keyed.update(message)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import bounces, relayed_mail, stored
-from tests.harness.processes import started, worker_process
+from tests.harness import bounces, relayed_mail
 from tests.harness.relayed_mail import MISSING_DOMAIN, MailSystem
 from tests.harness.waiting import eventually
 
@@ -87,20 +86,6 @@ async def test_delay_is_reported_as_kept_and_delivery_is_not(mail_system):
     assert len(mail_system.mailbox.messages) == 1
 
 
-async def test_report_about_an_email_of_the_worker_returns_it(
-    mail_system, worker_settings, database, tmp_path
-):
-    mail_system.customers.refusals[_ADA] = b"550 5.1.1 User unknown"
-    assert await stored.insert(database, stored.new_request(customer_email=_ADA))
-
-    async with started(worker_process(worker_settings, tmp_path, SMTP_URL=mail_system.smtp_url)):
-        (arrived,) = await eventually(lambda: mail_system.mailbox.messages)
-
-    original = next(part for part in _parsed(arrived.content).walk() if part["Reply-To"])
-    assert original["Message-ID"].endswith("@service.example.com>")
-    assert original["Return-Path"] == f"<{mail_system.mail_from}>"
-
-
 async def test_end_of_the_tries_is_reported_as_kept(authority):
     settings = {"maximal_queue_lifetime": "1s", "delay_warning_time": "0"}
     async with relayed_mail.running(authority, **settings) as system:
@@ -118,12 +103,3 @@ async def test_report_of_a_large_email_returns_its_headers_alone(mail_system):
     reported = await report(mail_system, message=original)
 
     assert shape(reported) == shape(bounces.message("postfix_headers_alone"))
-
-
-async def test_out_of_office_reply_arrives_as_it_was_sent(mail_system):
-    reply = bounces.message("out_of_office")
-
-    await mail_system.send(reply, sender="", recipient=mail_system.mail_from)
-    (arrived,) = await eventually(lambda: mail_system.mailbox.messages)
-
-    assert arrived.content.endswith(reply)

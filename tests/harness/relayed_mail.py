@@ -11,7 +11,7 @@ from tests.harness.dovecot import LOGIN, Dovecot
 from tests.harness.mail_server import ScriptedMailServer, Session
 from tests.harness.postfix import Postfix
 
-MISSING_DOMAIN = "missing.invalid"  # which has no mail server
+MISSING_DOMAIN = "missing.example.net"  # which has no mail server
 
 
 class CustomersServer(ScriptedMailServer):

@@ -13,7 +13,7 @@ from tests.harness.processes import started, worker_process
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, store
 
-WEB = {"cachetools", "httpx", "jwt", "litestar"}
+WEB = {"cachetools", "httpx", "imaplib", "jwt", "litestar"}
 
 
 async def is_ready(probes, *roles: str):

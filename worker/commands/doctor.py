@@ -3,6 +3,8 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack
+from functools import partial
 from itertools import chain
 
 import click
@@ -16,7 +18,6 @@ from service.command_line.answering import Answer, answering, printable
 from service.command_line.diagnosis import Finding
 from service.settings import load
 from worker import reconciliation
-from worker.mail import bounces, mailbox
 from worker.mail.message import Sender
 from worker.mail.replies import Reply, storable
 from worker.mail.smtp import Mailer
@@ -137,7 +138,11 @@ async def _bounces(settings: EmailSettings) -> AsyncIterator[Finding]:
         unset = "unknown: BOUNCES_URL is not set"
         yield Finding("warning", "bounces", unset, "see Bounces in deploy/README.md")
         return
-    async with mailbox.opened(settings), connecting.postgres(settings.database_url) as connection:
+    from worker.mail import bounces, mailbox
+
+    with ExitStack() as stack:
+        await mailbox.in_thread(partial(stack.enter_context, mailbox.opened(settings)))
+    async with connecting.postgres(settings.database_url) as connection:
         minutes = await bounces.seconds_since_look(connection) / 60
     says, is_late = f"the mailbox can be read, and was {minutes:.0f} minutes ago", minutes > _LONGEST_MINUTES
     yield Finding("wrong" if is_late else "ok", "bounces", says, _ASK_BOUNCES if is_late else None)

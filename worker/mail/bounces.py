@@ -5,8 +5,7 @@ may read the same one: only a sent e-mail can bounce.
 """
 
 import asyncio
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
 from functools import partial
 
 import structlog
@@ -22,13 +21,9 @@ from service.postgres.pool import Connection, Pool
 from service.server.background import in_background
 from worker import metrics
 from worker.mail import mailbox, reports
-from worker.mail.mailbox import Mailbox, MailboxUnavailable, in_thread
-from worker.mail.reports import Report
+from worker.mail.mailbox import MailboxUnavailable
+from worker.mail.replies import Reply
 from worker.settings import EmailSettings
-
-_BATCH = 20  # messages that are in memory at the same time, and recorded in one transaction
-_LONGEST_LOOK_SECONDS = 100.0
-_LONGEST_WAIT = timedelta(hours=1)  # of a report for the end of its e-mail
 
 _log = structlog.get_logger()
 
@@ -44,17 +39,17 @@ class BounceReader:
         self._seconds = settings.work_timeout_seconds
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Look at intervals until *stop*, which interrupts a look."""
+        """Look at intervals until *stop*, which does not wait for the end of a look."""
         async with in_background("bounces", self._keep_looking):
             await stop.wait()
 
     async def _keep_looking(self) -> None:
         while True:
+            await asyncio.sleep(self._settings.bounces_poll_seconds)  # also after an unexpected error
             try:
                 await self.look_in_turn()
-            except (MailboxUnavailable, PostgresUnavailable, TimeoutError) as error:
+            except (MailboxUnavailable, PostgresUnavailable) as error:
                 _log.warning("bounces_not_read", reason=reason(error))
-            await asyncio.sleep(self._settings.bounces_poll_seconds)
 
     async def look_in_turn(self) -> None:
         """Look, unless a process has just read the mailbox. A look that fails keeps no other process away."""
@@ -62,54 +57,62 @@ class BounceReader:
             # Postgres' clock may be slower than ours by a little.
             if await seconds_since_look(connection) < 0.9 * self._settings.bounces_poll_seconds:
                 return
-        async with asyncio.timeout(_LONGEST_LOOK_SECONDS):
-            await self.look()
+        await self.look()
         async with connections.acquired(self._pool, seconds=self._seconds) as connection:
             await connection.execute("UPDATE bounce_mailbox SET looked_at = now()")
 
     async def look(self) -> None:
-        """Handle the first new messages. Raises MailboxUnavailable."""
-        async with mailbox.opened(self._settings) as opened:
-            uids = await in_thread(opened.find)
-            for start in range(0, len(uids), _BATCH):
-                await self._handle(opened, uids[start : start + _BATCH])
+        """Handle the newest new messages. Raises MailboxUnavailable."""
+        await mailbox.in_thread(partial(self._look, asyncio.get_running_loop()))
 
-    async def _handle(self, opened: Mailbox, uids: Sequence[int]) -> None:
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """Record what messages report, then mark those that were handled and those that are for people."""
-        messages = await in_thread(partial(opened.read, uids))
-        found = [await in_thread(partial(reports.read, content, self._keys)) for *_, content in messages]
-        ended = await self._record([report for report in found if report])
-        handled, for_people = [], []
-        for (uid, received_at, _), report in zip(messages, found, strict=True):
-            if report and (report.failure is None or report.email in ended):
-                handled.append(uid)
-            # A report whose e-mail is pending, locked or erased is read again for an hour.
-            elif not report or received_at < datetime.now(UTC) - _LONGEST_WAIT:
-                for_people.append(uid)
-        await in_thread(partial(opened.sort, handled, for_people))
+        with mailbox.opened(self._settings) as opened:
+            read = ((uid, opened.beginning_of(uid)) for uid in opened.find_new())
+            found = {uid: reports.read(content, self._keys) for uid, content in read if content is not None}
+            failures = {each.email: each.failure for each in found.values() if each and each.failure}
+            has_ended: dict[EmailId, bool] = {}
+            if failures:
+                has_ended = asyncio.run_coroutine_threadsafe(self._record(failures), loop).result()
+            handled, for_people = [], []
+            for uid, report in found.items():
+                if report and (report.failure is None or has_ended.get(report.email)):
+                    handled.append(uid)
+                # A report whose e-mail is pending or locked is read again until the e-mail has ended.
+                elif not report or report.email not in has_ended:
+                    for_people.append(uid)
+            opened.mark(handled, for_people)
 
-    async def _record(self, found: Sequence[Report]) -> set[EmailId]:
-        """Record and announce bounces. Returns those e-mails that have ended, now or before."""
-        failures = {report.email: report.failure for report in reversed(found) if report.failure}
-        request_ids = {email.request_id for email in failures}
+    async def _record(self, failures: Mapping[EmailId, Reply]) -> dict[EmailId, bool]:
+        """Record and announce bounces. Returns which e-mails exist, and whether they have ended by now."""
+        ids = {email.request_id for email in failures}
         async with (
             connections.transaction(self._pool, seconds=self._seconds) as connection,
-            change_all(connection, request_ids, waits=False) as requests,
+            change_all(connection, ids, waits=False) as requests,
         ):
-            rows = await connection.fetch(_LOCK_ENDED, list(requests))
-            ended = {EmailId(*id_): (state, trace) for *id_, state, trace in rows}
-            bounced = [
-                EmailEnd(email, failures[email].words, "bounced", failures[email].code, trace)
-                for email, (state, trace) in ended.items()
-                if state == "sent" and email in failures
-            ]
+            has_ended = {EmailId(*row): False for row in await connection.fetch(_FIND, ids)}
+            bounced = []
+            for *id_, state, trace in await connection.fetch(_LOCK_ENDED, list(requests)):
+                email = EmailId(*id_)
+                has_ended[email] = True
+                if state == "sent" and email in failures:
+                    failure = failures[email]
+                    bounced.append(EmailEnd(email, failure.words, "bounced", failure.code, trace))
             await announce_ends(connection, bounced, requests)
         self._relay.wake()
         for end in bounced:
             metrics.bounces.labels("sender" if reports.blames_us(failures[end.id]) else "recipient").inc()
-        _log.info("bounces_read", reports=len(found), bounced=len(bounced))
-        return set(ended)
+        _log.info("bounces_read", failures=len(failures), bounced=len(bounced))
+        return has_ended
 
+
+# Without those whose request was erased.
+_FIND = """
+    SELECT request_id, number, kind
+      FROM email
+      JOIN calculation_request AS request ON request.id = request_id
+     WHERE request_id = ANY($1)
+"""
 
 # Without the rows that another transaction has locked.
 _LOCK_ENDED = """

@@ -86,9 +86,9 @@ def compose(email: Email, request_url: str, sender: Sender, *, token: str, date:
     request = email.request
     words = _Words.of(request)
     firm = " ".join(email.firm.split())
-    subject_for, text_of, html_of = _KINDS[email.id.kind]
-    subject = subject_for.format(firm)
-    text, page = text_of(words, firm, request_url), html_of(words, subject, firm, request_url)
+    subject_for, text_of = _KINDS[email.id.kind]
+    subject, text = subject_for.format(firm), text_of(words, firm, request_url)
+    page = _as_html(text, subject, request_url)
     message = EmailMessage(policy=_POLICY)
     message["Message-ID"] = message[tokens.HEADER] = f"<{token}@{sender.address.rpartition('@')[2]}>"
     message["Date"] = date
@@ -156,8 +156,23 @@ def _literal(text: str) -> str:
     return text.replace("=?", "= ?")
 
 
+def _as_html(text: str, title: str, link: str) -> str:
+    """Return a text as a page, in which the link may be broken at the edge of a narrow screen."""
+    url, paragraphs = html.escape(link), html.escape(text.rstrip()).replace("\n\n", "</p>\n<p>")
+    anchor = f'<a href="{url}" style="word-break: break-all">\n{url}\n</a>'
+    return f"""\
+<!doctype html>
+<html lang="en">
+<head><title>{html.escape(title)}</title></head>
+<body style="font-family: sans-serif; line-height: 1.5">
+<p>{paragraphs.replace(url, anchor)}</p>
+</body>
+</html>
+"""
+
+
 def _invitation(words: _Words, firm: str, request_url: str) -> str:
-    details = "".join(f"{line}\n" for line in words.details)
+    details = "".join(f"\n{line}\n" for line in words.details)
     return f"""\
 {words.greeting}
 
@@ -174,27 +189,5 @@ not forward it. If you have any questions, reply to this e-mail and
 """
 
 
-def _invitation_html(words: _Words, subject: str, firm: str, request_url: str) -> str:
-    details = "".join(f"<br>\n{html.escape(line)}" for line in words.details)
-    url = html.escape(request_url)
-    return f"""\
-<!doctype html>
-<html lang="en">
-<head><title>{html.escape(subject)}</title></head>
-<body style="font-family: sans-serif; line-height: 1.5">
-<p>{html.escape(words.greeting)}</p>
-<p>{html.escape(firm)} has asked us to work out the Stamp Duty Land Tax on your property
-purchase.{details}</p>
-<p>Please answer a few questions about the purchase here:</p>
-<p><a href="{url}" style="word-break: break-all">
-{url}
-</a></p>
-<p>This link is yours alone: anyone who has it can see your answers, so please do not forward it. If you have
-any questions, reply to this e-mail and {html.escape(words.sender or firm)} will get your message.</p>
-</body>
-</html>
-"""
-
-
-# What each kind of e-mail is: its subject, its text, and the same as HTML. It has the link if its text does.
-_KINDS = {"invitation": ("Your Stamp Duty Land Tax calculation for {}", _invitation, _invitation_html)}
+# What each kind of e-mail is: its subject and its text. It has the link if its text does.
+_KINDS = {"invitation": ("Your Stamp Duty Land Tax calculation for {}", _invitation)}

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from email import message_from_bytes
 from email.message import Message
+from typing import cast
 
 import msgspec
 
@@ -19,6 +20,7 @@ _MOST_BOUNDARIES = 32
 _SOFT_BREAK = re.compile(r"=\r?\n")  # of quoted-printable, in which a server may return the headers
 _STATUS = re.compile(r"[245]\.\d{1,3}\.\d{1,3}")
 _SMTP_REPLY = re.compile(r"([45]\d\d)(?:[ -]|$)\s*(.*)", re.DOTALL)
+_EXIM_REPLY = re.compile(r"(?m)(?:^|:) +([45]\d\d[ -].*)")
 _LONGEST_REPLY = 4000  # characters. The next pattern takes quadratic time.
 _ADDRESS = re.compile(r"[^\s<>@]+@[^\s<>@]+")
 
@@ -36,18 +38,22 @@ def read(content: bytes, keys: SecretKeyRing) -> Report | None:
     Nor is it one if no token in it is ours. The tokens are looked for first, because only a recipient of our
     e-mails can make the parser work.
     """
-    content = content[:LARGEST_BYTES]
-    email = tokens.find(_SOFT_BREAK.sub("", content.decode("ascii", "replace")), keys)
-    if email is None or len(re.findall(b"(?i)boundary", content)) > _MOST_BOUNDARIES:
+    text = _SOFT_BREAK.sub("", content[:LARGEST_BYTES].decode("ascii", "replace"))
+    email = tokens.find(text, keys)
+    if email is None or len(re.findall("(?i)boundary", text)) > _MOST_BOUNDARIES:
         return None
     try:
-        statuses = [*_delivery_statuses(message_from_bytes(content))]
+        message = message_from_bytes(content[:LARGEST_BYTES])
+        statuses = [*_delivery_statuses(message)]
     except Exception:  # noqa: BLE001 - such as RecursionError, from messages in messages
         return None
+    if not statuses and message["X-Failed-Recipients"]:  # Exim before 4.85 reports failures in words alone.
+        statuses = [("failed", _reply("smtp;" + "".join(_EXIM_REPLY.findall(text)[:1]), ""))]
     # Our e-mails have one recipient, but the recipient's server may have forwarded them to several.
     failures = [reply for action, reply in statuses if action == "failed"]
-    is_delayed = any(action == "delayed" for action, _ in statuses)
-    return Report(email, failures[0] if failures else None) if failures or is_delayed else None
+    if failures:
+        return Report(email, failures[0])
+    return Report(email, None) if any(action == "delayed" for action, _ in statuses) else None
 
 
 def blames_us(failure: Reply) -> bool:
@@ -57,17 +63,12 @@ def blames_us(failure: Reply) -> bool:
 
 def _delivery_statuses(message: Message) -> Iterator[tuple[str, Reply]]:
     """Yield action and reply for each recipient (RFC 3464, section 2.3)."""
-    for part in _parts(message):
+    for part in message.walk():
         if part.get_content_type() == "message/delivery-status":
-            for fields in _parts(part):
+            for fields in cast("list[Message]", part.get_payload()):
                 if action := str(fields.get("Action", "")).split():
                     diagnostic, status = fields.get("Diagnostic-Code", ""), fields.get("Status", "")
                     yield action[0].lower(), _reply(str(diagnostic), str(status))
-
-
-def _parts(message: Message) -> list[Message]:
-    payload = message.get_payload()
-    return [part for part in payload if isinstance(part, Message)] if isinstance(payload, list) else []
 
 
 def _reply(diagnostic: str, status: str) -> Reply:

@@ -1,15 +1,19 @@
 """Fixtures and queries of the tests of the ledger and the postman."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from service.calculation_requests.model import CalculationRequest
-from service.postgres.pool import Connection
+from service.outbox.waking import RelayWaker
+from service.postgres.pool import Connection, open_pool
 from tests.harness.mail_server import ScriptedMailServer
 from tests.harness.stored import QUEUED
 from tests.worker.conftest import store
 from tests.worker.steps import intend
+from worker.mail.bounces import BounceReader
+from worker.settings import EmailSettings
 
 
 @pytest.fixture
@@ -17,6 +21,13 @@ async def rude_server() -> AsyncIterator[ScriptedMailServer]:
     """A mail server that can break the rules of SMTP."""
     async with ScriptedMailServer() as server:
         yield server
+
+
+@asynccontextmanager
+async def open_reader(settings: EmailSettings) -> AsyncIterator[BounceReader]:
+    """Yield a reader with a pool of its own, as another process would have."""
+    async with open_pool(settings) as pool:
+        yield BounceReader(settings, pool, RelayWaker(pool, seconds=5.0))
 
 
 async def record_emails(database: Connection, number: int) -> list[CalculationRequest]:

@@ -61,7 +61,7 @@ def test_text_without_a_link_is_shown(text):
     message = received(compose_all_of(text))
 
     assert f"Dear {text} {text},\n" in body(message, "plain")
-    assert f"Sent by: {text} {text}, {text}\nReference: {text}\n" in body(message, "plain")
+    assert f"Sent by: {text} {text}, {text}\n\nReference: {text}\n" in body(message, "plain")
 
 
 def test_name_that_becomes_a_link_when_it_is_cut_is_not_in_a_header():

@@ -95,7 +95,7 @@ def test_organisation_and_reference_are_shown_beside_the_registered_name():
 
     assert "Barclays" not in message["Subject"]
     for kind in ("plain", "html"):
-        lines = html.unescape(body(message, kind)).splitlines()
+        lines = html.unescape(body(message, kind)).replace("<p>", "").splitlines()
         assert sum(line.startswith("Sent by: Grace Hopper, Barclays Fraud Team") for line in lines) == 1
         assert sum(line.startswith("Reference: 12 High Street") for line in lines) == 1
 
