@@ -19,12 +19,12 @@ import structlog
 import uvloop
 
 from service.addresses import EventLoop
-from service.calculation_requests.model import RequestNotFound, RequestWithdrawn
+from service.calculation_requests.model import AlreadyWithdrawn, RequestNotFound
 from service.command_line import parameters
 from service.command_line.connecting import EXPLAINED
 
 _WIDEST_CELL = 100
-_EXPECTED: tuple[type[Exception], ...] = (*EXPLAINED, OSError, RequestNotFound, RequestWithdrawn)
+_EXPECTED: tuple[type[Exception], ...] = (*EXPLAINED, OSError, RequestNotFound, AlreadyWithdrawn)
 
 
 class Answer(msgspec.Struct, frozen=True):

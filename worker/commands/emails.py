@@ -12,7 +12,7 @@ import msgspec
 from service.calculation_requests import email_changes
 from service.calculation_requests.changing import LockedRequest, change_all
 from service.calculation_requests.email_changes import EmailId, Kind
-from service.calculation_requests.model import RequestWithdrawn
+from service.calculation_requests.model import AlreadyWithdrawn
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record
 from service.identifiers import uuid_of
@@ -110,7 +110,7 @@ async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice)
     choice.check_is_narrow()
     async with connecting.postgres() as connection:
         if await connection.fetchval(_IS_WITHDRAWN, choice.request_id):
-            raise RequestWithdrawn
+            raise AlreadyWithdrawn
         newest_first = await read(connection, choice, state=None if sent else "failed", only_last=True)
         again = [
             EmailId(parameters.uuid(email.uuid), email.number + 1, email.kind)

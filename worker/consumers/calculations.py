@@ -7,7 +7,7 @@ import msgspec
 
 from service.calculation_requests import reading
 from service.calculation_requests.changing import LockedRequest, change_all
-from service.calculation_requests.model import RequestErased, RequestNotFound
+from service.calculation_requests.model import AlreadyErased, RequestNotFound
 from service.identifiers import parse_uuid
 from service.outbox.events import CalculationCreated, CloudEvent, RequestCalculated
 from service.outbox.waking import RelayWaker
@@ -42,7 +42,7 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
         record=record_results,
         committed=relay.wake,
         # A result for an erased request is dead-lettered, because its team may have to erase the result.
-        refusals=(RequestNotFound, RequestErased, CalculationAlreadyRecorded),
+        refusals=(RequestNotFound, AlreadyErased, CalculationAlreadyRecorded),
     )
 
 
@@ -65,7 +65,7 @@ def decode(message: Incoming, traceparent: str | None) -> Result:
 async def record_results(connection: Connection, results: Sequence[Result]) -> Failures:
     """Record each result once, however often it is delivered, in the caller's transaction.
 
-    The failures are RequestNotFound, RequestErased, CalculationAlreadyRecorded and TryAgain. If a batch has
+    The failures are RequestNotFound, AlreadyErased, CalculationAlreadyRecorded and TryAgain. If a batch has
     several results for a request, the first counts.
     """
     ids = {result.request_id for result in results}
@@ -84,7 +84,7 @@ def _record(result: Result, request: LockedRequest | None, locked: set[UUID], er
         if result.request_id in locked:
             return TryAgain("the row is locked")
         if result.request_id in erased:
-            return RequestErased(f"{result.path}request_uuid: the request was erased")
+            return AlreadyErased(f"{result.path}request_uuid: the request was erased")
         return RequestNotFound(f"{result.path}request_uuid: there is no such request")
     if request.calculation_id is None:
         request.calculation_id = result.calculation_id

@@ -8,7 +8,7 @@ import click
 import httpx
 import pytest
 
-from service.calculation_requests.model import CalculationRequest, RequestErased
+from service.calculation_requests.model import AlreadyErased, CalculationRequest
 from service.command_line import connecting
 from service.postgres.pool import Connection
 from tests.harness import databases
@@ -225,7 +225,7 @@ async def test_late_messages_about_an_erased_request_change_nothing(database, po
     await erase(stored_request)
     before = await dump(database)
 
-    with pytest.raises(RequestErased):
+    with pytest.raises(AlreadyErased):
         await calculate(database, stored_request.uuid)
     await intend_email(created_event(stored_request), pool=pool)
 
