@@ -57,6 +57,66 @@ async def list_all(connection: Connection) -> list[Conveyancer]:
     return [Conveyancer(**row) for row in rows]
 
 
+class Usage(msgspec.Struct, frozen=True):
+    """How many requests a conveyancer made in a month, and how many of them are in a state by now."""
+
+    conveyancer: str
+    name: str
+    month: str
+    requests: int
+    fee_exempt: int
+    calculated: int
+    withdrawn: int
+    erased: int
+
+
+async def count_requests(connection: Connection, month: datetime | None) -> list[Usage]:
+    """Return the usage of every conveyancer in the month that begins then, or in the current one, in UTC."""
+    return [Usage(*row) for row in await connection.fetch(_COUNT_REQUESTS, month)]
+
+
+# The events of an erased request still say whether it was free of the fee, and withdrawn.
+_COUNT_REQUESTS = """
+    WITH month AS (
+        SELECT coalesce($1::timestamp, date_trunc('month', now() AT TIME ZONE 'UTC')) AS begins
+    ), made AS (
+        SELECT conveyancer_id, created_at, calculation_fee_exempt AS is_exempt, calculation_id,
+               withdrawn_at IS NOT NULL AS is_withdrawn, false AS is_erased
+          FROM calculation_request
+         UNION ALL
+        SELECT conveyancer_id, created_at,
+               (SELECT (data ->> 'calculation_fee_exempt')::boolean
+                  FROM event
+                 WHERE request_id = erased.id
+                   AND sequence = 1),
+               calculation_id,
+               EXISTS (SELECT
+                         FROM event
+                        WHERE request_id = erased.id
+                          AND type = 'request.withdrawn'),
+               true
+          FROM erased_request AS erased
+    )
+    SELECT conveyancer.id, name, to_char(begins, 'YYYY-MM'), count(made),
+           count(*) FILTER (WHERE is_exempt), count(calculation_id), count(*) FILTER (WHERE is_withdrawn),
+           count(*) FILTER (WHERE is_erased)
+      FROM month
+     CROSS JOIN conveyancer
+      LEFT JOIN made
+        ON conveyancer_id = conveyancer.id
+       AND made.created_at >= begins AT TIME ZONE 'UTC'
+       AND made.created_at < (begins + interval '1 month') AT TIME ZONE 'UTC'
+     GROUP BY conveyancer.id, begins
+     ORDER BY conveyancer.id
+"""
+
+
+async def check_registered(connection: Connection, conveyancer_id: str) -> None:
+    """Raise UnknownConveyancer unless this conveyancer, which may be disabled, is registered."""
+    if not await connection.fetchval("SELECT true FROM conveyancer WHERE id = $1", conveyancer_id):
+        raise UnknownConveyancer
+
+
 async def charges_calculation_fee(connection: Connection, conveyancer_id: str) -> bool:
     """Whether this conveyancer charges a calculation fee. Raises UnknownConveyancer."""
     charges = await connection.fetchval(

@@ -47,6 +47,12 @@ def find_fault(address: str) -> str | None:
     )
 
 
+def normalized(address: str) -> str:
+    """Return an accepted address as every spelling of it: in lower case, with its domain in punycode."""
+    local, _, domain = address.lower().rpartition("@")
+    return f"{local}@{domain if domain.isascii() else _validate(f'a@{domain}').ascii_domain}"
+
+
 # Most addresses share few domains. Uncached, validating a create's two addresses took a seventh of its time.
 @lru_cache(maxsize=4096)
 def _is_valid_domain(domain: str) -> bool:
@@ -57,13 +63,17 @@ def _is_valid(address: str) -> bool:
     if ENCODED_WORD.search(address) or _LONG_LABEL.search(address.rpartition("@")[2]):
         return False
     try:
-        email_validator.validate_email(
-            address,
-            check_deliverability=False,  # no DNS
-            allow_smtputf8=False,  # Without SMTPUTF8, mail servers reject a local part that is not ASCII.
-            test_environment=True,  # allows `.test` domains, for trials
-            strict=True,  # at most 64 characters before the @, because mail servers may reject more
-        )
+        _validate(address)
     except email_validator.EmailNotValidError:
         return False
     return True
+
+
+def _validate(address: str) -> email_validator.ValidatedEmail:
+    return email_validator.validate_email(
+        address,
+        check_deliverability=False,  # no DNS
+        allow_smtputf8=False,  # Without SMTPUTF8, mail servers reject a local part that is not ASCII.
+        test_environment=True,  # allows `.test` domains, for trials
+        strict=True,  # at most 64 characters before the @, because mail servers may reject more
+    )

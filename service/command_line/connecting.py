@@ -22,6 +22,16 @@ WORDS: dict[type[BaseException] | tuple[type[BaseException], ...], str] = {
     ssl.SSLCertVerificationError: "its certificate is not accepted: {0.verify_message}",
     ssl.SSLError: "TLS fails ({0.reason}): is this its port for TLS?",
     asyncpg.InvalidAuthorizationSpecificationError: "it rejects the login",
+    asyncpg.InvalidCatalogNameError: "it has no such database",
+    (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError): "it lacks a table or column of this release",
+    # The server's own words have no password: that it is shutting down, has too many clients, or no disk left.
+    (
+        asyncpg.OperatorInterventionError,
+        asyncpg.InsufficientResourcesError,
+        asyncpg.ObjectNotInPrerequisiteStateError,
+        asyncpg.TransactionRollbackError,
+    ): "{0.message}",
+    (asyncpg.PostgresConnectionError, asyncpg.InterfaceError): "the connection was lost",
     ConnectionRefusedError: "connection refused",
     (EOFError, ConnectionResetError): "it closed the connection: is this its port, and is it one for TLS?",
     socket.gaierror: "unknown host",

@@ -1,8 +1,10 @@
-"""`dead-letters list|redrive`: the messages that consumers refused."""
+"""`dead-letters list|redrive|discard`: the messages that consumers refused."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import click
 import msgspec
@@ -12,7 +14,8 @@ from aiormq.exceptions import ChannelNotFoundEntity, DeliveryError
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record, printable, table
 from service.settings import load
-from worker.consumers.dead_lettering import copy_of
+from worker.consumers import incoming
+from worker.consumers.dead_lettering import SENDER, copy_of
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, open_connection
 from worker.rabbitmq.topology import Queue
@@ -21,10 +24,13 @@ from worker.settings import AmqpUrl
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
 ANSWER_SECONDS = 10.0  # for each reply from the broker
 ARRIVAL_SECONDS = 2.0  # for the arrival of the next message
-_PREFETCH = 10  # messages of a redrive that are in memory
+_PREFETCH = 10  # messages that are in memory while all are redriven
+_MOST_SEARCHED = 10_000  # messages, which may all be in memory, if not all are chosen
 
 # Headers that record how a message was dead-lettered. A redriven message does not have them.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
+
+Settle = Callable[[AbstractChannel, Queue, AbstractIncomingMessage], Awaitable[None]]
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, rename="upper"):
@@ -37,11 +43,28 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """A dead letter. Headers and body may contain personal data, and are included only if asked for."""
 
     message_id: str | None
+    uuid: str | None  # of the request
     type: str | None
+    sender: str | None  # the RabbitMQ user, if RabbitMQ has checked it
     reason: str | None
     reason_text: str | None
     headers: dict[str, str] | None = None
     body: str | None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Chooses the dead letters with one of these message ids, and one of these reasons, or all."""
+
+    message_ids: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    def has(self, letter: DeadLetter) -> bool:
+        """Whether *letter* is chosen."""
+        return all(
+            value in chosen
+            for value, chosen in ((letter.message_id, self.message_ids), (letter.reason, self.reasons))
+            if chosen
+        )
 
 
 class QueueListing(msgspec.Struct, frozen=True):
@@ -68,12 +91,15 @@ async def list_letters(*, names: Sequence[str], limit: int, full: bool) -> Answe
     return Answer(listings, "\n\n".join(map(_as_text, listings)))
 
 
-def _describe(message: AbstractIncomingMessage, *, in_full: bool) -> DeadLetter:
+def _describe(message: AbstractIncomingMessage, *, in_full: bool = False) -> DeadLetter:
     headers = {name: str(value) for name, value in message.headers.items()}
+    died_by_itself = headers.get("x-first-death-reason")  # Its x-user-id may be the sender's own.
     return DeadLetter(
         message.message_id,
+        incoming.read(message.body).uuid,
         message.type,
-        headers.get("x-reason", headers.get("x-first-death-reason")),  # set by a consumer, or by RabbitMQ
+        message.user_id or (None if died_by_itself else headers.get(SENDER)),
+        headers.get("x-reason", died_by_itself),  # set by a consumer, or by RabbitMQ
         headers.get("x-reason-text"),
         headers if in_full else None,
         message.body.decode(errors="backslashreplace") if in_full else None,
@@ -81,7 +107,7 @@ def _describe(message: AbstractIncomingMessage, *, in_full: bool) -> DeadLetter:
 
 
 def _as_text(listing: QueueListing) -> str:
-    headings = ("message id", "type", "reason", "what is wrong")
+    headings = DeadLetter.__struct_fields__[:6]
     rows = [msgspec.structs.astuple(letter)[: len(headings)] for letter in listing.letters]
     parts = [f"{listing.queue}: {listing.count} messages"]
     if rows:
@@ -93,42 +119,95 @@ def _as_text(listing: QueueListing) -> str:
     return "\n\n".join(parts)
 
 
+def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the arguments that choose dead letters. The command gets *queue* and *choice*."""
+
+    @click.argument("name", type=click.Choice(list(QUEUES)), metavar="QUEUE")
+    @click.option("--message-id", "message_ids", multiple=True, metavar="ID", help="Those with this id.")
+    @click.option("--reason", "reasons", multiple=True, help="Those with this reason.")
+    @functools.wraps(function)
+    def callback(*, name: str, **arguments: Any) -> Any:  # noqa: ANN401 - click's
+        choice = Choice(**{field: arguments.pop(field) for field in Choice.__struct_fields__})
+        return function(queue=QUEUES[name], choice=choice, **arguments)
+
+    return callback
+
+
 @click.command
-@click.argument("name", type=click.Choice(list(QUEUES)), metavar="QUEUE")
 @answering
 @on_record
-async def redrive(*, name: str, by: Operator) -> Answer:
-    """Move all dead letters back to the end of their queue. A crash may leave a message in both queues.
+@_choosing
+async def redrive(*, queue: Queue, choice: Choice, by: Operator) -> Answer:
+    """Move dead letters back to the end of their queue. A crash may leave a message in both queues.
 
     A message that its consumer refuses again becomes a dead letter again.
     """
-    queue = QUEUES[name]
-    async with _opened(queue) as (channel, count):
-        async with connecting.postgres() as postgres:
-            subject = f"{count} messages to {name}"
-            await operator_actions.record(postgres, "dead-letters redrive", [(None, subject)], by)
-        async for message in _read(channel, queue, count, prefetch=_PREFETCH):
-            await _move_back(channel, queue, message)
-    return Answer({"queue": name, "moved": count}, f"{count} messages moved to {name}")
+    return await _settle(queue, choice, _move_back, by, action="redrive")
+
+
+@click.command
+@answering
+@on_record
+@_choosing
+async def discard(*, queue: Queue, choice: Choice, by: Operator) -> Answer:
+    """Remove dead letters, which cannot be undone. Needs --message-id or --reason."""
+    if choice == Choice():
+        raise click.UsageError("say which dead letters: --message-id or --reason")
+    return await _settle(queue, choice, _discard, by, action="discard")
 
 
 dead_letters = click.Group(
     "dead-letters",
-    help="Show and redrive the messages that consumers refused.",
-    commands=[list_letters, redrive],
+    help="Show, redrive and discard the messages that consumers refused.",
+    commands=[list_letters, redrive, discard],
 )
+
+
+async def _settle(queue: Queue, choice: Choice, settle: Settle, by: Operator, *, action: str) -> Answer:
+    """Settle the chosen dead letters one by one. The others go back to their queue when this ends.
+
+    Returns how many were settled. The status is 1 if there was none, or none with one of the ids.
+    """
+    ids: list[str | None] = []
+    done = "moved" if action == "redrive" else "discarded"
+    async with _opened(queue) as (channel, count):
+        is_all = choice == Choice()
+        number = count if is_all else min(count, _MOST_SEARCHED)
+        async for message in _read(channel, queue, number, prefetch=_PREFETCH if is_all else number):
+            if choice.has(_describe(message)):
+                if not ids:
+                    await _record(queue, choice, f"dead-letters {action}", by)
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await settle(channel, queue, message)
+                ids.append(message.message_id)
+    missing = [each for each in choice.message_ids if each not in ids]
+    said = [f"{len(ids)} messages {done}"]
+    said += [f"no dead letter has the id {each}" for each in missing]
+    said += [f"only the first {number} of {count} were searched"] if number < count else []
+    said += [] if ids else [f"`python -m worker dead-letters list {queue.name}` shows which there are"]
+    data = {"queue": queue.name, done: len(ids), "missing": missing}
+    return Answer(data, printable("; ".join(said)), status=int(not ids or bool(missing)))
+
+
+async def _record(queue: Queue, choice: Choice, action: str, by: Operator) -> None:
+    chosen = ", ".join((*choice.message_ids, *choice.reasons)) or "all"
+    async with connecting.postgres() as connection:
+        await operator_actions.record(connection, action, [(None, f"{queue.name}: {chosen}")], by)
 
 
 async def _move_back(channel: AbstractChannel, queue: Queue, message: AbstractIncomingMessage) -> None:
     """Publish a message to its queue without dead-letter headers. Then acknowledge the dead letter."""
     headers = {name: value for name, value in message.headers.items() if not name.startswith(_OF_DEATH)}
-    async with asyncio.timeout(ANSWER_SECONDS):
-        try:
-            await channel.default_exchange.publish(copy_of(message, headers), queue.name, mandatory=True)
-        except DeliveryError:
-            text = f"{queue.name}: the live queue is missing or full. The rest was not moved."
-            raise click.ClickException(text) from None
-        await message.ack()
+    try:
+        await channel.default_exchange.publish(copy_of(message, headers), queue.name, mandatory=True)
+    except DeliveryError:
+        text = f"{queue.name}: the live queue is missing or full. The rest was not moved."
+        raise click.ClickException(text) from None
+    await message.ack()
+
+
+async def _discard(_channel: AbstractChannel, _queue: Queue, message: AbstractIncomingMessage) -> None:
+    await message.ack()
 
 
 @asynccontextmanager

@@ -50,7 +50,8 @@ async def replay_events(*, since: parameters.Time | None, request_id: UUID | Non
         await operator_actions.record(connection, "outbox replay", [(request_id, subject)], by)
         done = await replay(connection, [row["request_id"] for row in chosen], since)
     left_out = f"{done.requests_undelivered} requests have unpublished events, and were left out"
-    return Answer(done, f"{done.events} events of {done.requests} requests replayed; {left_out}")
+    text = f"{done.events} events of {done.requests} requests replayed; {left_out}"
+    return Answer(done, text, status=int(not done.events))
 
 
 _CHOOSE = """

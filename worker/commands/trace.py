@@ -29,12 +29,21 @@ class TracedRequest(msgspec.Struct, frozen=True, kw_only=True):
     erased_at: datetime | None
 
 
+class RefusedCalculation(msgspec.Struct, frozen=True):
+    """The latest calculation that was refused for a request."""
+
+    calculation_id: str
+    reason: str
+    refused_at: datetime
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Everything known about the progress of a request."""
 
     request: TracedRequest
     events: list[Event]
     emails: list[LedgerEmail]
+    refused_calculation: list[RefusedCalculation]
     actions: list[OperatorAction]
 
 
@@ -57,11 +66,14 @@ async def _trace(connection: Connection, request_id: UUID) -> Trace:
     stored = await connection.fetchrow(_FIND, request_id)
     if stored is None:
         raise RequestNotFound
-    newest = await emails_command.read(connection, Choice(request_id=request_id))
+    newest, _ = await emails_command.read(connection, Choice(request_id=request_id))
     return Trace(
         request=TracedRequest(uuid=uuid_of(request_id), **stored),
         events=await outbox.read(connection, request_id=request_id),
         emails=newest[::-1],
+        refused_calculation=[
+            RefusedCalculation(*row) for row in await connection.fetch(_REFUSED, request_id)
+        ],
         actions=await operator_actions.read(connection, request_id),
     )
 
@@ -75,3 +87,5 @@ _FIND = """
       FROM erased_request
      WHERE id = $1
 """
+
+_REFUSED = "SELECT calculation_id, reason, refused_at FROM refused_calculation WHERE request_id = $1"
