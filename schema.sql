@@ -96,7 +96,6 @@ CREATE UNIQUE INDEX erased_request_key_sha256
 CREATE TABLE refused_calculation (
     request_id     uuid PRIMARY KEY,
     calculation_id text NOT NULL,
-    reason         text NOT NULL,     -- as in the dead letter
     refused_at     timestamptz NOT NULL DEFAULT now()
 );
 

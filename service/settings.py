@@ -20,30 +20,15 @@ ADDRESS = rf"([^\s/?#]*@)?{_HOST}([/?]\S*)?\Z"
 # There may be several hosts. There may be none, because `?host=` may name them.
 _POSTGRES_ADDRESS = rf"([^\s/?#]*@)?({_HOST}(,{_HOST})*)?([/?]\S*)?\Z"
 
-# What an error expects after `scheme://`.
-SERVER = "user:password@host/…, with %2F, %3F and %23 for / ? # in the password"
+PostgresUrl = Annotated[str, msgspec.Meta(pattern=rf"\Apostgres(ql)?://{_POSTGRES_ADDRESS}")]
 
-
-def form(pattern: str, expected: str) -> msgspec.Meta:
-    """Return the pattern of a setting, and what the error of another value expects."""
-    return msgspec.Meta(pattern=rf"\A{pattern}", description=expected)
-
-
-PostgresUrl = Annotated[str, form(rf"postgres(ql)?://{_POSTGRES_ADDRESS}", f"postgresql://{SERVER}")]
-
-AppUrl = Annotated[str, form(r"https?://[^\s?#]+\Z", "http(s)://host/path, without ? and #")]
+AppUrl = Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://[^\s?#]+\Z")]
 
 # Callers see this URL, and its origin goes into a header. So it must have a plain host, and no password.
-PublicUrl = Annotated[
-    str, form(rf"https://[A-Za-z0-9.-]+({_PORT})?(/\S*)?\Z", "https://host/path, without a user and password")
-]
+PublicUrl = Annotated[str, msgspec.Meta(pattern=rf"\Ahttps://[A-Za-z0-9.-]+({_PORT})?(/\S*)?\Z")]
 # Errors in WWW-Authenticate show these two, so they must have no quote and no backslash.
-TokenTypes = Annotated[
-    str, form(r"[A-Za-z0-9.+/-]+(, *[A-Za-z0-9.+/-]+)*\Z", "types such as at+jwt, separated by commas")
-]
-ScopePrefix = Annotated[
-    str, form(r"[!#-\[\]-~]*\Z", 'ASCII without spaces, " and \\')  # RFC 6749, section 3.3
-]
+TokenTypes = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9.+/-]+(, *[A-Za-z0-9.+/-]+)*\Z")]
+ScopePrefix = Annotated[str, msgspec.Meta(pattern=r"\A[!#-\[\]-~]*\Z")]  # RFC 6749, section 3.3
 
 
 # Shares of `database_timeout_seconds`. All code names durations `seconds`, and monotonic deadlines `until`.
@@ -67,9 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="upper"):
     host: NonBlank = "127.0.0.1"
     shutdown_seconds: Seconds = 20.0
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    otel_exporter_otlp_endpoint: (
-        Annotated[str, form(rf"https?://{ADDRESS}", "http(s)://host:port")] | None
-    ) = None
+    otel_exporter_otlp_endpoint: Annotated[str, msgspec.Meta(pattern=rf"\Ahttps?://{ADDRESS}")] | None = None
 
 
 class ServiceSettings(Settings, frozen=True, kw_only=True):
@@ -82,7 +65,7 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     # Longer than proxies keep connections, because a proxy that uses a connection as we close it answers 502.
     keep_alive_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 90
     auth_issuer: NonBlank
-    auth_jwks_url: Annotated[str, form(r"(https|file)://[^\s]+\Z", "https://host/path or file:///path")]
+    auth_jwks_url: Annotated[str, msgspec.Meta(pattern=r"\A(https|file)://[^\s]+\Z")]
     auth_token_url: PublicUrl | None = None
     # By default, access tokens are those of RFC 9068. Types and clients are separated by commas.
     auth_audience: NonBlank | None = None
@@ -128,9 +111,5 @@ def load(kind: type[AnyStruct], environment: Mapping[str, str] = os.environ) -> 
     except msgspec.ValidationError as error:
         problem = json_faults.describe(error)
         problem = problem.replace("Object missing required field", "missing environment variable")
-        name, _, what = problem.partition(": ")
-        if what == json_faults.NOT_ALLOWED:
-            field = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"][name]
-            field = field.get("anyOf", [field])[0]  # before null
-            problem = f"{name}: Expected {field.get('description') or ' or '.join(field['enum'])}"
+        problem = problem.replace(json_faults.NOT_ALLOWED, "this value is not as deploy/reference.md says")
         raise InvalidSetting(problem.removesuffix(", got a string")) from None

@@ -4,20 +4,9 @@ from typing import Annotated
 
 import msgspec
 
-from service.settings import (
-    ADDRESS,
-    SERVER,
-    AppUrl,
-    NonBlank,
-    Port,
-    PostgresUrl,
-    PublicUrl,
-    Seconds,
-    Settings,
-    form,
-)
+from service.settings import ADDRESS, AppUrl, NonBlank, Port, PostgresUrl, PublicUrl, Seconds, Settings
 
-AmqpUrl = Annotated[str, form(rf"amqps?://{ADDRESS}", f"amqp(s)://{SERVER}")]
+AmqpUrl = Annotated[str, msgspec.Meta(pattern=rf"\Aamqps?://{ADDRESS}")]
 
 
 class WorkerSettings(Settings, frozen=True, kw_only=True):
@@ -46,10 +35,7 @@ class EmailSettings(WorkerSettings, frozen=True, kw_only=True):
 
     app_url: AppUrl
     request_secret_keys: NonBlank
-    smtp_url: Annotated[
-        str,
-        form(rf"(smtp|smtp\+starttls|smtps)://{ADDRESS}", f"smtp://, smtp+starttls:// or smtps://{SERVER}"),
-    ]
+    smtp_url: Annotated[str, msgspec.Meta(pattern=rf"\A(smtp|smtp\+starttls|smtps)://{ADDRESS}")]
     mail_from: NonBlank
     email_concurrency: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
     email_rate: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 0.0  # per second; 0 is no limit
@@ -57,8 +43,8 @@ class EmailSettings(WorkerSettings, frozen=True, kw_only=True):
     email_retry_seconds: Seconds = 30.0  # the first pause; the longest pause is 60 times as long
     email_give_up_seconds: Annotated[float, msgspec.Meta(gt=0, le=30 * 86_400)] = 5 * 86_400.0
     smtp_timeout_seconds: Seconds = 60.0  # for each reply; ten times as long for the reply to the content
-    smtp_helo_name: Annotated[str, form(r"[A-Za-z0-9.:\[\]-]+\Z", "a domain name")] | None = None
-    bounces_url: Annotated[str, form(rf"imaps?://{ADDRESS}", f"imap(s)://{SERVER}")] | None = None
+    smtp_helo_name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9.:\[\]-]+\Z")] | None = None
+    bounces_url: Annotated[str, msgspec.Meta(pattern=rf"\Aimaps?://{ADDRESS}")] | None = None
     bounces_poll_seconds: Annotated[float, msgspec.Meta(ge=1, le=300)] = 60.0  # BouncesNotRead: over 900
     bounces_token_url: PublicUrl | None = None  # whose query has the client's credentials
 

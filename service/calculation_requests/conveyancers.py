@@ -84,18 +84,11 @@ _COUNT_REQUESTS = """
                withdrawn_at IS NOT NULL AS is_withdrawn, false AS is_erased
           FROM calculation_request
          UNION ALL
-        SELECT conveyancer_id, created_at,
-               (SELECT (data ->> 'calculation_fee_exempt')::boolean
-                  FROM event
-                 WHERE request_id = erased.id
-                   AND sequence = 1),
-               calculation_id,
-               EXISTS (SELECT
-                         FROM event
-                        WHERE request_id = erased.id
-                          AND type = 'request.withdrawn'),
-               true
+        SELECT erased.conveyancer_id, created_at, bool_or(data ->> 'calculation_fee_exempt' = 'true'),
+               calculation_id, bool_or(type = 'request.withdrawn'), true
           FROM erased_request AS erased
+          JOIN event ON request_id = id
+         GROUP BY id
     )
     SELECT conveyancer.id, name, to_char(begins, 'YYYY-MM'), count(made),
            count(*) FILTER (WHERE is_exempt), count(calculation_id), count(*) FILTER (WHERE is_withdrawn),

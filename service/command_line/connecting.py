@@ -24,7 +24,7 @@ WORDS: dict[type[BaseException] | tuple[type[BaseException], ...], str] = {
     asyncpg.InvalidAuthorizationSpecificationError: "it rejects the login",
     asyncpg.InvalidCatalogNameError: "it has no such database",
     (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError): "it lacks a table or column of this release",
-    # The server's own words have no password: that it is shutting down, has too many clients, or no disk left.
+    # The server's own words, without secrets: it is shutting down, has too many clients, or no disk is left.
     (
         asyncpg.OperatorInterventionError,
         asyncpg.InsufficientResourcesError,

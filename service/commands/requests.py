@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal
 from uuid import UUID
 
 import click
@@ -161,13 +160,6 @@ async def _answer(request_id: UUID, action: str, by: Operator, address: str | No
     return Answer(changed, f"{request.uuid} has a new secret; {follows}")
 
 
-class Erasure(msgspec.Struct, frozen=True):
-    """What the command did about a request. Nobody needs to repeat it for one that was erased before."""
-
-    uuid: str
-    result: Literal["erased", "erased before", "no such request"]
-
-
 @request.command()
 @click.argument("uuids", type=parameters.uuid, nargs=-1, required=True, metavar="UUID...")
 @answering
@@ -187,12 +179,9 @@ async def erase(uuids: Sequence[UUID], by: Operator) -> Answer:
             await operator_actions.record(connection, "request erase", changed, by)
             known = await reading.find_erased(connection, uuids)
         await waking.notify(connection)
-    results = [
-        Erasure(
-            uuid_of(uuid),
-            "erased" if uuid in erased else "erased before" if uuid in known else "no such request",
-        )
+    results = {
+        uuid_of(uuid): "erased" if uuid in erased else "erased before" if uuid in known else "no such request"
         for uuid in uuids
-    ]
-    text = "\n".join(f"{each.uuid}: {each.result}" for each in results)
+    }
+    text = "\n".join(f"{uuid}: {result}" for uuid, result in results.items())
     return Answer(results, text, status=int(known < set(uuids)))

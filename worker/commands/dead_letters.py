@@ -1,10 +1,9 @@
 """`dead-letters list|redrive|discard`: the messages that consumers refused."""
 
 import asyncio
-import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -30,7 +29,7 @@ _MOST_SEARCHED = 10_000  # messages, which may all be in memory, if not all are 
 # Headers that record how a message was dead-lettered. A redriven message does not have them.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
 
-Settle = Callable[[AbstractChannel, Queue, AbstractIncomingMessage], Awaitable[None]]
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, rename="upper"):
@@ -50,21 +49,6 @@ class DeadLetter(msgspec.Struct, frozen=True):
     reason_text: str | None
     headers: dict[str, str] | None = None
     body: str | None = None
-
-
-class Choice(msgspec.Struct, frozen=True):
-    """Chooses the dead letters with one of these message ids, and one of these reasons, or all."""
-
-    message_ids: tuple[str, ...] = ()
-    reasons: tuple[str, ...] = ()
-
-    def has(self, letter: DeadLetter) -> bool:
-        """Whether *letter* is chosen."""
-        return all(
-            value in chosen
-            for value, chosen in ((letter.message_id, self.message_ids), (letter.reason, self.reasons))
-            if chosen
-        )
 
 
 class QueueListing(msgspec.Struct, frozen=True):
@@ -119,41 +103,38 @@ def _as_text(listing: QueueListing) -> str:
     return "\n\n".join(parts)
 
 
-def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments that choose dead letters. The command gets *queue* and *choice*."""
-
-    @click.argument("name", type=click.Choice(list(QUEUES)), metavar="QUEUE")
-    @click.option("--message-id", "message_ids", multiple=True, metavar="ID", help="Those with this id.")
-    @click.option("--reason", "reasons", multiple=True, help="Those with this reason.")
-    @functools.wraps(function)
-    def callback(*, name: str, **arguments: Any) -> Any:  # noqa: ANN401 - click's
-        choice = Choice(**{field: arguments.pop(field) for field in Choice.__struct_fields__})
-        return function(queue=QUEUES[name], choice=choice, **arguments)
-
-    return callback
+def _choosing(function: Command) -> Command:
+    """Add the queue, and the options that choose some of its dead letters."""
+    for add in (
+        click.argument("name", type=click.Choice(list(QUEUES)), metavar="QUEUE"),
+        click.option("--message-id", "ids", multiple=True, metavar="ID", help="Those with this id."),
+        click.option("--reason", "reasons", multiple=True, help="Those with this reason."),
+    ):
+        function = add(function)
+    return function
 
 
 @click.command
 @answering
 @on_record
 @_choosing
-async def redrive(*, queue: Queue, choice: Choice, by: Operator) -> Answer:
+async def redrive(*, name: str, ids: Sequence[str], reasons: Sequence[str], by: Operator) -> Answer:
     """Move dead letters back to the end of their queue. A crash may leave a message in both queues.
 
     A message that its consumer refuses again becomes a dead letter again.
     """
-    return await _settle(queue, choice, _move_back, by, action="redrive")
+    return await _settle(QUEUES[name], ids, reasons, by, is_redrive=True)
 
 
 @click.command
 @answering
 @on_record
 @_choosing
-async def discard(*, queue: Queue, choice: Choice, by: Operator) -> Answer:
+async def discard(*, name: str, ids: Sequence[str], reasons: Sequence[str], by: Operator) -> Answer:
     """Remove dead letters, which cannot be undone. Needs --message-id or --reason."""
-    if choice == Choice():
+    if not (ids or reasons):
         raise click.UsageError("say which dead letters: --message-id or --reason")
-    return await _settle(queue, choice, _discard, by, action="discard")
+    return await _settle(QUEUES[name], ids, reasons, by, is_redrive=False)
 
 
 dead_letters = click.Group(
@@ -163,51 +144,47 @@ dead_letters = click.Group(
 )
 
 
-async def _settle(queue: Queue, choice: Choice, settle: Settle, by: Operator, *, action: str) -> Answer:
-    """Settle the chosen dead letters one by one. The others go back to their queue when this ends.
+async def _settle(
+    queue: Queue, ids: Sequence[str], reasons: Sequence[str], by: Operator, *, is_redrive: bool
+) -> Answer:
+    """Redrive or discard the dead letters with one of *ids* and one of *reasons*. Without either, all.
 
-    Returns how many were settled. The status is 1 if there was none, or none with one of the ids.
+    The others are held until the connection closes, when RabbitMQ returns them to their queue.
     """
-    ids: list[str | None] = []
-    done = "moved" if action == "redrive" else "discarded"
+    settled: list[str | None] = []
     async with _opened(queue) as (channel, count):
-        is_all = choice == Choice()
-        number = count if is_all else min(count, _MOST_SEARCHED)
-        async for message in _read(channel, queue, number, prefetch=_PREFETCH if is_all else number):
-            if choice.has(_describe(message)):
-                if not ids:
-                    await _record(queue, choice, f"dead-letters {action}", by)
+        async with connecting.postgres() as postgres:
+            action = f"dead-letters {'redrive' if is_redrive else 'discard'}"
+            subject = f"{queue.name}: {', '.join((*ids, *reasons)) or f'all {count}'}"
+            await operator_actions.record(postgres, action, [(None, subject)], by)
+        is_chosen = bool(ids or reasons)
+        searched = min(count, _MOST_SEARCHED) if is_chosen else count
+        async for message in _read(
+            channel, queue, searched, prefetch=searched + 1 if is_chosen else _PREFETCH
+        ):
+            letter = _describe(message)
+            if (not ids or letter.message_id in ids) and (not reasons or letter.reason in reasons):
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    await settle(channel, queue, message)
-                ids.append(message.message_id)
-    missing = [each for each in choice.message_ids if each not in ids]
-    said = [f"{len(ids)} messages {done}"]
-    said += [f"no dead letter has the id {each}" for each in missing]
-    said += [f"only the first {number} of {count} were searched"] if number < count else []
-    said += [] if ids else [f"`python -m worker dead-letters list {queue.name}` shows which there are"]
-    data = {"queue": queue.name, done: len(ids), "missing": missing}
-    return Answer(data, printable("; ".join(said)), status=int(not ids or bool(missing)))
-
-
-async def _record(queue: Queue, choice: Choice, action: str, by: Operator) -> None:
-    chosen = ", ".join((*choice.message_ids, *choice.reasons)) or "all"
-    async with connecting.postgres() as connection:
-        await operator_actions.record(connection, action, [(None, f"{queue.name}: {chosen}")], by)
+                    if is_redrive:
+                        await _move_back(channel, queue, message)
+                    await message.ack()
+                settled.append(message.message_id)
+    missing = [each for each in ids if each not in settled]
+    text = f"{len(settled)} of {count} messages {'moved' if is_redrive else 'discarded'}"
+    text += f"; none has the id {', '.join(missing)}" if missing else ""
+    text += f"; only the first {searched} were searched" if searched < count else ""
+    data = {"queue": queue.name, "messages": len(settled), "missing": missing}
+    return Answer(data, printable(text), status=int(not settled or bool(missing)))
 
 
 async def _move_back(channel: AbstractChannel, queue: Queue, message: AbstractIncomingMessage) -> None:
-    """Publish a message to its queue without dead-letter headers. Then acknowledge the dead letter."""
+    """Publish a message to its queue without dead-letter headers. The queue confirms it."""
     headers = {name: value for name, value in message.headers.items() if not name.startswith(_OF_DEATH)}
     try:
         await channel.default_exchange.publish(copy_of(message, headers), queue.name, mandatory=True)
     except DeliveryError:
         text = f"{queue.name}: the live queue is missing or full. The rest was not moved."
         raise click.ClickException(text) from None
-    await message.ack()
-
-
-async def _discard(_channel: AbstractChannel, _queue: Queue, message: AbstractIncomingMessage) -> None:
-    await message.ack()
 
 
 @asynccontextmanager

@@ -128,10 +128,7 @@ async def cancel(*, resent: bool, by: Operator, choice: Choice) -> Answer:
     """Cancel pending e-mails, even those not recorded yet. An e-mail that is being sent may still arrive."""
     choice.check_is_narrow()
     async with connecting.postgres() as connection:
-        # In this order, none is missed that is recorded meanwhile.
-        request_ids = [] if resent else await _find_unrecorded(connection, choice)
-        pending, _ = await read(connection, choice, state="pending")
-        request_ids += [parameters.uuid(email.uuid) for email in pending if email.number > 1 or not resent]
+        request_ids = await _find_pending(connection, choice, only_resent=resent)
         cancel_all = functools.partial(email_changes.cancel, connection)
         return await _change(connection, choice, request_ids, cancel_all, action="emails cancel", by=by)
 
@@ -254,25 +251,27 @@ _READ = r"""
 """
 
 
-async def _find_unrecorded(connection: Connection, choice: Choice) -> list[UUID]:
-    """Return the requests whose first e-mail no consumer has recorded yet.
+async def _find_pending(connection: Connection, choice: Choice, *, only_resent: bool) -> list[UUID]:
+    """Return the requests whose pending e-mail is chosen, or whose first e-mail no consumer has recorded yet.
 
     Such an e-mail is chosen by the uuid, firm and created_at of its request.
     """
-    choice = msgspec.structs.replace(choice, since=await parameters.at(connection, choice.since))
+    since = await parameters.at(connection, choice.since)
     rows = await connection.fetch(
         """
         SELECT id
           FROM calculation_request AS request
+          LEFT JOIN email
+            ON request_id = id
          WHERE ($1::uuid IS NULL OR id = $1)
            AND ($2::text IS NULL OR conveyancer_id = $2)
-           AND $3::text IS NULL
-           AND ($4::timestamptz IS NULL OR created_at >= $4)
-           AND NOT EXISTS (SELECT
-                             FROM email
-                            WHERE email.request_id = request.id)
+           AND ($3::text IS NULL OR strpos(concat_ws(' ', smtp_code, server_reply), $3) > 0)
+           AND ($4::timestamptz IS NULL OR coalesce(email.created_at, request.created_at) >= $4)
+           AND coalesce(state, 'pending') = 'pending'
+           AND (NOT $5 OR number > 1)
          ORDER BY id
         """,
-        *msgspec.structs.astuple(choice),
+        *msgspec.structs.astuple(msgspec.structs.replace(choice, since=since)),
+        only_resent,
     )
     return [row["id"] for row in rows]

@@ -27,14 +27,8 @@ class TracedRequest(msgspec.Struct, frozen=True, kw_only=True):
     calculation_id: str | None
     withdrawn_at: datetime | None
     erased_at: datetime | None
-
-
-class RefusedCalculation(msgspec.Struct, frozen=True):
-    """The latest calculation that was refused for a request."""
-
-    calculation_id: str
-    reason: str
-    refused_at: datetime
+    refused_calculation: str | None  # the latest that was refused, because there is another, or it was erased
+    refused_at: datetime | None
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +37,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     request: TracedRequest
     events: list[Event]
     emails: list[LedgerEmail]
-    refused_calculation: list[RefusedCalculation]
     actions: list[OperatorAction]
 
 
@@ -71,21 +64,20 @@ async def _trace(connection: Connection, request_id: UUID) -> Trace:
         request=TracedRequest(uuid=uuid_of(request_id), **stored),
         events=await outbox.read(connection, request_id=request_id),
         emails=newest[::-1],
-        refused_calculation=[
-            RefusedCalculation(*row) for row in await connection.fetch(_REFUSED, request_id)
-        ],
         actions=await operator_actions.read(connection, request_id),
     )
 
 
 _FIND = """
-    SELECT conveyancer_id AS tenant, created_at AS stored_at, calculation_id, withdrawn_at, NULL AS erased_at
-      FROM calculation_request
-     WHERE id = $1
-    UNION ALL
-    SELECT conveyancer_id, created_at, calculation_id, NULL, erased_at
-      FROM erased_request
+    SELECT tenant, stored_at, request.calculation_id, withdrawn_at, erased_at,
+           refused.calculation_id AS refused_calculation, refused_at
+      FROM (SELECT id, conveyancer_id AS tenant, created_at AS stored_at, calculation_id, withdrawn_at,
+                   NULL::timestamptz AS erased_at
+              FROM calculation_request
+             UNION ALL
+            SELECT id, conveyancer_id, created_at, calculation_id, NULL, erased_at
+              FROM erased_request) AS request
+      LEFT JOIN refused_calculation AS refused
+        ON refused.request_id = id
      WHERE id = $1
 """
-
-_REFUSED = "SELECT calculation_id, reason, refused_at FROM refused_calculation WHERE request_id = $1"

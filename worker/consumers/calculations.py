@@ -76,7 +76,7 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
         # Read last, so that a request that is erased meanwhile counts as locked or erased, not as unknown.
         erased = await reading.find_erased(connection, others) if others else set()
         failures = [_record(result, free.get(result.request_id), locked, erased) for result in results]
-    await _keep_refused(connection, results, failures)
+        await _keep_refused(connection, results, failures)
     return failures
 
 
@@ -99,20 +99,19 @@ def _record(result: Result, request: LockedRequest | None, locked: set[UUID], er
 
 
 async def _keep_refused(connection: Connection, results: Sequence[Result], failures: Failures) -> None:
-    """Keep, for `trace`, the calculations that are refused. A redelivery changes nothing."""
+    """Keep, for `trace`, the latest calculation that a request refused. A redelivery changes nothing."""
     refused = {
-        result.request_id: (result.calculation_id, type(failure).__name__)
+        result.request_id: result.calculation_id
         for result, failure in zip(results, failures, strict=True)
         if isinstance(failure, AlreadyErased | CalculationAlreadyRecorded)
     }
     await connection.executemany(
         """
-        INSERT INTO refused_calculation AS refused (request_id, calculation_id, reason)
-        VALUES ($1, $2, $3)
+        INSERT INTO refused_calculation AS refused (request_id, calculation_id)
+        VALUES ($1, $2)
         ON CONFLICT (request_id) DO UPDATE
-           SET calculation_id = excluded.calculation_id, reason = excluded.reason, refused_at = now()
+           SET calculation_id = excluded.calculation_id, refused_at = now()
          WHERE refused.calculation_id <> excluded.calculation_id
         """,
-        # In this order, because two processes could deadlock otherwise.
-        sorted((request_id, *refusal) for request_id, refusal in refused.items()),
+        sorted(refused.items()),  # otherwise two processes could deadlock
     )
