@@ -2,6 +2,7 @@
 
 import hmac
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import NoReturn
 from uuid import UUID
@@ -190,6 +191,12 @@ def _list_newest(*filters: str) -> str:
 async def raise_not_found(connection: Connection, request_id: UUID) -> NoReturn:
     """Raise AlreadyErased if a request of any conveyancer with this id was erased, else RequestNotFound."""
     raise AlreadyErased if await find_erased(connection, [request_id]) else RequestNotFound
+
+
+async def check_known(connection: Connection, request_id: UUID) -> None:
+    """Raise RequestNotFound unless this request, of any conveyancer, exists or was erased."""
+    with suppress(AlreadyErased):
+        await read_internally(connection, request_id)
 
 
 async def find_erased(connection: Connection, request_ids: Collection[UUID]) -> set[UUID]:

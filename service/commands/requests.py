@@ -58,39 +58,33 @@ async def find(
 ) -> Answer:
     """Find the newest requests that match all options. No personal data but the case reference are shown."""
     if not (external_id or customer_email or case_ref or conveyancer_id):
-        raise click.UsageError(
-            "Say what to find: --external-id, --customer-email, --case-ref or --conveyancer."
-        )
+        raise click.UsageError("Say what to find: see --help.")
+    case_ref = case_ref and "".join(case_ref.split())
     async with connecting.postgres() as connection:
-        hashes = customer_email and await _hash_spellings(connection, customer_email)
-        rows = await connection.fetch(_FIND, external_id, hashes, case_ref, conveyancer_id, limit)
+        ids = await _find_customer(connection, customer_email) if customer_email else None
+        rows = await connection.fetch(_FIND, external_id, ids, case_ref, conveyancer_id, limit)
         if conveyancer_id and not rows:
             await conveyancers.check_registered(connection, conveyancer_id)
     found = [Found(uuid_of(request_id), *rest) for request_id, *rest, _ in rows]
     return Answer.listing(found, total=rows[0]["total"] if rows else 0)
 
 
-async def _hash_spellings(connection: Connection, address: str) -> list[bytes]:
-    """Return the hashes of the stored addresses that are *address*, however they are spelled.
+async def _find_customer(connection: Connection, address: str) -> list[UUID]:
+    """Return the requests of a customer, however the address is spelled.
 
-    Postgres cannot compare them, because it knows no punycode, and some collations no case beyond ASCII. It
-    gets only hashes, because it may log the parameters of a slow statement. This one reads all rows.
+    Postgres cannot compare the domains, because it knows no punycode. It gets only a hash, because it may log
+    the parameters of a slow statement, and this one reads all rows.
     """
     wanted = email_addresses.normalized(address)
-    local_part = hashlib.sha256(wanted.rpartition("@")[0].encode()).digest()
     rows = await connection.fetch(
         """
-        SELECT DISTINCT customer_email
+        SELECT id, customer_email
           FROM calculation_request
          WHERE sha256(convert_to(lower(split_part(customer_email, '@', 1)), 'UTF8')) = $1
         """,
-        local_part,
+        hashlib.sha256(wanted.rpartition("@")[0].encode()).digest(),
     )
-    return [
-        hashlib.sha256(spelling.encode()).digest()
-        for (spelling,) in rows
-        if email_addresses.normalized(spelling) == wanted
-    ]
+    return [request_id for request_id, found in rows if email_addresses.normalized(found) == wanted]
 
 
 _FIND = r"""
@@ -104,10 +98,8 @@ _FIND = r"""
       FROM (SELECT *, count(*) OVER () AS total
               FROM calculation_request
              WHERE ($1::text IS NULL OR btrim(external_id) = $1)
-               AND ($2::bytea[] IS NULL OR sha256(convert_to(customer_email, 'UTF8')) = ANY($2))
-               AND ($3::text IS NULL
-                    OR lower(regexp_replace(case_ref, '\s', '', 'g'))
-                       = lower(regexp_replace($3, '\s', '', 'g')))
+               AND ($2::uuid[] IS NULL OR id = ANY($2))
+               AND ($3::text IS NULL OR lower(regexp_replace(case_ref, '\s', '', 'g')) = lower($3))
                AND ($4::text IS NULL OR conveyancer_id = $4)
              ORDER BY id DESC
              LIMIT $5) AS newest

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal, get_args
 from uuid import UUID
@@ -11,9 +10,9 @@ import click
 import msgspec
 
 from service.calculation_requests import conveyancers, email_changes, reading
-from service.calculation_requests.changing import LockedRequest, change_all
+from service.calculation_requests.changing import LockedRequest, change, change_all
 from service.calculation_requests.email_changes import EmailId, Kind
-from service.calculation_requests.model import AlreadyErased, AlreadyWithdrawn
+from service.calculation_requests.model import AlreadyWithdrawn
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record
 from service.identifiers import uuid_of
@@ -175,15 +174,13 @@ async def _why_none(connection: Connection, choice: Choice) -> str:
     await _check_exists(connection, choice)
     if choice.request_id is None:
         return "`python -m worker emails list` shows which e-mails there are."
-    is_withdrawn = await connection.fetchval(_IS_WITHDRAWN, choice.request_id)
-    if is_withdrawn is None:
-        raise AlreadyErased
-    if is_withdrawn:
-        raise AlreadyWithdrawn
-    newest, _ = await read(connection, Choice(request_id=choice.request_id), limit=1)
+    async with change(connection, choice.request_id) as request:
+        if request.withdrawn_at is not None:
+            raise AlreadyWithdrawn
+    newest, _ = await read(connection, Choice(request_id=request.id), limit=1)
     if not newest:
-        return "The request has no e-mail yet: `python -m worker trace UUID` shows how far it has come."
-    return f"The last e-mail of the request, number {newest[0].number}, {_LAST[newest[0].state]}"
+        return "It has no e-mail yet: `python -m worker trace UUID` shows how far it has come."
+    return f"Its last e-mail, number {newest[0].number}, {_LAST[newest[0].state]}"
 
 
 _LAST: dict[State, str] = {
@@ -191,14 +188,12 @@ _LAST: dict[State, str] = {
     "sent": "was sent: `python -m worker emails resend --uuid UUID --sent` sends it again.",
     "failed": "failed: `python -m worker emails resend --uuid UUID` sends it again.",
 }
-_IS_WITHDRAWN = "SELECT withdrawn_at IS NOT NULL FROM calculation_request WHERE id = $1"
 
 
 async def _check_exists(connection: Connection, choice: Choice) -> None:
     """Raise RequestNotFound or UnknownConveyancer if *choice* names what does not exist."""
     if choice.request_id is not None:
-        with suppress(AlreadyErased):
-            await reading.read_internally(connection, choice.request_id)
+        await reading.check_known(connection, choice.request_id)
     if choice.conveyancer_id is not None:
         await conveyancers.check_registered(connection, choice.conveyancer_id)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime
 from uuid import UUID
 
@@ -11,7 +10,6 @@ import msgspec
 
 from service.calculation_requests import reading
 from service.calculation_requests.changing import change_all
-from service.calculation_requests.model import AlreadyErased
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, cell, on_record
 from service.outbox import events, waking
@@ -42,8 +40,7 @@ async def replay_events(*, since: parameters.Time | None, request_id: UUID | Non
         raise click.UsageError("say which events to replay: --from, or --uuid")
     async with connecting.postgres() as connection:
         if request_id is not None:
-            with suppress(AlreadyErased):
-                await reading.read_internally(connection, request_id)  # Raises RequestNotFound.
+            await reading.check_known(connection, request_id)
         since = await parameters.at(connection, since)
         chosen = await connection.fetch(_CHOOSE, since, request_id)
         subject = f"{sum(row['events'] for row in chosen)} events from {cell(since)} on"
