@@ -23,15 +23,9 @@ WORDS: dict[type[BaseException] | tuple[type[BaseException], ...], str] = {
     ssl.SSLError: "TLS fails ({0.reason}): is this its port for TLS?",
     asyncpg.InvalidAuthorizationSpecificationError: "it rejects the login",
     asyncpg.InvalidCatalogNameError: "it has no such database",
-    (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError): "it lacks a table or column of this release",
-    # The server's own words, without secrets: it is shutting down, has too many clients, or no disk is left.
-    (
-        asyncpg.OperatorInterventionError,
-        asyncpg.InsufficientResourcesError,
-        asyncpg.ObjectNotInPrerequisiteStateError,
-        asyncpg.TransactionRollbackError,
-    ): "{0.message}",
     (asyncpg.PostgresConnectionError, asyncpg.InterfaceError): "the connection was lost",
+    # Its own words, such as that it is shutting down. Without their details they are one line.
+    asyncpg.PostgresError: "{0.message}",
     ConnectionRefusedError: "connection refused",
     (EOFError, ConnectionResetError): "it closed the connection: is this its port, and is it one for TLS?",
     socket.gaierror: "unknown host",

@@ -1,9 +1,8 @@
 """`dead-letters list|redrive|discard`: the messages that consumers refused."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -28,8 +27,6 @@ _MOST_SEARCHED = 10_000  # messages, which may all be in memory, if not all are 
 
 # Headers that record how a message was dead-lettered. A redriven message does not have them.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, rename="upper"):
@@ -103,21 +100,17 @@ def _as_text(listing: QueueListing) -> str:
     return "\n\n".join(parts)
 
 
-def _choosing(function: Command) -> Command:
-    """Add the queue, and the options that choose some of its dead letters."""
-    for add in (
-        click.argument("name", type=click.Choice(list(QUEUES)), metavar="QUEUE"),
-        click.option("--message-id", "ids", multiple=True, metavar="ID", help="Those with this id."),
-        click.option("--reason", "reasons", multiple=True, help="Those with this reason."),
-    ):
-        function = add(function)
-    return function
+_queue = click.argument("name", type=click.Choice(list(QUEUES)), metavar="QUEUE")
+_ids = click.option("--message-id", "ids", multiple=True, metavar="ID", help="Those with this id.")
+_reasons = click.option("--reason", "reasons", multiple=True, help="Those with this reason.")
 
 
 @click.command
+@_queue
+@_ids
+@_reasons
 @answering
 @on_record
-@_choosing
 async def redrive(*, name: str, ids: Sequence[str], reasons: Sequence[str], by: Operator) -> Answer:
     """Move dead letters back to the end of their queue. A crash may leave a message in both queues.
 
@@ -127,9 +120,11 @@ async def redrive(*, name: str, ids: Sequence[str], reasons: Sequence[str], by: 
 
 
 @click.command
+@_queue
+@_ids
+@_reasons
 @answering
 @on_record
-@_choosing
 async def discard(*, name: str, ids: Sequence[str], reasons: Sequence[str], by: Operator) -> Answer:
     """Remove dead letters, which cannot be undone. Needs --message-id or --reason."""
     if not (ids or reasons):

@@ -105,6 +105,8 @@ async def _keep_refused(connection: Connection, results: Sequence[Result], failu
         for result, failure in zip(results, failures, strict=True)
         if isinstance(failure, AlreadyErased | CalculationAlreadyRecorded)
     }
+    if not refused:
+        return
     await connection.executemany(
         """
         INSERT INTO refused_calculation AS refused (request_id, calculation_id)
