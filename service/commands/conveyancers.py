@@ -61,7 +61,7 @@ async def list_conveyancers() -> Answer:
 )
 @answering
 async def usage(month: datetime | None) -> Answer:
-    """Count the requests that each firm made in a month, in UTC, with those that were erased since."""
+    """Count what each firm did in a month, in UTC. Requests that were erased since still count."""
     async with connecting.postgres() as connection:
         return Answer.listing(await conveyancers.count_requests(connection, month))
 

@@ -3,13 +3,12 @@
 import json
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import httpx
 
 from service.calculation_requests import erasing
 from service.calculation_requests.changing import change
-from service.outbox.events import RequestWithdrawn
+from service.outbox.events import RequestCalculated, RequestWithdrawn
 from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER, STRUCTURE
 from tests.harness.http import bearer
@@ -88,31 +87,35 @@ async def test_conveyancer_is_added_and_changed_which_is_listed_and_on_record(en
     ]
 
 
-async def test_usage_counts_a_month_in_utc_with_the_requests_that_were_erased(environment, database):
-    begins = datetime(2026, 1, 1, tzinfo=UTC)
-    columns: list[dict[str, Any]] = [{}, {"calculation_fee_exempt": True}, {}, {}, {}]
-    requests = [new_request(**each) for each in columns]
-    for request, minutes in zip(requests, (0, 1, 1, 31 * 1440 - 1, 31 * 1440), strict=True):
+async def test_usage_counts_a_month_in_utc_which_an_erasure_does_not_change(environment, database):
+    begins, minutes = datetime(2026, 1, 1, tzinfo=UTC), (0, 1, 1, 31 * 1440 - 1, 31 * 1440)
+    requests = [new_request(calculation_fee_exempt=number == 1) for number in range(len(minutes))]
+    for request in requests:
         await insert(database, request)
-        at = "UPDATE calculation_request SET created_at = $2 WHERE id = $1"
-        await database.execute(at, request.id, begins + timedelta(minutes=minutes))
     async with database.transaction(), change(database, requests[2].id) as withdrawn:
-        withdrawn.withdrawn_at, withdrawn.calculation_id = withdrawn.locked_at, "C-1"
+        withdrawn.announce(RequestCalculated, calculation_id="C-1")
         withdrawn.announce(RequestWithdrawn)
-    shown = [*("service", "conveyancer", "usage", "--json"), "--month", "2026-01"]
-    before = await run(*shown, environment=environment)
+    for request, passed in zip(requests, minutes, strict=True):
+        move = "UPDATE event SET time = $2 WHERE request_id = $1"
+        await database.execute(move, request.id, begins + timedelta(minutes=passed))
+    usage = ("service", "conveyancer", "usage", "--json")
+    before = await run(*usage, "--month", "2026-01", environment=environment)
     async with database.transaction():
         await erasing.erase(database, [requests[1].id, requests[2].id])
 
-    after = await run(*shown, environment=environment)
-    current = await run(*shown[:4], environment=environment)
+    after = await run(*usage, "--month", "2026-01", environment=environment)
+    current = await run(*usage, environment=environment)
 
-    counted = {"requests": 4, "fee_exempt": 1, "calculated": 1, "withdrawn": 1, "erased": 0}
     acme, free = json.loads(before.output)
-    assert acme == {"conveyancer": CONVEYANCER, "name": acme["name"], "month": "2026-01", **counted}
-    assert json.loads(after.output) == [acme | {"erased": 2}, free]
-    assert (free["requests"], free["erased"]) == (0, 0)
-    assert json.loads(current.output)[0]["month"] == f"{datetime.now(UTC):%Y-%m}"
+    counted = {"requests": 4, "fee_exempt": 1, "calculated": 1, "withdrawn": 1, "erased": 0}
+    assert acme == {"conveyancer": CONVEYANCER, "name": "Acme", "month": "2026-01", **counted}
+    assert free["requests"] == 0
+    assert after == before
+    assert json.loads(current.output)[0] == {
+        **acme,
+        **dict.fromkeys(counted, 0),
+        "month": f"{datetime.now(UTC):%Y-%m}", "erased": 2,
+    }
 
 
 async def test_api_key_opens_the_questionnaire_until_it_is_revoked(environment, client, database):
