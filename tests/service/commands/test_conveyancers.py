@@ -114,7 +114,8 @@ async def test_usage_counts_a_month_in_utc_which_an_erasure_does_not_change(envi
     assert json.loads(current.output)[0] == {
         **acme,
         **dict.fromkeys(counted, 0),
-        "month": f"{datetime.now(UTC):%Y-%m}", "erased": 2,
+        "month": f"{datetime.now(UTC):%Y-%m}",
+        "erased": 2,
     }
 
 
