@@ -87,6 +87,7 @@ async def _find_customer(connection: Connection, address: str) -> list[UUID]:
     return [request_id for request_id, found in rows if email_addresses.normalized(found) == wanted]
 
 
+# Some locales do not count as \s the spaces that texts copied from documents have.
 _FIND = r"""
     SELECT id, conveyancer_id, case_ref,
            (SELECT concat_ws(': ', state, reason)
@@ -99,7 +100,8 @@ _FIND = r"""
               FROM calculation_request
              WHERE ($1::text IS NULL OR btrim(external_id) = $1)
                AND ($2::uuid[] IS NULL OR id = ANY($2))
-               AND ($3::text IS NULL OR lower(regexp_replace(case_ref, '\s', '', 'g')) = lower($3))
+               AND ($3::text IS NULL
+                    OR lower(regexp_replace(case_ref, '[\s\u00a0\u2000-\u200a\u202f]', '', 'g')) = lower($3))
                AND ($4::text IS NULL OR conveyancer_id = $4)
              ORDER BY id DESC
              LIMIT $5) AS newest

@@ -160,7 +160,7 @@ async def test_correction_to_the_same_address_changes_nothing(database, intended
     ],
 )
 async def test_requests_are_found_by_what_the_caller_on_the_phone_knows(database, option, value, other):
-    fields = {"external_id": " case-1", "case_ref": f"{A_REQUEST['case_ref']} "}
+    fields = {"external_id": " case-1", "case_ref": f"{A_REQUEST['case_ref']} ".replace(" ", "\u00a0", 1)}
     spellings = ["Ada@bücher.example", "ada@Bücher.example", "ada@xn--bcher-kva.example"]
     known = [await store(database, customer_email=each, **fields) for each in spellings]
     await database.execute("UPDATE calculation_request SET conveyancer_id = $1", FREE_CONVEYANCER)
