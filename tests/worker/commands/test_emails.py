@@ -203,8 +203,9 @@ async def test_command_that_changes_nothing_says_why_and_what_to_do(database, po
         answer = await command("emails", *words)
         assert (answer.status, answer.data) == (1, {"emails": 0})
         assert part in answer.text
-    with pytest.raises(UnknownConveyancer):
-        await command("emails", "list", "--conveyancer", "acme")
+    for listing in (("emails", "list"), ("request", "find")):
+        with pytest.raises(UnknownConveyancer):
+            await command(*listing, "--conveyancer", "acme")
 
 
 async def test_many_emails_are_changed_batch_by_batch(database):
