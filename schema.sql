@@ -92,6 +92,13 @@ CREATE TABLE erased_request (
 CREATE UNIQUE INDEX erased_request_key_sha256
     ON erased_request (conveyancer_id, key_sha256) WHERE key_sha256 IS NOT NULL;
 
+-- The latest calculation that was refused for a request, because the request has another one or was erased.
+CREATE TABLE refused_calculation (
+    request_id     uuid PRIMARY KEY,
+    calculation_id text NOT NULL,
+    refused_at     timestamptz NOT NULL DEFAULT now()
+);
+
 -- Every event, as it is sent. It is never deleted. Only an erasure changes its data: what the firm chose becomes
 -- null. The relay, replays, the API and trace read this row.
 CREATE TABLE event (

@@ -9,7 +9,6 @@ if __name__ == "__main__":  # PID 1 ignores signals without a handler, and the i
 
 import click
 
-from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.command_line.answering import run
 from service.commands import conveyancers, development_token, doctor, documents, requests, schema, serve
 from service.commands.api_keys import api_key
@@ -34,7 +33,7 @@ PROGRAM = click.Group(
 
 def main(words: Sequence[str]) -> int:
     """Run one command, and return the exit status."""
-    return run(PROGRAM, words, expects=(UnknownConveyancer, ServerFailed))
+    return run(PROGRAM, words, expects=(ServerFailed,))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ _TYPES = (
     | {"date": "a date", "datetime": "a time with its date", "decimal": "a decimal number"}
 )
 _QUOTED_TYPES = re.compile(r"`([^`]+)`")
+NOT_ALLOWED = "This value is not allowed"
 # Messages that quote the value, or our pattern for it.
 _QUOTING = re.compile(r"(Invalid (enum )?value|Expected `str` matching) .*", re.DOTALL)
 
@@ -58,5 +59,5 @@ def describe(error: msgspec.ValidationError) -> str:
     if not mark:
         problem, path = path, ""
     field = path.rstrip("`").removeprefix(".")
-    reason = in_json_words(_QUOTING.sub("This value is not allowed", problem))
+    reason = in_json_words(_QUOTING.sub(NOT_ALLOWED, problem))
     return f"{field}: {reason}" if field else reason

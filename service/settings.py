@@ -111,4 +111,5 @@ def load(kind: type[AnyStruct], environment: Mapping[str, str] = os.environ) -> 
     except msgspec.ValidationError as error:
         problem = json_faults.describe(error)
         problem = problem.replace("Object missing required field", "missing environment variable")
+        problem = problem.replace(json_faults.NOT_ALLOWED, "this value is not as deploy/reference.md says")
         raise InvalidSetting(problem.removesuffix(", got a string")) from None

@@ -17,11 +17,11 @@ from service.calculation_requests.changing import RequestLocked
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.event_history import CursorOutdated
 from service.calculation_requests.model import (
+    AlreadyErased,
+    AlreadyWithdrawn,
     IdempotencyKeyInFlight,
     IdempotencyKeyReused,
-    RequestErased,
     RequestNotFound,
-    RequestWithdrawn,
     TooManyEmails,
 )
 from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
@@ -109,12 +109,12 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
     RequestNotFound: ApiError(
         HTTPStatus.NOT_FOUND, "not_found", "There is no request with this uuid that this token may read."
     ),
-    RequestErased: ApiError(
+    AlreadyErased: ApiError(
         HTTPStatus.GONE,
         "erased",
         "The request was erased for good: to make another one, send a new Idempotency-Key.",
     ),
-    RequestWithdrawn: ApiError(
+    AlreadyWithdrawn: ApiError(
         HTTPStatus.CONFLICT,
         "withdrawn",
         "The request was withdrawn: to make another one, send a new Idempotency-Key.",

@@ -63,7 +63,7 @@ _COLUMNS = tuple(name for name in LockedRequest.__struct_fields__ if name not in
 
 @asynccontextmanager
 async def change(connection: Connection, request_id: UUID) -> AsyncIterator[LockedRequest]:
-    """Do what `change_all` does, for one request. Raises RequestErased and RequestNotFound."""
+    """Do what `change_all` does, for one request. Raises AlreadyErased and RequestNotFound."""
     async with change_all(connection, [request_id]) as found:
         if not found:
             await reading.raise_not_found(connection, request_id)

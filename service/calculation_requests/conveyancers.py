@@ -57,6 +57,54 @@ async def list_all(connection: Connection) -> list[Conveyancer]:
     return [Conveyancer(**row) for row in rows]
 
 
+class Usage(msgspec.Struct, frozen=True):
+    """How many requests a conveyancer made in a month, and how many were calculated, … in that month."""
+
+    conveyancer: str
+    name: str
+    month: str
+    requests: int
+    fee_exempt: int
+    calculated: int
+    withdrawn: int
+    erased: int
+
+
+async def count_requests(connection: Connection, month: datetime | None) -> list[Usage]:
+    """Return the usage of every conveyancer in the month that begins then, or in the current one, in UTC.
+
+    The events of erased requests are kept, so a month's figures never change. This reads all events: 2 s for
+    two million.
+    """
+    rows = await connection.fetch(
+        """
+        SELECT conveyancer.id, name, to_char(begins, 'YYYY-MM'),
+               count(*) FILTER (WHERE type = 'request.created'),
+               count(*) FILTER (WHERE type = 'request.created'
+                                  AND (data ->> 'calculation_fee_exempt')::boolean),
+               count(*) FILTER (WHERE type = 'request.calculated'),
+               count(*) FILTER (WHERE type = 'request.withdrawn'),
+               count(*) FILTER (WHERE type = 'request.erased')
+          FROM conveyancer
+         CROSS JOIN coalesce($1::timestamp, date_trunc('month', now() AT TIME ZONE 'UTC')) AS begins
+          LEFT JOIN event
+            ON conveyancer_id = conveyancer.id
+           AND time >= begins AT TIME ZONE 'UTC'
+           AND time < (begins + interval '1 month') AT TIME ZONE 'UTC'
+         GROUP BY conveyancer.id, begins
+         ORDER BY conveyancer.id
+        """,
+        month,
+    )
+    return [Usage(*row) for row in rows]
+
+
+async def check_registered(connection: Connection, conveyancer_id: str) -> None:
+    """Raise UnknownConveyancer unless this conveyancer, which may be disabled, is registered."""
+    if not await connection.fetchval("SELECT true FROM conveyancer WHERE id = $1", conveyancer_id):
+        raise UnknownConveyancer
+
+
 async def charges_calculation_fee(connection: Connection, conveyancer_id: str) -> bool:
     """Whether this conveyancer charges a calculation fee. Raises UnknownConveyancer."""
     charges = await connection.fetchval(

@@ -47,6 +47,17 @@ def find_fault(address: str) -> str | None:
     )
 
 
+def normalized(address: str) -> str:
+    """Return an accepted address as every spelling of it: in lower case, with its domain in punycode."""
+    local, _, domain = address.lower().rpartition("@")
+    if not domain.isascii():
+        valid = email_validator.validate_email(
+            f"a@{domain}", check_deliverability=False, test_environment=True
+        )
+        domain = valid.ascii_domain or domain
+    return f"{local}@{domain}"
+
+
 # Most addresses share few domains. Uncached, validating a create's two addresses took a seventh of its time.
 @lru_cache(maxsize=4096)
 def _is_valid_domain(domain: str) -> bool:

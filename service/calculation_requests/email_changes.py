@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from service.calculation_requests.changing import LockedRequest
-from service.calculation_requests.model import RequestWithdrawn, TooManyEmails
+from service.calculation_requests.model import AlreadyWithdrawn, TooManyEmails
 from service.identifiers import uuid_of
 from service.outbox.events import Reason, RequestCorrected, RequestEmailFailed, RequestEmailSent
 from service.postgres.connections import REPLICATE
@@ -102,10 +102,10 @@ async def send_as_requested(
     """Send a request's e-mail again, as its firm asks. With another *address*, the link is replaced, too.
 
     If nothing is replaced, and an e-mail is pending, none is added. So a repeated call is harmless. Raises
-    RequestWithdrawn and TooManyEmails.
+    AlreadyWithdrawn and TooManyEmails.
     """
     if request.withdrawn_at is not None:
-        raise RequestWithdrawn
+        raise AlreadyWithdrawn
     address = None if address == request.customer_email else address
     is_same = address is None and not new_link
     ((is_pending, is_limit_reached),) = await connection.fetch(_READ_REQUESTED, request.id, _MOST_REQUESTED)
@@ -135,10 +135,10 @@ async def correct(
     """Give a request a new secret, of the key *key_id*, and another address unless *address* is None.
 
     Pending e-mails are cancelled, because a worker may have claimed them with the old link. Returns the
-    e-mail with the new link. Without *sends*, none is sent, and None is returned. Raises RequestWithdrawn.
+    e-mail with the new link. Without *sends*, none is sent, and None is returned. Raises AlreadyWithdrawn.
     """
     if request.withdrawn_at is not None:
-        raise RequestWithdrawn
+        raise AlreadyWithdrawn
     request.customer_email = address or request.customer_email
     request.secret_salt, request.secret_key_id = secrets.token_bytes(16), key_id
     changed = "link" if address is None else "customer_email"

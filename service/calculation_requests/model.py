@@ -27,11 +27,11 @@ class RequestNotFound(Exception):
     """There is no such request."""
 
 
-class RequestErased(RequestNotFound):
+class AlreadyErased(RequestNotFound):
     """The request was erased."""
 
 
-class RequestWithdrawn(Exception):
+class AlreadyWithdrawn(Exception):
     """The request was withdrawn by its firm."""
 
 

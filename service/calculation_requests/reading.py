@@ -2,6 +2,7 @@
 
 import hmac
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import NoReturn
 from uuid import UUID
@@ -14,10 +15,10 @@ from service.calculation_requests.model import (
     COLUMNS,
     FOR_CUSTOMER,
     REQUEST_COLUMNS,
+    AlreadyErased,
     CalculationRequest,
     Idempotency,
     IdempotencyKeyReused,
-    RequestErased,
     RequestNotFound,
     request_in,
 )
@@ -31,13 +32,13 @@ async def find_by_idempotency_key(
 ) -> CalculationRequest | None:
     """Return the request that was stored with this key, or None. Waits until a synchronous standby has it.
 
-    Raises UnknownConveyancer, RequestErased and, if the bodies differ, IdempotencyKeyReused.
+    Raises UnknownConveyancer, AlreadyErased and, if the bodies differ, IdempotencyKeyReused.
     """
     row = await connection.fetchrow(_FIND_BY_IDEMPOTENCY_KEY, idempotency.key, conveyancer_id)
     if row is None:
         raise UnknownConveyancer
     if row["erased_id"] is not None:
-        raise RequestErased
+        raise AlreadyErased
     if row["id"] is None:
         return None
     if row["idempotency_sha256"] != idempotency.sha256:
@@ -60,12 +61,12 @@ _FIND_BY_IDEMPOTENCY_KEY = f"""
 
 
 async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str) -> CalculationRequest:
-    """Return a request of this conveyancer. Raises RequestErased, RequestNotFound, UnknownConveyancer."""
+    """Return a request of this conveyancer. Raises AlreadyErased, RequestNotFound, UnknownConveyancer."""
     row = await connection.fetchrow(_FIND, request_id, conveyancer_id)
     if row is None:
         raise UnknownConveyancer
     if row["id"] is None:
-        raise RequestErased if row["is_erased"] else RequestNotFound
+        raise AlreadyErased if row["is_erased"] else RequestNotFound
     return request_in(row)
 
 
@@ -116,7 +117,7 @@ _FIND_FOR_CUSTOMER = f"""
 
 
 async def read_internally(connection: Connection, request_id: UUID) -> CalculationRequest:
-    """Return a request of any conveyancer. Raises RequestErased and RequestNotFound."""
+    """Return a request of any conveyancer. Raises AlreadyErased and RequestNotFound."""
     row = await connection.fetchrow(_READ_INTERNALLY, request_id)
     if row is None:
         await raise_not_found(connection, request_id)
@@ -188,8 +189,14 @@ def _list_newest(*filters: str) -> str:
 
 
 async def raise_not_found(connection: Connection, request_id: UUID) -> NoReturn:
-    """Raise RequestErased if a request of any conveyancer with this id was erased, else RequestNotFound."""
-    raise RequestErased if await find_erased(connection, [request_id]) else RequestNotFound
+    """Raise AlreadyErased if a request of any conveyancer with this id was erased, else RequestNotFound."""
+    raise AlreadyErased if await find_erased(connection, [request_id]) else RequestNotFound
+
+
+async def check_known(connection: Connection, request_id: UUID) -> None:
+    """Raise RequestNotFound unless this request, of any conveyancer, exists or was erased."""
+    with suppress(AlreadyErased):
+        await read_internally(connection, request_id)
 
 
 async def find_erased(connection: Connection, request_ids: Collection[UUID]) -> set[UUID]:

@@ -69,7 +69,7 @@ class Storage:
         nothing looks for the request with its key. If there is none, another create is storing the key, and
         may fail. So this create tries again after a pause.
 
-        After PostgresUnavailable the request may have been stored. After UnknownConveyancer, RequestErased,
+        After PostgresUnavailable the request may have been stored. After UnknownConveyancer, AlreadyErased,
         IdempotencyKeyReused or IdempotencyKeyInFlight it has not been stored.
         """
         firm = request.conveyancer_id

@@ -19,12 +19,16 @@ import structlog
 import uvloop
 
 from service.addresses import EventLoop
-from service.calculation_requests.model import RequestNotFound, RequestWithdrawn
+from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.calculation_requests.model import AlreadyWithdrawn, RequestNotFound
 from service.command_line import parameters
 from service.command_line.connecting import EXPLAINED
 
 _WIDEST_CELL = 100
-_EXPECTED: tuple[type[Exception], ...] = (*EXPLAINED, OSError, RequestNotFound, RequestWithdrawn)
+_EXPECTED: tuple[type[Exception], ...] = (
+    *EXPLAINED,
+    *(OSError, AlreadyWithdrawn, RequestNotFound, UnknownConveyancer),
+)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -33,12 +37,17 @@ class Answer(msgspec.Struct, frozen=True):
     data: object
     text: str
     status: int = 0
+    note: str = ""  # for standard error, so that it does not get between the data
 
     @classmethod
-    def listing(cls, found: Sequence[msgspec.Struct]) -> "Answer":
-        """Return the answer of a command that lists structs of one type, with a column for each field."""
+    def listing(cls, found: Sequence[msgspec.Struct], total: int = 0) -> "Answer":
+        """Return the answer of a command that lists structs of one type, with a column for each field.
+
+        The note says if there are more, *total* in all.
+        """
         headings = found[0].__struct_fields__ if found else ("none",)
-        return cls(found, table(headings, map(msgspec.structs.astuple, found)))
+        note = f"{len(found)} of {total} are shown: --limit shows more." if total > len(found) else ""
+        return cls(found, table(headings, map(msgspec.structs.astuple, found)), note=note)
 
 
 def run(program: click.Group, words: Sequence[str], *, expects: tuple[type[Exception], ...] = ()) -> int:
@@ -71,6 +80,8 @@ def answering(function: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[
             raise click.ClickException(kept) from None
         # json.dumps escapes control and bidirectional characters, which could manipulate the terminal.
         click.echo(json.dumps(msgspec.to_builtins(answer.data), indent=2) if as_json else answer.text)
+        if answer.note:
+            click.echo(answer.note, err=True)
         return answer.status
 
     return callback

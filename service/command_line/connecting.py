@@ -22,6 +22,10 @@ WORDS: dict[type[BaseException] | tuple[type[BaseException], ...], str] = {
     ssl.SSLCertVerificationError: "its certificate is not accepted: {0.verify_message}",
     ssl.SSLError: "TLS fails ({0.reason}): is this its port for TLS?",
     asyncpg.InvalidAuthorizationSpecificationError: "it rejects the login",
+    asyncpg.InvalidCatalogNameError: "it has no such database",
+    (asyncpg.PostgresConnectionError, asyncpg.InterfaceError): "the connection was lost",
+    # Its own words, such as that it is shutting down. Without their details they are one line.
+    asyncpg.PostgresError: "{0.message}",
     ConnectionRefusedError: "connection refused",
     (EOFError, ConnectionResetError): "it closed the connection: is this its port, and is it one for TLS?",
     socket.gaierror: "unknown host",

@@ -9,6 +9,7 @@ from uuid import UUID
 import click
 
 from service import text_rules
+from service.calculation_requests import email_addresses
 from service.identifiers import parse_uuid
 from service.postgres.pool import Connection
 
@@ -32,6 +33,13 @@ def uuid(text: str) -> UUID:
     raise click.BadParameter(f"{text!r} is not the uuid of a request: req_ and 22 letters or digits")
 
 
+def email_address(text: str) -> str:
+    """Read an e-mail address, as the API accepts it."""
+    if fault := email_addresses.find_fault(text):
+        raise click.BadParameter(fault)
+    return text
+
+
 def time(text: str) -> Time:
     """Read a time: ISO 8601, in UTC unless it has an offset; or a span before now, such as 90m, 2h or 3d."""
     if span := re.fullmatch("([0-9]{1,4})([mhd])", text):
@@ -53,3 +61,5 @@ async def at(connection: Connection, given: Time | None) -> datetime | None:
 
 
 COUNT = click.IntRange(1, 10_000)
+limit = click.option("--limit", type=COUNT, default=50, show_default=True, help="The most to show.")
+firm = click.option("--conveyancer", "conveyancer_id", metavar="ID", type=line, help="Only this firm's.")

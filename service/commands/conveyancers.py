@@ -1,5 +1,7 @@
 """`conveyancer`: the law firms that may use the service."""
 
+from datetime import datetime
+
 import click
 
 from service.calculation_requests import conveyancers
@@ -51,6 +53,17 @@ async def list_conveyancers() -> Answer:
     """Show every conveyancer, whether it charges a fee, and since when it is disabled."""
     async with connecting.postgres() as connection:
         return Answer.listing(await conveyancers.list_all(connection))
+
+
+@conveyancer.command()
+@click.option(
+    "--month", type=click.DateTime(["%Y-%m"]), metavar="YYYY-MM", help="Default: the current month."
+)
+@answering
+async def usage(month: datetime | None) -> Answer:
+    """Count what each firm did in a month, in UTC. Requests that were erased since still count."""
+    async with connecting.postgres() as connection:
+        return Answer.listing(await conveyancers.count_requests(connection, month))
 
 
 @conveyancer.command()

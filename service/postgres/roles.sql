@@ -27,6 +27,7 @@ BEGIN
             ('worker', 'SELECT, INSERT, UPDATE (data) ON event'),
             ('worker', 'SELECT, INSERT, UPDATE ON email'),
             ('worker', 'SELECT, INSERT ON erased_request, postgres_up, secret_key'),
+            ('worker', 'SELECT, INSERT, UPDATE ON refused_calculation'),
             ('worker', 'SELECT, UPDATE (looked_at) ON bounce_mailbox'),
             ('worker', 'SELECT ON conveyancer'),
 
@@ -41,7 +42,7 @@ BEGIN
             ('operator', 'SELECT, INSERT, UPDATE (name, charges_calculation_fee, disabled_at) ON conveyancer'),
             ('operator', 'SELECT, INSERT, UPDATE (revoked_at) ON api_key'),
             ('operator', 'SELECT, INSERT ON erased_request, operator_action'),
-            ('operator', 'SELECT ON active_conveyancer, bounce_mailbox, secret_key'),
+            ('operator', 'SELECT ON active_conveyancer, bounce_mailbox, refused_calculation, secret_key'),
 
             -- The autoscaler counts what waits. It reads no customer data.
             ('scaling', 'SELECT (created_at, next_attempt_at) ON outbox'),

@@ -75,7 +75,7 @@ async def test_chain_works_with_a_user_and_the_secrets_of_each_process(
         await publish_calculation(channel, uuid, "calc-1")
         await eventually(lambda: database.fetchval(ALL_ARE_DONE))
 
-    assert redriven.output.startswith("1 messages moved")
+    assert redriven.output.startswith("1 of 1 messages moved")
     assert len(mail_server.accepted) == 1
 
 

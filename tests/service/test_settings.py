@@ -54,7 +54,9 @@ def test_invalid_variable_is_named_with_the_reason_and_its_value_not_shown(name,
     with pytest.raises(InvalidSetting) as failure:
         load(ServiceSettings, {**ENVIRONMENT, name: value})
 
-    assert str(failure.value).startswith(f"{name}: {reason or ''}")
+    assert str(failure.value).startswith(
+        f"{name}: {reason or 'this value is not as deploy/reference.md says'}"
+    )
     assert value not in str(failure.value)
 
 

@@ -69,7 +69,8 @@ async def calculate(connection: Connection, uuid: str, calculation_id: str = "C-
     body = msgspec.json.encode(CalculationCreated(uuid, calculation_id))
     decoded = calculations.decode(incoming.read(body), None)
     async with connection.transaction():
-        _check(await calculations.record_results(connection, [decoded]))
+        failures = await calculations.record_results(connection, [decoded])
+    _check(failures)
 
 
 def _check(failures: Failures) -> None:

@@ -1,4 +1,4 @@
-"""`dead-letters list|redrive`: the messages that consumers refused."""
+"""`dead-letters list|redrive|discard`: the messages that consumers refused."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -12,7 +12,8 @@ from aiormq.exceptions import ChannelNotFoundEntity, DeliveryError
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record, printable, table
 from service.settings import load
-from worker.consumers.dead_lettering import copy_of
+from worker.consumers import incoming
+from worker.consumers.dead_lettering import SENDER, copy_of
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BROKER_ERRORS, BrokerUnavailable, open_connection
 from worker.rabbitmq.topology import Queue
@@ -21,7 +22,8 @@ from worker.settings import AmqpUrl
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
 ANSWER_SECONDS = 10.0  # for each reply from the broker
 ARRIVAL_SECONDS = 2.0  # for the arrival of the next message
-_PREFETCH = 10  # messages of a redrive that are in memory
+_PREFETCH = 10  # messages that are in memory while all are redriven
+_MOST_SEARCHED = 10_000  # messages, which may all be in memory, if not all are chosen
 
 # Headers that record how a message was dead-lettered. A redriven message does not have them.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
@@ -37,7 +39,9 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """A dead letter. Headers and body may contain personal data, and are included only if asked for."""
 
     message_id: str | None
+    uuid: str | None  # of the request
     type: str | None
+    sender: str | None  # the RabbitMQ user, if RabbitMQ has checked it
     reason: str | None
     reason_text: str | None
     headers: dict[str, str] | None = None
@@ -68,12 +72,15 @@ async def list_letters(*, names: Sequence[str], limit: int, full: bool) -> Answe
     return Answer(listings, "\n\n".join(map(_as_text, listings)))
 
 
-def _describe(message: AbstractIncomingMessage, *, in_full: bool) -> DeadLetter:
+def _describe(message: AbstractIncomingMessage, *, in_full: bool = False) -> DeadLetter:
     headers = {name: str(value) for name, value in message.headers.items()}
+    died_by_itself = headers.get("x-first-death-reason")  # Its x-user-id may be the sender's own.
     return DeadLetter(
         message.message_id,
+        incoming.read(message.body).uuid,
         message.type,
-        headers.get("x-reason", headers.get("x-first-death-reason")),  # set by a consumer, or by RabbitMQ
+        message.user_id or (None if died_by_itself else headers.get(SENDER)),
+        headers.get("x-reason", died_by_itself),  # set by a consumer, or by RabbitMQ
         headers.get("x-reason-text"),
         headers if in_full else None,
         message.body.decode(errors="backslashreplace") if in_full else None,
@@ -81,7 +88,7 @@ def _describe(message: AbstractIncomingMessage, *, in_full: bool) -> DeadLetter:
 
 
 def _as_text(listing: QueueListing) -> str:
-    headings = ("message id", "type", "reason", "what is wrong")
+    headings = DeadLetter.__struct_fields__[:6]
     rows = [msgspec.structs.astuple(letter)[: len(headings)] for letter in listing.letters]
     parts = [f"{listing.queue}: {listing.count} messages"]
     if rows:
@@ -93,42 +100,86 @@ def _as_text(listing: QueueListing) -> str:
     return "\n\n".join(parts)
 
 
+_queue = click.argument("name", type=click.Choice(list(QUEUES)), metavar="QUEUE")
+_ids = click.option("--message-id", "ids", multiple=True, metavar="ID", help="Those with this id.")
+_reasons = click.option("--reason", "reasons", multiple=True, help="Those with this reason.")
+
+
 @click.command
-@click.argument("name", type=click.Choice(list(QUEUES)), metavar="QUEUE")
+@_queue
+@_ids
+@_reasons
 @answering
 @on_record
-async def redrive(*, name: str, by: Operator) -> Answer:
-    """Move all dead letters back to the end of their queue. A crash may leave a message in both queues.
+async def redrive(*, name: str, ids: Sequence[str], reasons: Sequence[str], by: Operator) -> Answer:
+    """Move dead letters back to the end of their queue. A crash may leave a message in both queues.
 
     A message that its consumer refuses again becomes a dead letter again.
     """
-    queue = QUEUES[name]
-    async with _opened(queue) as (channel, count):
-        async with connecting.postgres() as postgres:
-            subject = f"{count} messages to {name}"
-            await operator_actions.record(postgres, "dead-letters redrive", [(None, subject)], by)
-        async for message in _read(channel, queue, count, prefetch=_PREFETCH):
-            await _move_back(channel, queue, message)
-    return Answer({"queue": name, "moved": count}, f"{count} messages moved to {name}")
+    return await _settle(QUEUES[name], ids, reasons, by, is_redrive=True)
+
+
+@click.command
+@_queue
+@_ids
+@_reasons
+@answering
+@on_record
+async def discard(*, name: str, ids: Sequence[str], reasons: Sequence[str], by: Operator) -> Answer:
+    """Remove dead letters, which cannot be undone. Needs --message-id or --reason."""
+    if not (ids or reasons):
+        raise click.UsageError("say which dead letters: --message-id or --reason")
+    return await _settle(QUEUES[name], ids, reasons, by, is_redrive=False)
 
 
 dead_letters = click.Group(
     "dead-letters",
-    help="Show and redrive the messages that consumers refused.",
-    commands=[list_letters, redrive],
+    help="Show, redrive and discard the messages that consumers refused.",
+    commands=[list_letters, redrive, discard],
 )
 
 
+async def _settle(
+    queue: Queue, ids: Sequence[str], reasons: Sequence[str], by: Operator, *, is_redrive: bool
+) -> Answer:
+    """Redrive or discard the dead letters with one of *ids* and one of *reasons*. Without either, all.
+
+    The others are held until the connection closes, when RabbitMQ returns them to their queue.
+    """
+    settled: list[str | None] = []
+    async with _opened(queue) as (channel, count):
+        async with connecting.postgres() as postgres:
+            action = f"dead-letters {'redrive' if is_redrive else 'discard'}"
+            subject = f"{queue.name}: {', '.join((*ids, *reasons)) or f'all {count}'}"
+            await operator_actions.record(postgres, action, [(None, subject)], by)
+        is_chosen = bool(ids or reasons)
+        searched = min(count, _MOST_SEARCHED) if is_chosen else count
+        async for message in _read(
+            channel, queue, searched, prefetch=searched + 1 if is_chosen else _PREFETCH
+        ):
+            letter = _describe(message)
+            if (not ids or letter.message_id in ids) and (not reasons or letter.reason in reasons):
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    if is_redrive:
+                        await _move_back(channel, queue, message)
+                    await message.ack()
+                settled.append(message.message_id)
+    missing = [each for each in ids if each not in settled]
+    text = f"{len(settled)} of {count} messages {'moved' if is_redrive else 'discarded'}"
+    text += f"; none has the id {', '.join(missing)}" if missing else ""
+    text += f"; only the first {searched} were searched" if searched < count else ""
+    data = {"queue": queue.name, "messages": len(settled), "missing": missing}
+    return Answer(data, printable(text), status=int(not settled or bool(missing)))
+
+
 async def _move_back(channel: AbstractChannel, queue: Queue, message: AbstractIncomingMessage) -> None:
-    """Publish a message to its queue without dead-letter headers. Then acknowledge the dead letter."""
+    """Publish a message to its queue without dead-letter headers. The queue confirms it."""
     headers = {name: value for name, value in message.headers.items() if not name.startswith(_OF_DEATH)}
-    async with asyncio.timeout(ANSWER_SECONDS):
-        try:
-            await channel.default_exchange.publish(copy_of(message, headers), queue.name, mandatory=True)
-        except DeliveryError:
-            text = f"{queue.name}: the live queue is missing or full. The rest was not moved."
-            raise click.ClickException(text) from None
-        await message.ack()
+    try:
+        await channel.default_exchange.publish(copy_of(message, headers), queue.name, mandatory=True)
+    except DeliveryError:
+        text = f"{queue.name}: the live queue is missing or full. The rest was not moved."
+        raise click.ClickException(text) from None
 
 
 @asynccontextmanager

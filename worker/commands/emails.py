@@ -9,10 +9,10 @@ from uuid import UUID
 import click
 import msgspec
 
-from service.calculation_requests import email_changes
-from service.calculation_requests.changing import LockedRequest, change_all
+from service.calculation_requests import conveyancers, email_changes, reading
+from service.calculation_requests.changing import LockedRequest, change, change_all
 from service.calculation_requests.email_changes import EmailId, Kind
-from service.calculation_requests.model import RequestWithdrawn
+from service.calculation_requests.model import AlreadyWithdrawn
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record
 from service.identifiers import uuid_of
@@ -58,9 +58,7 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that choose e-mails. The command gets them as *choice*."""
 
     @click.option("--uuid", "request_id", type=parameters.uuid, help="Only those of this request: req_…")
-    @click.option(
-        "--conveyancer", "conveyancer_id", metavar="ID", type=parameters.line, help="Only this firm's."
-    )
+    @parameters.firm
     @click.option("--reply", type=parameters.line, help="Only those whose last reply has this code or text.")
     @click.option(
         "--from",
@@ -80,9 +78,7 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("list")
 @click.option("--state", type=click.Choice(get_args(State)), help="Default: all.")
 @click.option("--unresolved", is_flag=True, help="Only failed e-mails with no later e-mail.")
-@click.option(
-    "--limit", type=parameters.COUNT, default=50, show_default=True, help="The most e-mails to show."
-)
+@parameters.limit
 @answering
 @_choosing
 async def list_emails(*, state: State | None, unresolved: bool, limit: int, choice: Choice) -> Answer:
@@ -90,8 +86,10 @@ async def list_emails(*, state: State | None, unresolved: bool, limit: int, choi
     if unresolved:
         state = "failed"
     async with connecting.postgres() as connection:
-        found = await read(connection, choice, state=state, only_last=unresolved, limit=limit)
-    return Answer.listing(found)
+        found, total = await read(connection, choice, state=state, only_last=unresolved, limit=limit)
+        if not found:
+            await _check_exists(connection, choice)
+    return Answer.listing(found, total)
 
 
 @click.command
@@ -109,9 +107,7 @@ async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice)
         raise click.UsageError("--sent needs --uuid: a sent e-mail is sent again for one request at a time")
     choice.check_is_narrow()
     async with connecting.postgres() as connection:
-        if await connection.fetchval(_IS_WITHDRAWN, choice.request_id):
-            raise RequestWithdrawn
-        newest_first = await read(connection, choice, state=None if sent else "failed", only_last=True)
+        newest_first, _ = await read(connection, choice, state=None if sent else "failed", only_last=True)
         again = [
             EmailId(parameters.uuid(email.uuid), email.number + 1, email.kind)
             for email in reversed(newest_first)
@@ -119,7 +115,7 @@ async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice)
         ][:limit]
         request_ids = [email.request_id for email in again]
         add = functools.partial(email_changes.add, connection, again)
-        return await _change(connection, request_ids, add, action="emails resend", by=by)
+        return await _change(connection, choice, request_ids, add, action="emails resend", by=by)
 
 
 @click.command
@@ -131,12 +127,9 @@ async def cancel(*, resent: bool, by: Operator, choice: Choice) -> Answer:
     """Cancel pending e-mails, even those not recorded yet. An e-mail that is being sent may still arrive."""
     choice.check_is_narrow()
     async with connecting.postgres() as connection:
-        # In this order, none is missed that is recorded meanwhile.
-        request_ids = [] if resent else await _find_unrecorded(connection, choice)
-        pending = await read(connection, choice, state="pending")
-        request_ids += [parameters.uuid(email.uuid) for email in pending if email.number > 1 or not resent]
+        request_ids = await _find_pending(connection, choice, only_resent=resent)
         cancel_all = functools.partial(email_changes.cancel, connection)
-        return await _change(connection, request_ids, cancel_all, action="emails cancel", by=by)
+        return await _change(connection, choice, request_ids, cancel_all, action="emails cancel", by=by)
 
 
 emails = click.Group(
@@ -148,6 +141,7 @@ emails = click.Group(
 
 async def _change(
     connection: Connection,
+    choice: Choice,
     request_ids: Sequence[UUID],
     write: Callable[[Mapping[UUID, LockedRequest]], Awaitable[Sequence[EmailId]]],
     *,
@@ -156,7 +150,8 @@ async def _change(
 ) -> Answer:
     """Change e-mails of these requests by *write*, which skips those that have changed since.
 
-    A transaction changes the e-mails of _BATCH requests and records it. Returns how many were changed.
+    A transaction changes the e-mails of _BATCH requests and records it. Returns how many were changed, or why
+    none was.
     """
     changed = 0
     for start in range(0, len(request_ids), _BATCH):
@@ -168,7 +163,39 @@ async def _change(
             changes = [(email.request_id, email.key) for email in written]
             await operator_actions.record(connection, action, changes, by)
         changed += len(written)
-    return Answer({"emails": changed}, f"{changed} e-mails changed")
+    if changed:
+        return Answer({"emails": changed}, f"{changed} e-mails changed")
+    why = await _why_none(connection, choice)
+    return Answer({"emails": 0}, f"0 e-mails changed: none meets all conditions. {why}", status=1)
+
+
+async def _why_none(connection: Connection, choice: Choice) -> str:
+    """Return why a command changed no e-mail. Raises the error of the request or firm that *choice* names."""
+    await _check_exists(connection, choice)
+    if choice.request_id is None:
+        return "`python -m worker emails list` shows which e-mails there are."
+    async with change(connection, choice.request_id) as request:
+        if request.withdrawn_at is not None:
+            raise AlreadyWithdrawn
+    newest, _ = await read(connection, Choice(request_id=request.id), limit=1)
+    if not newest:
+        return "It has no e-mail yet: `python -m worker trace UUID` shows how far it has come."
+    return f"Its last e-mail, number {newest[0].number}, {_LAST[newest[0].state]}"
+
+
+_LAST: dict[State, str] = {
+    "pending": "is pending: `python -m worker trace UUID` shows when it is sent.",
+    "sent": "was sent: `python -m worker emails resend --uuid UUID --sent` sends it again.",
+    "failed": "failed: `python -m worker emails resend --uuid UUID` sends it again.",
+}
+
+
+async def _check_exists(connection: Connection, choice: Choice) -> None:
+    """Raise RequestNotFound or UnknownConveyancer if *choice* names what does not exist."""
+    if choice.request_id is not None:
+        await reading.check_known(connection, choice.request_id)
+    if choice.conveyancer_id is not None:
+        await conveyancers.check_registered(connection, choice.conveyancer_id)
 
 
 async def read(
@@ -178,64 +205,68 @@ async def read(
     state: State | None = None,
     only_last: bool = False,
     limit: int | None = None,
-) -> list[LedgerEmail]:
-    """Return the newest of the chosen e-mails, newest first.
+) -> tuple[list[LedgerEmail], int]:
+    """Return the newest of the chosen e-mails, newest first, and how many there are without the limit.
 
     *only_last* leaves out e-mails that another one has followed, and those of withdrawn or erased requests.
     """
     choice = msgspec.structs.replace(choice, since=await parameters.at(connection, choice.since))
     rows = await connection.fetch(_READ, *msgspec.structs.astuple(choice), state, only_last, limit)
-    return [LedgerEmail(uuid_of(request_id), *rest) for request_id, *rest in rows]
+    emails = [LedgerEmail(uuid_of(request_id), *rest) for request_id, *rest, _ in rows]
+    return emails, rows[0]["total"] if rows else 0
 
 
-_IS_WITHDRAWN = "SELECT withdrawn_at IS NOT NULL FROM calculation_request WHERE id = $1"
 _READ = r"""
     SELECT request_id, number, kind,
            (SELECT conveyancer_id FROM event WHERE request_id = email.request_id AND sequence = 1),
            requested_by, state, reason, attempts,
            regexp_replace(server_reply, '[^\s<>@]+@[^\s<>@]+', '[address]', 'g'),
-           created_at, settled_at, CASE WHEN state = 'pending' THEN next_attempt_at END
-      FROM email
-     WHERE ($1::uuid IS NULL OR request_id = $1)
-       AND ($2::text IS NULL OR request_id IN (SELECT id
-                                                 FROM calculation_request
-                                                WHERE conveyancer_id = $2))
-       AND ($3::text IS NULL OR strpos(concat_ws(' ', smtp_code, server_reply), $3) > 0)
-       AND ($4::timestamptz IS NULL OR coalesce(settled_at, created_at) >= $4)
-       AND ($5::text IS NULL OR state = $5)
-       AND (NOT $6
-            OR (EXISTS (SELECT
-                          FROM calculation_request AS request
-                         WHERE request.id = email.request_id
-                           AND request.withdrawn_at IS NULL)
-                AND NOT EXISTS (SELECT
-                                  FROM email AS later
-                                 WHERE later.request_id = email.request_id
-                                   AND later.number > email.number)))
+           created_at, settled_at, CASE WHEN state = 'pending' THEN next_attempt_at END, total
+      FROM (SELECT *, count(*) OVER () AS total
+              FROM email
+             WHERE ($1::uuid IS NULL OR request_id = $1)
+               AND ($2::text IS NULL OR request_id IN (SELECT id
+                                                         FROM calculation_request
+                                                        WHERE conveyancer_id = $2))
+               AND ($3::text IS NULL OR strpos(concat_ws(' ', smtp_code, server_reply), $3) > 0)
+               AND ($4::timestamptz IS NULL OR coalesce(settled_at, created_at) >= $4)
+               AND ($5::text IS NULL OR state = $5)
+               AND (NOT $6
+                    OR (EXISTS (SELECT
+                                  FROM calculation_request AS request
+                                 WHERE request.id = email.request_id
+                                   AND request.withdrawn_at IS NULL)
+                        AND NOT EXISTS (SELECT
+                                          FROM email AS later
+                                         WHERE later.request_id = email.request_id
+                                           AND later.number > email.number)))
+             ORDER BY created_at DESC, request_id DESC, number DESC
+             LIMIT $7) AS email
      ORDER BY created_at DESC, request_id DESC, number DESC
-     LIMIT $7
 """
 
 
-async def _find_unrecorded(connection: Connection, choice: Choice) -> list[UUID]:
-    """Return the requests whose first e-mail no consumer has recorded yet.
+async def _find_pending(connection: Connection, choice: Choice, *, only_resent: bool) -> list[UUID]:
+    """Return the requests whose pending e-mail is chosen, or whose first e-mail no consumer has recorded yet.
 
     Such an e-mail is chosen by the uuid, firm and created_at of its request.
     """
-    choice = msgspec.structs.replace(choice, since=await parameters.at(connection, choice.since))
+    since = await parameters.at(connection, choice.since)
     rows = await connection.fetch(
         """
         SELECT id
           FROM calculation_request AS request
+          LEFT JOIN email
+            ON request_id = id
          WHERE ($1::uuid IS NULL OR id = $1)
            AND ($2::text IS NULL OR conveyancer_id = $2)
-           AND $3::text IS NULL
-           AND ($4::timestamptz IS NULL OR created_at >= $4)
-           AND NOT EXISTS (SELECT
-                             FROM email
-                            WHERE email.request_id = request.id)
+           AND ($3::text IS NULL OR strpos(concat_ws(' ', smtp_code, server_reply), $3) > 0)
+           AND ($4::timestamptz IS NULL OR coalesce(email.created_at, request.created_at) >= $4)
+           AND coalesce(state, 'pending') = 'pending'
+           AND (NOT $5 OR number > 1)
          ORDER BY id
         """,
-        *msgspec.structs.astuple(choice),
+        *msgspec.structs.astuple(msgspec.structs.replace(choice, since=since)),
+        only_resent,
     )
     return [row["id"] for row in rows]

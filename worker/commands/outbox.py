@@ -40,9 +40,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 @click.command("list")
-@click.option(
-    "--limit", type=parameters.COUNT, default=50, show_default=True, help="The most events to show."
-)
+@parameters.limit
 @answering
 async def list_events(limit: int) -> Answer:
     """Count the unpublished events and show the oldest. Retrying and waiting events come first."""

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime
 from uuid import UUID
 
@@ -11,7 +10,6 @@ import msgspec
 
 from service.calculation_requests import reading
 from service.calculation_requests.changing import change_all
-from service.calculation_requests.model import RequestErased
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, cell, on_record
 from service.outbox import events, waking
@@ -42,15 +40,15 @@ async def replay_events(*, since: parameters.Time | None, request_id: UUID | Non
         raise click.UsageError("say which events to replay: --from, or --uuid")
     async with connecting.postgres() as connection:
         if request_id is not None:
-            with suppress(RequestErased):
-                await reading.read_internally(connection, request_id)  # Raises RequestNotFound.
+            await reading.check_known(connection, request_id)
         since = await parameters.at(connection, since)
         chosen = await connection.fetch(_CHOOSE, since, request_id)
         subject = f"{sum(row['events'] for row in chosen)} events from {cell(since)} on"
         await operator_actions.record(connection, "outbox replay", [(request_id, subject)], by)
         done = await replay(connection, [row["request_id"] for row in chosen], since)
     left_out = f"{done.requests_undelivered} requests have unpublished events, and were left out"
-    return Answer(done, f"{done.events} events of {done.requests} requests replayed; {left_out}")
+    text = f"{done.events} events of {done.requests} requests replayed; {left_out}"
+    return Answer(done, text, status=int(not done.events))
 
 
 _CHOOSE = """

@@ -11,7 +11,6 @@ from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, answering
 from service.command_line.operator_actions import OperatorAction
 from service.identifiers import uuid_of
-from service.postgres.pool import Connection
 from worker.commands import emails as emails_command
 from worker.commands import outbox
 from worker.commands.emails import Choice, LedgerEmail
@@ -27,6 +26,8 @@ class TracedRequest(msgspec.Struct, frozen=True, kw_only=True):
     calculation_id: str | None
     withdrawn_at: datetime | None
     erased_at: datetime | None
+    refused_calculation: str | None  # the latest that was refused, because there is another, or it was erased
+    refused_at: datetime | None
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,31 +48,30 @@ async def trace(request_id: UUID) -> Answer:
         connecting.postgres() as connection,
         connection.transaction(isolation="repeatable_read", readonly=True),
     ):
-        found = await _trace(connection, request_id)
+        stored = await connection.fetchrow(_FIND, request_id)
+        if stored is None:
+            raise RequestNotFound
+        newest, _ = await emails_command.read(connection, Choice(request_id=request_id))
+        found = Trace(
+            request=TracedRequest(uuid=uuid_of(request_id), **stored),
+            events=await outbox.read(connection, request_id=request_id),
+            emails=newest[::-1],
+            actions=await operator_actions.read(connection, request_id),
+        )
     lists = msgspec.structs.asdict(found) | {"request": [found.request]}
     return Answer(found, "\n\n".join(f"{name}:\n{Answer.listing(each).text}" for name, each in lists.items()))
 
 
-async def _trace(connection: Connection, request_id: UUID) -> Trace:
-    """Return the progress of a request. Raises RequestNotFound."""
-    stored = await connection.fetchrow(_FIND, request_id)
-    if stored is None:
-        raise RequestNotFound
-    newest = await emails_command.read(connection, Choice(request_id=request_id))
-    return Trace(
-        request=TracedRequest(uuid=uuid_of(request_id), **stored),
-        events=await outbox.read(connection, request_id=request_id),
-        emails=newest[::-1],
-        actions=await operator_actions.read(connection, request_id),
-    )
-
-
 _FIND = """
-    SELECT conveyancer_id AS tenant, created_at AS stored_at, calculation_id, withdrawn_at, NULL AS erased_at
-      FROM calculation_request
-     WHERE id = $1
-    UNION ALL
-    SELECT conveyancer_id, created_at, calculation_id, NULL, erased_at
-      FROM erased_request
+    SELECT tenant, stored_at, request.calculation_id, withdrawn_at, erased_at,
+           refused.calculation_id AS refused_calculation, refused_at
+      FROM (SELECT id, conveyancer_id AS tenant, created_at AS stored_at, calculation_id, withdrawn_at,
+                   NULL::timestamptz AS erased_at
+              FROM calculation_request
+             UNION ALL
+            SELECT id, conveyancer_id, created_at, calculation_id, NULL, erased_at
+              FROM erased_request) AS request
+      LEFT JOIN refused_calculation AS refused
+        ON refused.request_id = id
      WHERE id = $1
 """

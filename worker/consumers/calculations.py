@@ -7,7 +7,7 @@ import msgspec
 
 from service.calculation_requests import reading
 from service.calculation_requests.changing import LockedRequest, change_all
-from service.calculation_requests.model import RequestErased, RequestNotFound
+from service.calculation_requests.model import AlreadyErased, RequestNotFound
 from service.identifiers import parse_uuid
 from service.outbox.events import CalculationCreated, CloudEvent, RequestCalculated
 from service.outbox.waking import RelayWaker
@@ -42,7 +42,7 @@ def consumer(settings: WorkerSettings, pool: Pool, relay: RelayWaker) -> Consume
         record=record_results,
         committed=relay.wake,
         # A result for an erased request is dead-lettered, because its team may have to erase the result.
-        refusals=(RequestNotFound, RequestErased, CalculationAlreadyRecorded),
+        refusals=(RequestNotFound, AlreadyErased, CalculationAlreadyRecorded),
     )
 
 
@@ -65,7 +65,7 @@ def decode(message: Incoming, traceparent: str | None) -> Result:
 async def record_results(connection: Connection, results: Sequence[Result]) -> Failures:
     """Record each result once, however often it is delivered, in the caller's transaction.
 
-    The failures are RequestNotFound, RequestErased, CalculationAlreadyRecorded and TryAgain. If a batch has
+    The failures are RequestNotFound, AlreadyErased, CalculationAlreadyRecorded and TryAgain. If a batch has
     several results for a request, the first counts.
     """
     ids = {result.request_id for result in results}
@@ -75,7 +75,9 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
         others -= locked
         # Read last, so that a request that is erased meanwhile counts as locked or erased, not as unknown.
         erased = await reading.find_erased(connection, others) if others else set()
-        return [_record(result, free.get(result.request_id), locked, erased) for result in results]
+        failures = [_record(result, free.get(result.request_id), locked, erased) for result in results]
+        await _keep_refused(connection, results, failures)
+    return failures
 
 
 def _record(result: Result, request: LockedRequest | None, locked: set[UUID], erased: set[UUID]) -> Failure:
@@ -84,7 +86,7 @@ def _record(result: Result, request: LockedRequest | None, locked: set[UUID], er
         if result.request_id in locked:
             return TryAgain("the row is locked")
         if result.request_id in erased:
-            return RequestErased(f"{result.path}request_uuid: the request was erased")
+            return AlreadyErased(f"{result.path}request_uuid: the request was erased")
         return RequestNotFound(f"{result.path}request_uuid: there is no such request")
     if request.calculation_id is None:
         request.calculation_id = result.calculation_id
@@ -94,3 +96,24 @@ def _record(result: Result, request: LockedRequest | None, locked: set[UUID], er
     if request.calculation_id == result.calculation_id:
         return None
     return CalculationAlreadyRecorded(f"{result.path}calculation_id: the request has another calculation")
+
+
+async def _keep_refused(connection: Connection, results: Sequence[Result], failures: Failures) -> None:
+    """Keep, for `trace`, the latest calculation that a request refused. A redelivery changes nothing."""
+    refused = {
+        result.request_id: result.calculation_id
+        for result, failure in zip(results, failures, strict=True)
+        if isinstance(failure, AlreadyErased | CalculationAlreadyRecorded)
+    }
+    if not refused:
+        return
+    await connection.executemany(
+        """
+        INSERT INTO refused_calculation AS refused (request_id, calculation_id)
+        VALUES ($1, $2)
+        ON CONFLICT (request_id) DO UPDATE
+           SET calculation_id = excluded.calculation_id, refused_at = now()
+         WHERE refused.calculation_id <> excluded.calculation_id
+        """,
+        sorted(refused.items()),  # otherwise two processes could deadlock
+    )

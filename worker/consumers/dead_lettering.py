@@ -17,7 +17,7 @@ from worker.settings import WorkerSettings
 
 # RabbitMQ would route a copy by these headers, too, but the copy must go to one queue only.
 _ROUTING = ("CC", "BCC")
-_SENDER = "x-user-id"
+SENDER = "x-user-id"
 
 
 def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message:
@@ -27,10 +27,10 @@ def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message
     `user_id`, which RabbitMQ has checked, becomes the header `x-user-id`. The message's own `x-user-id` is
     left out, because any sender can set it. So the next dead letter of a redriven message names no sender.
     """
-    headers = {name: value for name, value in message.headers.items() if name.lower() != _SENDER}
+    headers = {name: value for name, value in message.headers.items() if name.lower() != SENDER}
     headers |= {"x-reason": type(refusal).__name__, "x-reason-text": str(refusal)}
     if message.user_id:
-        headers[_SENDER] = message.user_id
+        headers[SENDER] = message.user_id
     return copy_of(message, headers)
 
 

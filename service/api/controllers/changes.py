@@ -68,7 +68,7 @@ class Changes(Controller):
         documented=Documented(
             answers={"ok": examples.RECORD},
             refused_body=b'{"customer_email": "ada", "link": "new"}',
-            failures={"withdrawn": model.RequestWithdrawn(), "too_many": model.TooManyEmails()},
+            failures={"withdrawn": model.AlreadyWithdrawn(), "too_many": model.TooManyEmails()},
         ),
     )
     async def send_email(

@@ -25,10 +25,10 @@ from service.authentication.access_tokens import READ, READ_ALL, WRITE, Caller, 
 from service.calculation_requests import conveyancers, event_history, reading, storing
 from service.calculation_requests.event_history import CalculationRequestEvents
 from service.calculation_requests.model import (
+    AlreadyErased,
     CalculationRequestView,
     IdempotencyKeyInFlight,
     IdempotencyKeyReused,
-    RequestErased,
     RequestNotFound,
     RetrievedCalculationRequest,
 )
@@ -71,7 +71,7 @@ class Requests(Controller):
             failures={
                 "malformed_key": refusal(parse_key, ["a key"]),
                 "two_keys": refusal(parse_key, ["one", "two"]),
-                "erased": RequestErased(),
+                "erased": AlreadyErased(),
                 "key_in_flight": IdempotencyKeyInFlight(),
                 "key_reused": IdempotencyKeyReused(),
             },

@@ -16,7 +16,7 @@ from service.authentication.access_tokens import InvalidCredentials
 from service.authentication.authenticator import InsufficientScope
 from service.authentication.signing_keys import SigningKeysUnavailable
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.model import RequestErased, RequestNotFound, RetrievedCalculationRequest
+from service.calculation_requests.model import AlreadyErased, RequestNotFound, RetrievedCalculationRequest
 from service.calculation_requests.request_secrets import SecretKeyMissing
 from service.postgres.outages import PostgresUnavailable
 
@@ -89,7 +89,7 @@ def common_failures(operation: dict[str, Any], path: str, answer: object) -> dic
     if "requestBody" in operation:
         failures |= _OF_A_BODY
     if "{uuid}" in path:
-        failures |= {"unknown_uuid": RequestNotFound(), "erased": RequestErased()}
+        failures |= {"unknown_uuid": RequestNotFound(), "erased": AlreadyErased()}
     scopes = [scope for each in operation.get("security", ()) for scope in each.get("access_token", ())]
     if scopes:
         failures |= {

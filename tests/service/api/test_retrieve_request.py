@@ -6,7 +6,7 @@ import pytest
 from service.api import errors
 from service.api.openapi.examples import FULL_REQUEST
 from service.calculation_requests import erasing
-from service.calculation_requests.model import RequestErased, RequestNotFound
+from service.calculation_requests.model import AlreadyErased, RequestNotFound
 from service.calculation_requests.request_secrets import WrongSecret
 from service.identifiers import new_request_id, uuid_of
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
@@ -41,8 +41,8 @@ async def test_token_opens_its_requests_and_hides_all_others(service_settings, i
         there = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
         # By token: the errors for a request that is there, an erased one, and none.
         answers: dict[str, tuple[type[Exception] | None, ...]] = {
-            issuer.token(): (None, RequestErased, RequestNotFound),
-            issuer.token("reader", scope="request:read-all"): (None, RequestErased, RequestNotFound),
+            issuer.token(): (None, AlreadyErased, RequestNotFound),
+            issuer.token("reader", scope="request:read-all"): (None, AlreadyErased, RequestNotFound),
             issuer.token(FREE_CONVEYANCER): (RequestNotFound,) * 3,
         }
         if not what:

@@ -2,12 +2,17 @@
 
 import json
 import re
+from datetime import UTC, datetime, timedelta
 
 import httpx
 
+from service.calculation_requests import erasing
+from service.calculation_requests.changing import change
+from service.outbox.events import RequestCalculated, RequestWithdrawn
 from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER, STRUCTURE
 from tests.harness.http import bearer
+from tests.harness.stored import insert, new_request
 
 A_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
@@ -80,6 +85,38 @@ async def test_conveyancer_is_added_and_changed_which_is_listed_and_on_record(en
         ("new-firm", "conveyancer add", each, note)
         for each, note in zip(shown[:3], (None, None, "a merger"), strict=True)
     ]
+
+
+async def test_usage_counts_a_month_in_utc_which_an_erasure_does_not_change(environment, database):
+    begins, minutes = datetime(2026, 1, 1, tzinfo=UTC), (0, 1, 1, 31 * 1440 - 1, 31 * 1440)
+    requests = [new_request(calculation_fee_exempt=number == 1) for number in range(len(minutes))]
+    for request in requests:
+        await insert(database, request)
+    async with database.transaction(), change(database, requests[2].id) as withdrawn:
+        withdrawn.announce(RequestCalculated, calculation_id="C-1")
+        withdrawn.announce(RequestWithdrawn)
+    for request, passed in zip(requests, minutes, strict=True):
+        move = "UPDATE event SET time = $2 WHERE request_id = $1"
+        await database.execute(move, request.id, begins + timedelta(minutes=passed))
+    usage = ("service", "conveyancer", "usage", "--json")
+    before = await run(*usage, "--month", "2026-01", environment=environment)
+    async with database.transaction():
+        await erasing.erase(database, [requests[1].id, requests[2].id])
+
+    after = await run(*usage, "--month", "2026-01", environment=environment)
+    current = await run(*usage, environment=environment)
+
+    acme, free = json.loads(before.output)
+    counted = {"requests": 4, "fee_exempt": 1, "calculated": 1, "withdrawn": 1, "erased": 0}
+    assert acme == {"conveyancer": CONVEYANCER, "name": "Acme", "month": "2026-01", **counted}
+    assert free["requests"] == 0
+    assert after == before
+    assert json.loads(current.output)[0] == {
+        **acme,
+        **dict.fromkeys(counted, 0),
+        "month": f"{datetime.now(UTC):%Y-%m}",
+        "erased": 2,
+    }
 
 
 async def test_api_key_opens_the_questionnaire_until_it_is_revoked(environment, client, database):

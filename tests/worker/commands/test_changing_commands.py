@@ -45,6 +45,8 @@ class Changing(NamedTuple):
     async def count_done(self, database: Connection, channel: AbstractChannel) -> int:
         if self.done == NOTIFICATIONS.name:
             return await count(channel, self.done)
+        if self.done == NOTIFICATIONS.dead_letters:
+            return 3 - await count(channel, self.done)
         number: int = await database.fetchval(f"SELECT count(*) FROM {self.done}")  # noqa: S608
         return number
 
@@ -71,6 +73,11 @@ CHANGING = [
     Changing(
         *("dead-letters redrive", NOTIFICATIONS.name, NOTIFICATIONS.name),
         changes=3,
+        records=(1, 2),
+        table="",
+    ),
+    Changing(
+        *("dead-letters discard", f"{NOTIFICATIONS.name} --message-id {{uuid}}", NOTIFICATIONS.dead_letters),
         records=(1, 2),
         table="",
     ),

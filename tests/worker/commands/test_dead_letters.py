@@ -4,12 +4,14 @@ import asyncio
 import os
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import pytest
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel
 
+from service.identifiers import new_request_id, uuid_of
 from tests.harness.queues import count, holds
 from tests.harness.raw_messages import UNDECODABLE, RawMessage
 from tests.harness.waiting import eventually
@@ -25,13 +27,14 @@ from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 pytestmark = pytest.mark.usefixtures("on_servers")
 
 QUEUE = NOTIFICATIONS.name
+UUID = uuid_of(new_request_id())
 
 
 async def bury_many(channel: AbstractChannel, number: int) -> list[str]:
     """Dead-letter messages of the notifications. Returns their ids."""
     exchange = await channel.get_exchange(topology.DEAD_LETTERS)
     ids = [f"message-{position}" for position in range(number)]
-    messages = [Message(b"{}", message_id=message_id) for message_id in ids]
+    messages = [Message(b"{}", message_id=each, headers={"x-reason": "unknown"}) for each in ids]
     await asyncio.gather(*(exchange.publish(each, NOTIFICATIONS.dead_letters) for each in messages))
     return ids
 
@@ -55,7 +58,7 @@ async def test_both_queues_are_listed_when_none_is_named(channel):
     lines = answer.text.splitlines()
     assert lines[0] == "notifications.dead-letters: 0 messages"
     assert lines[2] == "calculation-results.dead-letters: 1 messages"
-    assert lines[4].split()[:3] == ["message", "id", "type"]
+    assert lines[4].split()[:3] == ["message_id", "uuid", "type"]
 
 
 async def test_message_is_listed_with_its_reason_and_shown_in_full_only_if_asked_for(channel):
@@ -67,8 +70,8 @@ async def test_message_is_listed_with_its_reason_and_shown_in_full_only_if_asked
     listed = await listing_of()
     shown = (await command("dead-letters", "list", QUEUE, "--full")).text
 
-    second = DeadLetter("m-2", "request.created", "7", "data.uuid: unknown")
-    assert listed.letters == [DeadLetter("m-1", None, None, None), second]
+    second = DeadLetter("m-2", None, "request.created", None, "7", "data.uuid: unknown")
+    assert listed.letters == [DeadLetter("m-1", None, None, None, None, None), second]
     assert "x-reason: 7" in shown
     assert shown.endswith('{"customer": "ada@customer.example.com\\x1b[2J"}\\xff')
 
@@ -82,11 +85,48 @@ async def test_many_are_listed_and_redriven_which_is_on_record(channel, database
     for listing, number in zip(listings, (7, 7, 300), strict=True):
         assert listing.count == 300
         assert [letter.message_id for letter in listing.letters] == ids[:number]
-    assert answer.data == {"queue": QUEUE, "moved": 300}
+    assert answer.data == {"queue": QUEUE, "messages": 300, "missing": []}
     assert sorted(await ids_in(channel, QUEUE, 300), key=str) == sorted(ids)
     assert await count(channel, NOTIFICATIONS.dead_letters) == 0
     records = await database.fetch("SELECT request_id, subject FROM operator_action")
-    assert records == [(None, f"300 messages to {QUEUE}")]
+    assert records == [(None, f"{QUEUE}: all 300")]
+
+
+async def test_request_and_checked_sender_are_listed(channel, worker_settings):
+    """Of a message that RabbitMQ dead-letters, x-user-id may be the sender's own words."""
+    body, user = f'{{"uuid": "{UUID}"}}'.encode(), urlsplit(worker_settings.amqp_url).username
+    for headers in ({"x-user-id": "team"}, {"x-user-id": "eve", "x-first-death-reason": "delivery_limit"}):
+        await bury(channel, NOTIFICATIONS, body, headers=headers)
+    await bury(channel, NOTIFICATIONS, b"{}", user_id=user, headers={"x-first-death-reason": "maxlen"})
+
+    letters = (await listing_of()).letters
+
+    assert [(each.uuid, each.sender) for each in letters] == [(UUID, "team"), (UUID, None), (None, user)]
+
+
+async def bury_for_reasons(channel: AbstractChannel, number: int) -> None:
+    for position in range(number):
+        headers: dict[str, Any] = {"x-reason": "Malformed" if position % 3 else "RequestNotFound"}
+        await bury(channel, NOTIFICATIONS, b"{}", message_id=f"m-{position}", headers=headers)
+
+
+async def test_letters_are_redriven_and_discarded_by_id_and_reason_and_the_others_stay(channel, database):
+    await bury_for_reasons(channel, 9)
+    of = ("dead-letters", "discard", QUEUE, "--reason", "Malformed")
+
+    by_reason = await command("dead-letters", "redrive", QUEUE, "--reason", "RequestNotFound")
+    by_both = await command(*of, "--message-id", "m-1", "--message-id", "m-0")
+    by_id = await command("dead-letters", "redrive", QUEUE, "--message-id", "m-8")
+    left = {letter.message_id for letter in (await listing_of()).letters}
+    rest, nothing = await command(*of), await command(*of)
+
+    assert (by_reason.status, by_reason.data["messages"]) == (0, 3)
+    assert (by_both.status, by_both.data["messages"], by_both.data["missing"]) == (1, 1, ["m-0"])
+    assert (by_id.status, left) == (0, {"m-2", "m-4", "m-5", "m-7"})
+    assert (rest.data["messages"], nothing.status) == (4, 1)
+    assert sorted(await ids_in(channel, QUEUE, 4), key=str) == ["m-0", "m-3", "m-6", "m-8"]
+    subjects = [row[0] for row in await database.fetch("SELECT subject FROM operator_action ORDER BY id")]
+    assert subjects[:2] == [f"{QUEUE}: RequestNotFound", f"{QUEUE}: m-1, m-0, Malformed"]
 
 
 async def test_redriven_message_is_as_it_was_before_it_died_and_reaches_no_other_queue(channel, tap):
@@ -149,14 +189,15 @@ async def test_command_that_reads_fewer_than_were_counted_fails(*, words, channe
         await command("dead-letters", *words)
 
 
-async def test_full_live_queue_stops_a_redrive_without_loss(channel):
+@pytest.mark.parametrize("words", [(), ("--reason", "unknown")])
+async def test_full_live_queue_stops_a_redrive_without_loss(channel, words):
     ids = await bury_many(channel, 30)
     await channel.queue_delete(QUEUE)
     arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-max-length": 3, "x-overflow": "reject-publish"}
     await channel.declare_queue(QUEUE, durable=True, arguments=arguments)
 
     with pytest.raises(click.ClickException, match="missing or full"):
-        await command("dead-letters", "redrive", QUEUE)
+        await command("dead-letters", "redrive", QUEUE, *words)
 
     moved = await count(channel, QUEUE)
     assert moved >= 3

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import signal
 from collections.abc import Mapping
 from functools import partial
 from socket import SO_LINGER, SOL_SOCKET
@@ -118,7 +120,7 @@ async def test_command_says_what_is_wrong_and_prints_no_secret(environment):
     [
         ("postgres", "port", 1, "connection refused"),
         ("postgres", "host", "nowhere.invalid", "unknown host"),
-        ("postgres", "path", "/no-such-database", "InvalidCatalogNameError"),
+        ("postgres", "path", "/no-such-database", "it has no such database"),
         ("postgres", "user", "nobody-here", "it rejects the login"),
         ("rabbitmq", "port", 1, "connection refused"),
         ("rabbitmq", "host", "nowhere.invalid", "unknown host"),
@@ -189,7 +191,8 @@ async def test_login_that_hangs_in_tls_ends_in_time(environment, authority, monk
 
 
 FULL_DISK = """
-    CREATE FUNCTION full_disk() RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE disk_full; END $$;
+    CREATE FUNCTION full_disk() RETURNS void LANGUAGE plpgsql AS
+    $$ BEGIN RAISE disk_full USING MESSAGE = 'No space left'; END $$;
     CREATE RULE full_disk AS ON INSERT TO outbox DO INSTEAD SELECT full_disk()
 """
 
@@ -203,7 +206,7 @@ FULL_DISK = """
             'ALTER DATABASE "{database}" SET default_transaction_read_only = on',
             "takes no writes: is it a standby",
         ),
-        (FULL_DISK, "is unavailable: DiskFullError"),
+        (FULL_DISK, "is unavailable: No space left"),
         ("BEGIN; LOCK TABLE calculation_request", "Another transaction has locked the same rows"),
         ("BEGIN; LOCK TABLE outbox", "Another transaction has locked the same rows"),
         ("REVOKE INSERT ON outbox FROM calculation_requests_operator", "Postgres refused: permission denied"),
@@ -217,12 +220,21 @@ async def test_postgres_that_cannot_be_written_to_is_found(environment, database
     assert re.match(f"wrong: .*{says}", await found(environment, "postgres"))
 
 
+async def refuses(environment: dict[str, str], says: str) -> bool:
+    ended = await run("worker", "outbox", "list", environment=environment)
+    return (ended.status, ended.errors) == (1, f"{says}\n")
+
+
 async def test_commits_that_wait_for_a_standby_are_found_and_the_rest_is_printed(environment):
     async with replicated() as servers:
         url = databases.as_role(servers.primary_url, "operator")
         before = await found(environment, "postgres", url)
         await servers.cut_off()
         findings = await examine_worker({**environment, "DATABASE_URL": url})
+        async with databases.connected(servers.primary_url):  # for which a smart shutdown waits
+            os.kill(servers.primary.process.pid, signal.SIGTERM)
+            says = "Postgres at DATABASE_URL is unavailable: the database system is shutting down"
+            await eventually(lambda: refuses(environment | {"DATABASE_URL": url}, says))
 
     assert before.startswith("ok: ")
     assert [(each.state, each.says) for each in findings if each.check == "postgres"] == [

@@ -5,6 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from service.calculation_requests import erasing
+from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.calculation_requests.model import AlreadyErased, RequestNotFound
+from service.identifiers import new_request_id, uuid_of
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import created_event, store
@@ -170,6 +173,39 @@ async def test_email_of_an_erased_request_is_not_sent_again(database, refused):
 
     assert (by_code, by_one_who_had_found_it) == (0, [])
     assert await states(database) == {key_of(refused): "failed"}
+
+
+async def test_command_that_changes_nothing_says_why_and_what_to_do(database, postman):
+    unknown, sent, erased = new_request_id(), await store(database), await store(database)
+    await intend(database, sent)
+    await attempt_emails(database, postman)
+    await command("request", "erase", erased.uuid)
+    await intend(database, untried := await store(database))
+    new = await store(database)
+
+    errors: dict[type[Exception], tuple[str, ...]] = {
+        RequestNotFound: ("--uuid", uuid_of(unknown)),
+        AlreadyErased: ("--uuid", erased.uuid),
+        UnknownConveyancer: ("--conveyancer", "acme"),
+    }
+    for error, words in errors.items():
+        for action in ("resend", "cancel"):
+            with pytest.raises(error):
+                await command("emails", action, *words)
+    answers: dict[str, tuple[str, ...]] = {
+        "--sent` sends it again": ("resend", "--uuid", sent.uuid),
+        "number 1, was sent": ("cancel", "--uuid", sent.uuid),
+        "number 1, is pending": ("resend", "--uuid", untried.uuid),
+        "no e-mail yet": ("resend", "--uuid", new.uuid),
+        "`python -m worker emails list` shows": ("resend", "--conveyancer", CONVEYANCER),
+    }
+    for part, words in answers.items():
+        answer = await command("emails", *words)
+        assert (answer.status, answer.data) == (1, {"emails": 0})
+        assert part in answer.text
+    for listing in (("emails", "list"), ("request", "find")):
+        with pytest.raises(UnknownConveyancer):
+            await command(*listing, "--conveyancer", "acme")
 
 
 async def test_many_emails_are_changed_batch_by_batch(database):

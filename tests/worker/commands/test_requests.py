@@ -8,12 +8,13 @@ import click
 import httpx
 import pytest
 
-from service.calculation_requests.model import CalculationRequest, RequestErased
+from service.calculation_requests.model import AlreadyErased, CalculationRequest
 from service.command_line import connecting
+from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from tests.harness import databases
 from tests.harness.databases import has_waiting_statement
-from tests.harness.examples import A_REQUEST
+from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.stored import ANY_TEXTS, KEYS, QUEUED
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command, rendered
@@ -139,36 +140,64 @@ async def test_correction_to_the_same_address_changes_nothing(database, intended
 
     answer = await command("request", "correct", intended.uuid, "--customer-email", intended.customer_email)
 
-    assert answer.text == f"{intended.uuid} has this address already: nothing was changed"
+    assert answer.status == 1
+    assert answer.text.startswith(f"{intended.uuid} has this address already: nothing was changed. `python")
     assert await database.fetch("SELECT * FROM calculation_request") == before
     assert await states(database) == {key_of(intended): "pending"}
     assert await database.fetchval("SELECT count(*) FROM operator_action") == 0
 
 
 @pytest.mark.parametrize(
-    ("option", "value"),
+    ("option", "value", "other"),
     [
-        ("--customer-email", "ADA@example.com"),
-        ("--external-id", "case-1 "),
-        ("--case-ref", A_REQUEST["case_ref"]),
+        ("--customer-email", "ADA@bücher.example", "ada@buecher.example"),
+        ("--customer-email", "Ada@XN--bcher-kva.example", "eva@xn--bcher-kva.example"),
+        ("--customer-email", "ada@BÜCHER.example", "ada@bücher.example.com"),
+        ("--external-id", "case-1 ", "case-10"),
+        ("--case-ref", "12high STREET ", "12 Low Street"),
+        ("--conveyancer", FREE_CONVEYANCER, CONVEYANCER),
     ],
 )
-async def test_request_is_found_by_what_the_caller_on_the_phone_knows(database, option, value):
-    fields = {"external_id": " case-1", "case_ref": f"{A_REQUEST['case_ref']} "}
-    known = await store(database, customer_email="Ada@Example.com", **fields)
+async def test_requests_are_found_by_what_the_caller_on_the_phone_knows(database, option, value, other):
+    fields = {"external_id": " case-1", "case_ref": f"{A_REQUEST['case_ref']} ".replace(" ", "\u00a0", 1)}
+    spellings = ["Ada@bücher.example", "ada@Bücher.example", "ada@xn--bcher-kva.example"]
+    known = [await store(database, customer_email=each, **fields) for each in spellings]
+    await database.execute("UPDATE calculation_request SET conveyancer_id = $1", FREE_CONVEYANCER)
+    await intend(database, known[2])
     await store(database, external_id="case-2", customer_email="eve@example.com", case_ref="another")
 
     found = await command("request", "find", option, value)
-    not_found = await command("request", "find", option, "nothing")
+    newest = await command("request", "find", option, value, "--limit", "2")
 
-    assert [line.split()[0] for line in found.text.splitlines()] == ["uuid", known.uuid]
-    assert "example.com" not in rendered(found).lower()
-    assert (not_found.data, not_found.text) == ([], "none")
+    assert [each.uuid for each in found.data] == [each.uuid for each in reversed(known)]
+    assert [each.email for each in found.data] == ["pending", None, None]
+    assert (found.data[0].case_ref, found.note) == (fields["case_ref"], "")
+    assert ".example" not in rendered(found).lower()
+    assert (len(newest.data), newest.note) == (2, "2 of 3 are shown: --limit shows more.")
+    if option != "--conveyancer":
+        nothing = await command("request", "find", option, other)
+        assert (nothing.data, nothing.text, nothing.note) == ([], "none", "")
 
 
 async def erase(request: CalculationRequest) -> dict[str, Any]:
     erasure: dict[str, Any] = (await command("request", "erase", request.uuid)).data
     return erasure
+
+
+async def test_several_requests_are_erased_at_once_and_each_is_reported(database):
+    one, two, before, kept = [await store(database) for _ in range(4)]
+    await erase(before)
+    unknown = uuid_of(new_request_id())
+
+    done = await command("request", "erase", one.uuid, before.uuid, two.uuid, one.uuid)
+    mistyped = await command("request", "erase", unknown, before.uuid)
+
+    results = {one.uuid: "erased", before.uuid: "erased before", two.uuid: "erased"}
+    assert (done.status, done.data) == (0, results)
+    assert done.text.splitlines() == [f"{uuid}: {result}" for uuid, result in results.items()]
+    assert (mistyped.status, mistyped.data[unknown]) == (1, "no such request")
+    assert await database.fetch("SELECT id FROM calculation_request") == [(kept.id,)]
+    assert await database.fetchval("SELECT count(*) FROM operator_action") == 3
 
 
 async def unpublished(database: Connection) -> list[dict[str, Any]]:
@@ -203,8 +232,7 @@ async def test_nothing_personal_is_left_in_any_table(database, postman, mail_ser
     done = await erase(request)
     again = await erase(request)
 
-    assert done == {"uuid": request.uuid, "was_erased_before": False}
-    assert again == {"uuid": request.uuid, "was_erased_before": True}
+    assert (done, again) == ({request.uuid: "erased"}, {request.uuid: "erased before"})
     left = await dump(database)
     assert MARK not in left
     assert MARK.encode().hex() not in left
@@ -225,9 +253,10 @@ async def test_late_messages_about_an_erased_request_change_nothing(database, po
     await erase(stored_request)
     before = await dump(database)
 
-    with pytest.raises(RequestErased):
+    with pytest.raises(AlreadyErased):
         await calculate(database, stored_request.uuid)
     await intend_email(created_event(stored_request), pool=pool)
+    await database.execute("DELETE FROM refused_calculation")  # shown by `trace`
 
     assert await dump(database) == before
 

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from service.calculation_requests.model import CalculationRequest, RequestWithdrawn
+from service.calculation_requests.model import AlreadyWithdrawn, CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness.waiting import eventually
 from tests.worker import steps
@@ -55,7 +55,7 @@ async def test_calculation_is_recorded_and_commands_refuse_the_request_by_name(c
         ("request", "new-secret", intended.uuid),
         ("emails", "resend", "--sent", "--uuid", intended.uuid),
     ):
-        with pytest.raises(RequestWithdrawn):
+        with pytest.raises(AlreadyWithdrawn):
             await command(*words)
     unresolved = await command("emails", "list", "--unresolved")
     too_late = await steps.add_email(database, intended, 2)
