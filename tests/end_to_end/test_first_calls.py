@@ -1,6 +1,7 @@
 """The calls that README.md and service/README.md begin with: run as printed, they lead to an e-mail."""
 
 import asyncio
+import html
 import os
 import re
 import shutil
@@ -53,6 +54,15 @@ async def test_first_calls_are_answered_and_lead_to_one_email_each_that_only_its
     assert first.count("HTTP/1.1 304 Not Modified") == 1
     assert {stat.S_IMODE(path.stat().st_mode) for path in (mails, *mails.iterdir())} == {0o700, 0o600}
     assert len(list(mails.iterdir())) == 2
+
+
+async def test_first_call_on_the_page_of_the_api_stores_a_request(client, issuer, tmp_path):
+    (call,) = re.findall("<pre>(.*?)</pre>", (await client.get("/schema")).text, re.DOTALL)
+    variables = f"BASE_URL={client.base_url} ACCESS_TOKEN={issuer.token()}"
+
+    printed = await run(f"{variables}\n{html.unescape(call)}", tmp_path)
+
+    assert '"status":{"code":200,"message":"OK"}' in printed
 
 
 async def run(block: str, folder: Path) -> str:

@@ -16,7 +16,7 @@ from litestar.exceptions import NotFoundException
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 from litestar.response import Redirect
 
-from service.api.openapi import documenting
+from service.api.openapi import documenting, examples
 from service.authentication.access_tokens import READ, WRITE
 from service.outbox import asyncapi
 from service.settings import ServiceSettings
@@ -24,6 +24,7 @@ from service.settings import ServiceSettings
 # RapiDoc 9.3 comes from `openapi-ui-bundles`, which has no dependencies. Packages with a newer RapiDoc need
 # Flask or Pydantic.
 _RAPIDOC = resources.files("openapi_ui_bundles.rapidoc") / "vendor"
+_FIRST_BODY = escape(msgspec.json.format(msgspec.json.encode(examples.SMALLEST_REQUEST)).decode())
 _OUR_OWN = Path(__file__).parent / "static"
 _ASSETS = {
     "rapidoc-min.js": (_RAPIDOC, "text/javascript"),
@@ -60,21 +61,29 @@ class ApiPage(OpenAPIRenderPlugin):
 <script src="/schema/rapidoc-min.js" defer></script>
 </head><body>
 <rapi-doc spec-url="/schema/openapi.json" render-style="read" show-header="false" load-fonts="false"
- allow-server-selection="false" allow-search="false" allow-advanced-search="false" schema-style="table"
- schema-description-expanded="true" default-schema-tab="schema" font-size="largest" sort-endpoints-by="none"
- allow-schema-description-expand-toggle="false" allow-spec-file-download="false">
-<header>
-<h1>Calculation requests</h1>
-<p><a href="/schema/openapi.json">OpenAPI document</a>
-<a href="/schema/asyncapi.json">Events (AsyncAPI document)</a></p>
+ regular-font="system-ui, sans-serif" mono-font="ui-monospace, monospace" font-size="largest"
+ show-method-in-nav-bar="as-plain-text" use-path-in-nav-bar="true" sort-endpoints-by="none"
+ info-description-headings-in-navbar="true" allow-server-selection="false" allow-search="false"
+ allow-advanced-search="false" allow-spec-file-download="false" schema-style="table"
+ default-schema-tab="schema" schema-description-expanded="true"
+ allow-schema-description-expand-toggle="false">
+<header slot="overview">
+<p>{document["info"]["summary"]} <a href="/schema/openapi.json">OpenAPI document</a>,
+<a href="/schema/asyncapi.json">AsyncAPI document of the events</a></p>
 <ul>{_contents(document)}</ul>
+<h2>First call</h2>
 <p>Access tokens come from the issuer <code>{escape(settings.auth_issuer)}</code>, by the client-credentials
 grant of OAuth 2.0. Ask its operators for a client whose tokens have {of_audience}
 the scopes <code>{prefix}{WRITE}</code> and <code>{prefix}{READ}</code>, and
 your firm in the claim <code>{escape(settings.auth_client_claim)}</code>.</p>
-<p>To try out the calls below, press <button>Enter a token</button>, paste an access token and press Enter.
-The questionnaire also opens with an API key from the operators of this service. A create e-mails the
-customer a link: before <em>Try</em>, put an address of your own into the <em>Example</em> of the body.</p>
+<p>With the token in <code>ACCESS_TOKEN</code>, and the address of this server in <code>BASE_URL</code>,
+store a request. It e-mails a link to the customer, so put an address of your own into
+<code>customer_email</code>.</p>
+<pre>curl "$BASE_URL/v1/request" -H "Authorization: Bearer $ACCESS_TOKEN" \\
+  -H "Idempotency-Key: $(date +%s)" -H "Content-Type: application/json" -d '{_FIRST_BODY}'</pre>
+<p>You can also make every call from this page: press <button>Enter a token</button>, paste an access token
+and press Enter. Then change the <em>Example</em> of the body, and press <em>Try</em>. The questionnaire also
+opens with an API key from the operators of this service.</p>
 </header>
 </rapi-doc>
 </body></html>
@@ -84,7 +93,8 @@ customer a link: before <em>Try</em>, put an address of your own into the <em>Ex
 
 def _contents(document: dict[str, Any]) -> str:
     return "".join(
-        f'<li><a href="#{method}-{re.sub("[{}]", "-", path)}">{escape(operation["summary"])}</a></li>'
+        f'<li><a href="#{method}-{re.sub("[{}]", "-", path)}">{method.upper()} {path}</a><br>'
+        f"{escape(operation['summary'])}</li>"
         for path, item in document["paths"].items()
         for method, operation in item.items()
     )
