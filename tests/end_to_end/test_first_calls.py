@@ -1,7 +1,6 @@
 """The calls that README.md and service/README.md begin with: run as printed, they lead to an e-mail."""
 
 import asyncio
-import html
 import os
 import re
 import shutil
@@ -12,6 +11,7 @@ import pytest
 
 from deploy.local import environment
 from deploy.local.machine.processes import run_command
+from service import app
 from service.authentication import api_keys
 from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.pages import API, README, code_blocks
@@ -56,11 +56,10 @@ async def test_first_calls_are_answered_and_lead_to_one_email_each_that_only_its
     assert len(list(mails.iterdir())) == 2
 
 
-async def test_first_call_on_the_page_of_the_api_stores_a_request(client, issuer, tmp_path):
-    (call,) = re.findall("<pre>(.*?)</pre>", (await client.get("/schema")).text, re.DOTALL)
-    variables = f"BASE_URL={client.base_url} ACCESS_TOKEN={issuer.token()}"
+async def test_first_call_of_the_openapi_document_stores_a_request(client, issuer, tmp_path):
+    (call,) = re.findall("```sh\n(.*?)```", app.describe()["info"]["description"], re.DOTALL)
 
-    printed = await run(f"{variables}\n{html.unescape(call)}", tmp_path)
+    printed = await run(f"BASE_URL={client.base_url} ACCESS_TOKEN={issuer.token()}\n{call}", tmp_path)
 
     assert '"status":{"code":200,"message":"OK"}' in printed
 

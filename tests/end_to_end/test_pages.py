@@ -103,10 +103,9 @@ async def test_whole_page_is_printed_black_on_white(page):
 async def test_calls_can_be_tried_out(page, reader, issuer, database):
     sent: list[Any] = []
     page.on("request", lambda each: sent.append(each))  # noqa: PLW0108 - Playwright takes no builtin
-    await page.get_by_role("button", name="Enter a token").click()
-    await expect(page.get_by_label("access token", exact=True)).to_be_focused()
-    await page.keyboard.insert_text(issuer.token())
-    await page.keyboard.press("Enter")
+    await page.get_by_role("link", name="Authentication").click()
+    await page.get_by_label("access token", exact=True).fill(issuer.token())
+    await page.get_by_role("button", name="SET", exact=True).first.click()
     await expect(page.get_by_text("1 credential applied")).to_be_visible()
     for name in ("request secret", "API key"):
         await expect(page.get_by_label(name, exact=True)).to_be_visible()

@@ -14,7 +14,7 @@ from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.errors import Failure
 from service.api.guards import requires
 from service.api.openapi import examples
-from service.api.openapi.declarations import Documented, link, refusal
+from service.api.openapi.documenting import Documented, link, refusal
 from service.authentication.access_tokens import READ, Caller
 from service.calculation_requests import event_history
 from service.calculation_requests.event_history import CursorOutdated, EventPage

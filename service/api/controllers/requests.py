@@ -20,7 +20,7 @@ from service.api.guards import SecretHolder, requires, requires_reader, requires
 from service.api.idempotency_key_header import IDEMPOTENCY_KEY, REPLAYED, parse_key
 from service.api.listing import FILTERS, CalculationRequestPage, ListQuery, cursor_of
 from service.api.openapi import examples
-from service.api.openapi.declarations import Documented, link, refusal
+from service.api.openapi.documenting import Documented, link, refusal
 from service.authentication.access_tokens import READ, READ_ALL, WRITE, Caller, InternalReader
 from service.calculation_requests import conveyancers, event_history, reading, storing
 from service.calculation_requests.event_history import CalculationRequestEvents

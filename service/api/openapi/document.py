@@ -7,9 +7,8 @@ import msgspec
 from litestar import MediaType, Request
 from litestar.openapi import OpenAPIConfig, spec
 from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.openapi.spec.enums import OpenAPIType
 
-from service.api.openapi import documenting, page
+from service.api.openapi import documenting, examples, page
 from service.authentication.access_tokens import READ, READ_ALL, WRITE
 from service.settings import ServiceSettings
 
@@ -17,7 +16,18 @@ _SUMMARY = (
     "Case-management systems store requests for Stamp Duty Land Tax calculations here, on behalf of their "
     "customers, and read them back. Each customer is e-mailed a link."
 )
-_ABOUT = """\
+_FIRST_BODY = msgspec.json.format(msgspec.json.encode(examples.SMALLEST_REQUEST)).decode()
+_ABOUT = f"""\
+# First call
+
+Store a request, with an access token in `ACCESS_TOKEN`, and the address of this server in `BASE_URL`. The
+customer is e-mailed a link, so put an address of your own into `customer_email`.
+
+```sh
+curl "$BASE_URL/v1/request" -H "Authorization: Bearer $ACCESS_TOKEN" \\
+  -H "Idempotency-Key: $(date +%s)" -H "Content-Type: application/json" -d '{_FIRST_BODY}'
+```
+
 # Errors
 
 Every answer is an envelope. On success `errors` is null; on failure `data` is null and `errors` lists every
@@ -84,23 +94,6 @@ _SCOPES = {
     READ: "Read requests.",
     READ_ALL: "Read the requests of every firm: for internal readers.",
 }
-_PARAMETERS: dict[str, spec.Parameter | spec.Reference] = {
-    "X-Request-Id": spec.Parameter(
-        name="X-Request-Id",
-        param_in="header",
-        description="Repeated in the answer and logged, if it has at most 128 letters, digits, `.`, `_` or "
-        "`-` and begins with a letter or digit. Otherwise it is replaced.",
-        schema=spec.Schema(type=OpenAPIType.STRING, examples=["case-17"]),
-    ),
-    "traceparent": spec.Parameter(
-        name="traceparent",
-        param_in="header",
-        description="W3C Trace Context, passed on with the events. If missing or invalid, a trace begins.",
-        schema=spec.Schema(
-            type=OpenAPIType.STRING, examples=["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"]
-        ),
-    ),
-}
 
 
 def config(token_url: str | None = None) -> OpenAPIConfig:
@@ -122,7 +115,7 @@ def config(token_url: str | None = None) -> OpenAPIConfig:
             spec.Tag(name="requests", description="Requests for calculations."),
             spec.Tag(name="questionnaire", description="The questions that customers answer."),
         ],
-        components=spec.Components(security_schemes=schemes, parameters=_PARAMETERS),
+        components=spec.Components(security_schemes=schemes),
         use_handler_docstrings=True,
         operation_id_creator=lambda handler, *_: handler.handler_name,
         render_plugins=[page.ApiPage(path="/"), Document(media_type=MediaType.JSON)],

@@ -21,8 +21,6 @@ _SECRET = "3q2-7wAAbmV2ZXIgYSByZWFsIHNlY3JldCBoZXJlISE"  # noqa: S105 - an examp
 def bodies_of(kind: type[Sent]) -> dict[str, dict[str, Any]]:
     """Return bodies of a type, by the names of the examples. They are made of the examples of its fields."""
     full = asyncapi.examples_in(kind)
-    if without := set(kind.__struct_fields__) - full.keys():
-        raise AssertionError(f"{kind.__name__}: give {without} an example, as in field_docs.py")
     required = [field.name for field in msgspec.structs.fields(kind) if field.required]
     smallest = {"smallest": {name: full[name] for name in required}} if required else {}
     return {**smallest, "full": full}

@@ -1,7 +1,6 @@
 """Serves the documents, and a page for the HTTP API, which loads nothing from other servers."""
 
 import re
-from functools import cache
 from html import escape
 from http import HTTPStatus
 from importlib import resources
@@ -16,20 +15,19 @@ from litestar.exceptions import NotFoundException
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 from litestar.response import Redirect
 
-from service.api.openapi import documenting, examples
+from service.api.openapi import documenting
 from service.authentication.access_tokens import READ, WRITE
 from service.outbox import asyncapi
 from service.settings import ServiceSettings
 
-# RapiDoc 9.3 comes from `openapi-ui-bundles`, which has no dependencies. Packages with a newer RapiDoc need
-# Flask or Pydantic.
-_RAPIDOC = resources.files("openapi_ui_bundles.rapidoc") / "vendor"
-_FIRST_BODY = escape(msgspec.json.format(msgspec.json.encode(examples.SMALLEST_REQUEST)).decode())
 _OUR_OWN = Path(__file__).parent / "static"
+# RapiDoc 9.3 comes from `openapi-ui-bundles`, which has no dependencies. Packages with a newer RapiDoc need
+# Flask or Pydantic. It has 660 KB, so all callers share it: slow readers keep it in memory for long.
+_RAPIDOC = resources.files("openapi_ui_bundles.rapidoc") / "vendor" / "rapidoc-min.js"
 _ASSETS = {
-    "rapidoc-min.js": (_RAPIDOC, "text/javascript"),
-    "page.css": (_OUR_OWN, "text/css"),
-    "page.js": (_OUR_OWN, "text/javascript"),
+    "/schema/rapidoc-min.js": ("text/javascript", _RAPIDOC.read_bytes()),
+    "/schema/page.css": ("text/css", (_OUR_OWN / "page.css").read_bytes()),
+    "/schema/page.js": ("text/javascript", (_OUR_OWN / "page.js").read_bytes()),
 }
 
 
@@ -71,19 +69,12 @@ class ApiPage(OpenAPIRenderPlugin):
 <p>{document["info"]["summary"]} <a href="/schema/openapi.json">OpenAPI document</a>,
 <a href="/schema/asyncapi.json">AsyncAPI document of the events</a></p>
 <ul>{_contents(document)}</ul>
-<h2>First call</h2>
 <p>Access tokens come from the issuer <code>{escape(settings.auth_issuer)}</code>, by the client-credentials
 grant of OAuth 2.0. Ask its operators for a client whose tokens have {of_audience}
 the scopes <code>{prefix}{WRITE}</code> and <code>{prefix}{READ}</code>, and
 your firm in the claim <code>{escape(settings.auth_client_claim)}</code>.</p>
-<p>With the token in <code>ACCESS_TOKEN</code>, and the address of this server in <code>BASE_URL</code>,
-store a request. It e-mails a link to the customer, so put an address of your own into
-<code>customer_email</code>.</p>
-<pre>curl "$BASE_URL/v1/request" -H "Authorization: Bearer $ACCESS_TOKEN" \\
-  -H "Idempotency-Key: $(date +%s)" -H "Content-Type: application/json" -d '{_FIRST_BODY}'</pre>
-<p>You can also make every call from this page: press <button>Enter a token</button>, paste an access token
-and press Enter. Then change the <em>Example</em> of the body, and press <em>Try</em>. The questionnaire also
-opens with an API key from the operators of this service.</p>
+<p>To make the calls from this page, enter a token under <a href="#auth">Authentication</a>, change the
+<em>Example</em> of the body, and press <em>Try</em>.</p>
 </header>
 </rapi-doc>
 </body></html>
@@ -106,16 +97,11 @@ def asyncapi_document() -> Response[bytes]:
     return Response(msgspec.json.encode(asyncapi.document()), media_type=MediaType.JSON)
 
 
-@get([f"/{name}" for name in _ASSETS], sync_to_thread=False)
+@get([path.removeprefix("/schema") for path in _ASSETS], sync_to_thread=False)
 def asset(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Return a file that the page loads."""
-    name = request.scope["path"].rpartition("/")[2]
-    return Response(_content(name), media_type=_ASSETS[name][1])
-
-
-@cache  # Shared by all callers, because one file has 660 KB, and slow readers keep it in memory for long.
-def _content(name: str) -> bytes:
-    return (_ASSETS[name][0] / name).read_bytes()
+    media_type, content = _ASSETS[request.scope["path"]]
+    return Response(content, media_type=media_type)
 
 
 def _refuse_unknown(response: Response[Any]) -> Response[Any]:

@@ -22,7 +22,7 @@ from service.api.decoding import BodyDecoder, Sent, parse, provide_query
 from service.api.envelope import Envelope, ErrorCode, FieldError, succeed
 from service.api.errors import InvalidSubmission
 from service.api.openapi import document, documenting
-from service.api.openapi.declarations import Documented
+from service.api.openapi.documenting import Documented
 from service.authentication.access_tokens import WRITE
 from service.calculation_requests import field_docs
 from service.server.limits import LARGEST_BODY

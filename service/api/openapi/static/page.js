@@ -1,5 +1,5 @@
-// What RapiDoc lacks: a theme as the reader's system has it, names of credentials and fields, a way to
-// scroll answers by keyboard, and Enter in the field of a token.
+// What RapiDoc lacks: a theme as the reader's system has it, names of credentials and fields, and a way
+// to scroll answers by keyboard.
 "use strict";
 
 const viewer = document.querySelector("rapi-doc");
@@ -42,11 +42,3 @@ Element.prototype.attachShadow = function (options) {
   new MutationObserver(mend).observe(root, { childList: true, subtree: true });
   return root;
 };
-
-viewer.querySelector("button").addEventListener("click", () => {
-  viewer.shadowRoot?.querySelector(".api-key-input")?.focus();
-});
-viewer.addEventListener("keydown", (event) => {
-  const [field] = event.composedPath();
-  if (event.key === "Enter" && field.matches(".api-key-input")) field.nextElementSibling.click();
-});
