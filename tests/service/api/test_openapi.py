@@ -52,12 +52,10 @@ def validator(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
     return jsonschema_rs.Draft202012Validator(whole, validate_formats=True)
 
 
-def test_document_is_valid():
-    validate(DOCUMENT)
-
-
 @pytest.mark.parametrize("prefix", ["", "id/"])
-async def test_document_has_the_token_url_and_the_scopes_as_the_issuer_names_them(service_settings, prefix):
+async def test_document_is_valid_and_has_the_token_url_and_the_scopes_as_the_issuer_names_them(
+    service_settings, prefix
+):
     token_url = "https://issuer.test/token"
     changes = {"auth_token_url": token_url, "auth_scope_prefix": prefix}
     async with api_client(service_settings, None, **changes) as caller:
