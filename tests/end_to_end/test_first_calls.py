@@ -11,6 +11,7 @@ import pytest
 
 from deploy.local import environment
 from deploy.local.machine.processes import run_command
+from service import app
 from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.pages import API, README, code_blocks
 from tests.harness.processes import started, worker_process
@@ -49,6 +50,14 @@ async def test_first_calls_are_answered_and_lead_to_one_email_each_that_only_its
     assert first.count('"code":"required"') == 8
     assert {stat.S_IMODE(path.stat().st_mode) for path in (mails, *mails.iterdir())} == {0o700, 0o600}
     assert len(list(mails.iterdir())) == 2
+
+
+async def test_first_call_of_the_openapi_document_stores_a_request(client, issuer, tmp_path):
+    (call,) = re.findall("```sh\n(.*?)```", app.describe()["info"]["description"], re.DOTALL)
+
+    printed = await run(f"BASE_URL={client.base_url} ACCESS_TOKEN={issuer.token()}\n{call}", tmp_path)
+
+    assert '"status":{"code":200,"message":"OK"}' in printed
 
 
 async def run(block: str, folder: Path) -> str:

@@ -1,6 +1,7 @@
 """The page at /schema in a browser: on a phone and on a desk it can be read, and calls tried out."""
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -72,10 +73,21 @@ async def test_text_is_readable_without_a_click_and_accessible_and_shows_no_name
 async def test_contents_lead_to_an_operation(page):
     # On a phone, ours are above the text. On a desk, RapiDoc's are beside it.
     contents = page.locator("[href='#post-/v1/request'], [data-content-id='post-/v1/request']")
+    await expect(contents.locator("visible=true")).to_have_text(re.compile(r"^\s*POST\s+/v1/request\s*$"))
     await contents.locator("visible=true").click()
 
     await expect(page.locator(CREATE)).to_be_in_viewport()
     assert page.url.endswith("/schema#post-/v1/request")
+
+
+async def test_first_call_precedes_the_errors_and_the_recipes_in_one_typeface(page):
+    titles = ("First call", "Errors", "Retries", "The feed")
+    headings = [page.get_by_role("heading", name=name, exact=True) for name in titles]
+
+    heights = [await heading.evaluate("(found) => found.getBoundingClientRect().y") for heading in headings]
+    assert heights == sorted(heights)
+    fonts = [await heading.evaluate("(found) => getComputedStyle(found).fontFamily") for heading in headings]
+    assert {*fonts} == {"system-ui, sans-serif"}
 
 
 async def test_whole_page_is_printed_black_on_white(page):
@@ -91,11 +103,13 @@ async def test_whole_page_is_printed_black_on_white(page):
 async def test_calls_can_be_tried_out(page, reader, issuer, database):
     sent: list[Any] = []
     page.on("request", lambda each: sent.append(each))  # noqa: PLW0108 - Playwright takes no builtin
-    await page.get_by_role("button", name="Enter a token").click()
-    await expect(page.locator("#security-scheme-access_token input")).to_be_focused()
-    await page.keyboard.insert_text(issuer.token())
-    await page.keyboard.press("Enter")
-    await expect(page.get_by_text("1 API key applied")).to_be_visible()
+    await page.get_by_role("link", name="Authentication").click()
+    await page.get_by_label("access token", exact=True).fill(issuer.token())
+    await page.get_by_role("button", name="SET", exact=True).first.click()
+    await expect(page.get_by_text("1 credential applied")).to_be_visible()
+    for name in ("request secret", "API key"):
+        await expect(page.get_by_label(name, exact=True)).to_be_visible()
+    assert await page.get_by_text("HTTP Bearer").count() == 0
     await page.locator(CREATE).get_by_role("button", name="TRY", exact=True).click()
     await expect(page.get_by_text("Response Status: OK:200")).to_be_visible()
     await check(page, "-".join(["tried-out", *reader]))

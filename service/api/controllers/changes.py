@@ -15,7 +15,7 @@ from service.api.decoding import BodyDecoder
 from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.guards import requires
 from service.api.openapi import examples
-from service.api.openapi.declarations import Documented
+from service.api.openapi.documenting import Documented
 from service.authentication.access_tokens import WRITE, Caller
 from service.calculation_requests import email_changes, model, reading
 from service.calculation_requests.changing import LockedRequest, RequestLocked, change_all

@@ -13,7 +13,7 @@ from litestar.openapi.spec.enums import OpenAPIType
 from service.api.api_request import ApiRequest
 from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.guards import requires_api_key_or_token
-from service.api.openapi.declarations import Documented
+from service.api.openapi.documenting import Documented
 from service.server.asgi import header_values
 
 

@@ -7,15 +7,28 @@ import msgspec
 from litestar import MediaType, Request
 from litestar.openapi import OpenAPIConfig, spec
 from litestar.openapi.plugins import JsonRenderPlugin
-from litestar.openapi.spec.enums import OpenAPIType
 
-from service.api.openapi import documenting, page
+from service.api.openapi import documenting, examples, page
 from service.authentication.access_tokens import READ, READ_ALL, WRITE
 from service.settings import ServiceSettings
 
-_ABOUT = """\
-Case-management systems store requests for Stamp Duty Land Tax calculations here, on behalf of their
-customers, and read them back. Each customer is e-mailed a link.
+_SUMMARY = (
+    "Case-management systems store requests for Stamp Duty Land Tax calculations here, on behalf of their "
+    "customers, and read them back. Each customer is e-mailed a link."
+)
+_FIRST_BODY = msgspec.json.format(msgspec.json.encode(examples.SMALLEST_REQUEST)).decode()
+_ABOUT = f"""\
+# First call
+
+Store a request, with an access token in `ACCESS_TOKEN`, and the address of this server in `BASE_URL`. The
+customer is e-mailed a link, so put an address of your own into `customer_email`.
+
+```sh
+curl "$BASE_URL/v1/request" -H "Authorization: Bearer $ACCESS_TOKEN" \\
+  -H "Idempotency-Key: $(date +%s)" -H "Content-Type: application/json" -d '{_FIRST_BODY}'
+```
+
+# Errors
 
 Every answer is an envelope. On success `errors` is null; on failure `data` is null and `errors` lists every
 failing field at once. Distinguish errors by `code`. Besides what the examples show, a field can be refused
@@ -28,6 +41,29 @@ trailing slash, or percent-encoded), gets 404 `not_found`. A method that a path 
 `Transfer-Encoding` other than `chunked` gets 501 `unsupported_transfer_encoding`. Input that is not HTTP gets
 400, and a request line and headers larger than 64 KiB get 431, both without a body. Each path that has GET
 also has HEAD, which is GET without the body. OPTIONS gets 204 and `Allow`.
+
+# Retries
+
+A call without an answer may have done its work. Send it again, with the same `Idempotency-Key`, `cursor` or
+`after`: then a repeat of a create or of a GET is harmless. Do the same after 408, 500, 503 and 409
+`idempotency_key_in_flight`, and after 429, 502 and 504, which come from a gateway and have another body.
+After 401, and after 409 `too_many_emails`, try once more: after 401 with a new token. After any other 4xx,
+and after 501, correct the call.
+
+Wait for the seconds in `Retry-After`, which every 503 of this service has. Without that header, wait for a
+second, then twice as long each time, up to a minute. Multiply each wait by a random number from 1 to 1.5, so
+that your retries do not all come at once.
+
+# The feed
+
+To miss no event of your requests:
+
+1. Call `GET /v1/event` without `after`.
+2. Store the events and the `after` of the page in one transaction. Drop each event whose `id` you have.
+3. Call it with the stored `after`: at once if `more` is true, otherwise after a pause, such as a minute.
+4. After 410 `cursor_outdated`, keep the events, and begin again at step 1.
+
+# Versions
 
 New fields, error codes and types of events may be added within this version: ignore fields and events that
 you do not know, and decide about an error with an unknown code by its HTTP status. The version of this
@@ -58,23 +94,6 @@ _SCOPES = {
     READ: "Read requests.",
     READ_ALL: "Read the requests of every firm: for internal readers.",
 }
-_PARAMETERS: dict[str, spec.Parameter | spec.Reference] = {
-    "X-Request-Id": spec.Parameter(
-        name="X-Request-Id",
-        param_in="header",
-        description="Repeated in the answer and logged, if it has at most 128 letters, digits, `.`, `_` or "
-        "`-` and begins with a letter or digit. Otherwise it is replaced.",
-        schema=spec.Schema(type=OpenAPIType.STRING, examples=["case-17"]),
-    ),
-    "traceparent": spec.Parameter(
-        name="traceparent",
-        param_in="header",
-        description="W3C Trace Context, passed on with the events. If missing or invalid, a trace begins.",
-        schema=spec.Schema(
-            type=OpenAPIType.STRING, examples=["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"]
-        ),
-    ),
-}
 
 
 def config(token_url: str | None = None) -> OpenAPIConfig:
@@ -89,13 +108,14 @@ def config(token_url: str | None = None) -> OpenAPIConfig:
     return OpenAPIConfig(
         title="Calculation requests",
         version="1",
+        summary=_SUMMARY,
         description=_ABOUT,
         servers=[spec.Server(url="/", description="The server that this document comes from.")],
         tags=[
             spec.Tag(name="requests", description="Requests for calculations."),
             spec.Tag(name="questionnaire", description="The questions that customers answer."),
         ],
-        components=spec.Components(security_schemes=schemes, parameters=_PARAMETERS),
+        components=spec.Components(security_schemes=schemes),
         use_handler_docstrings=True,
         operation_id_creator=lambda handler, *_: handler.handler_name,
         render_plugins=[page.ApiPage(path="/"), Document(media_type=MediaType.JSON)],

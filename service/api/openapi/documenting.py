@@ -2,100 +2,172 @@
 
 - A handler has no arguments for examples of bodies and of successful answers, for links, and for headers of
   errors (`_openapi/responses.py`, `_openapi/request_body.py`), and examples lose their nulls
-  (`openapi/spec/base.py`). So a handler's `opt` has a Documented (declarations.py).
+  (`openapi/spec/base.py`). So a handler's `opt` has a Documented.
 - Schemas lack constraints, `extra_json_schema` and `additionalProperties`
   (`_openapi/schema_generation/schema.py`). `complete` replaces them by those that msgspec makes.
-- A dependency's parameters are those of its signature (`_openapi/parameters.py`), which a struct of them
-  has not. `complete` adds them. Descriptions are written twice.
+- Parameters are those of a handler's signature (`_openapi/parameters.py`). `complete` adds what a handler
+  reads itself: a struct of a query, and headers.
 
 The same document by `operation_class`, an `OpenAPISchemaPlugin` and a render plugin took 367 lines, and lost
 second examples, links, headers, the waiver's rule, and the page's dark theme and accessibility.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Self, get_args
 
 import msgspec
 from litestar import Litestar, MediaType, Response
+from litestar.exceptions import ClientException
 from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.spec import Parameter
 from litestar.routes import HTTPRoute
+from msgspec.structs import replace
 
-from service.api.decoding import Sent, parse
-from service.api.envelope import ErrorEnvelope, fail, succeed
+from service.api.api_request import body_overdue, body_too_large, check_declared
+from service.api.decoding import Sent, parse, parse_query
+from service.api.envelope import ErrorEnvelope, Meta, fail, succeed
 from service.api.errors import ApiError, translate
+from service.api.guards import bearer_token
 from service.api.openapi import schemas
-from service.api.openapi.declarations import Documented, common_failures, refusal
 from service.api.openapi.examples import bodies_of
+from service.authentication.access_tokens import InvalidCredentials
+from service.authentication.authenticator import InsufficientScope
+from service.authentication.signing_keys import SigningKeysUnavailable
+from service.calculation_requests.conveyancers import UnknownConveyancer
+from service.calculation_requests.model import AlreadyErased, RequestNotFound, RetrievedCalculationRequest
+from service.calculation_requests.request_secrets import SecretKeyMissing
+from service.postgres.outages import PostgresUnavailable
 
-_EVERYWHERE = [{"$ref": f"#/components/parameters/{name}"} for name in ("X-Request-Id", "traceparent")]
+MALFORMED_BODY = b'{"customer_email": "ada@customer.example.com",}'
+LARGE_BODY = 300_000  # bytes
 # The same access tokens as those of the scheme access_token: it shows how to request them.
 CLIENT_CREDENTIALS = "client_credentials"
+_META = Meta("2026-03-02T09:30:00.123456+00:00")  # of all examples, so that the document does not change
+
+
+class Documented(msgspec.Struct, frozen=True, kw_only=True):
+    """What the document says of a handler, beside what follows from its signature and decorator.
+
+    *answers* are payloads, and *failures* are errors, by the names of their examples. The example of an error
+    is the actual response to it. What `_failures` adds need not be listed. A handler with a body has a
+    *refused_body*, in which fields are invalid, and one that reads a *query* has a *refused_query*. Valid
+    bodies are made of the examples of the fields. *parameters* are headers that the handler reads itself.
+    *headers* are those that successful answers can have: sets of names, in lower case.
+    """
+
+    answers: Mapping[str, msgspec.Struct] = {}
+    refused_body: bytes = b""
+    query: type[Sent] | None = None
+    refused_query: bytes = b""
+    failures: Mapping[str, Exception] = {}
+    parameters: Sequence[Parameter] = ()
+    headers: Sequence[AbstractSet[str]] = (frozenset(),)
+    links: Mapping[str, Any] = {}
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        """Return itself. Litestar copies handlers, and not every exception can be copied."""
+        return self
+
+
+def link(name: str, *, to: str, **parameters: str) -> dict[str, Any]:
+    """Return a link to another operation, whose parameters are taken from the answer."""
+    return {name: {"operationId": to, "parameters": parameters}}
+
+
+def refusal(check: Callable[..., object], *arguments: object) -> ApiError:
+    """Return the error that *check* raises."""
+    try:
+        check(*arguments)
+    except ApiError as error:
+        return error
+    raise ValueError(check)
 
 
 @lru_cache(maxsize=1)
 def complete(app: Litestar) -> dict[str, Any]:
     """Return the OpenAPI document of an application."""
     document = app.openapi_schema.to_schema()
-    handlers = handlers_by_operation(app)
+    routes = [route for route in app.routes if isinstance(route, HTTPRoute)]
+    handlers = {handler.handler_name: handler for route in routes for handler in route.route_handlers}
     types: list[Any] = [ErrorEnvelope]
     for path, item in document["paths"].items():
         for operation in item.values():
-            handler = handlers[operation["operationId"]]
-            answer = _answer_type(handler)
-            documented: Documented = handler.opt.get("documented", Documented())
-            _describe(operation, handler, documented)
-            failures = common_failures(operation, path, answer) | dict(documented.failures)
-            types.append(answer)
-            if handler.parsed_data_field:
-                body = handler.parsed_data_field.annotation
-                operation["requestBody"]["content"] = _content(body, bodies_of(body))
-                failures["refused_fields"] = refusal(parse, body, documented.refused_body)
-                types.append(body)
-            operation["responses"] = _answers(answer, documented) | _refusals(failures)
+            types += _describe(operation, path, handlers[operation["operationId"]])
             if CLIENT_CREDENTIALS in document["components"]["securitySchemes"]:
                 scopes = [each["access_token"] for each in operation["security"] if "access_token" in each]
                 operation["security"] += [{CLIENT_CREDENTIALS: each} for each in scopes]
-    for parameter in document["components"]["parameters"].values():
-        parameter.update(schemas.NO_FILL)
-    document["components"]["schemas"] = schemas.generate(*types)
+    document["components"] |= {"parameters": schemas.PARAMETERS, "schemas": schemas.generate(*types)}
     return document
 
 
-def handlers_by_operation(app: Litestar) -> dict[str, HTTPRouteHandler]:
-    """Return the handlers by the ids of their operations."""
-    routes = [route for route in app.routes if isinstance(route, HTTPRoute)]
-    return {handler.handler_name: handler for route in routes for handler in route.route_handlers}
-
-
-def _describe(operation: dict[str, Any], handler: HTTPRouteHandler, documented: Documented) -> None:
-    """Take the summary from the docstring, and complete the parameters."""
+def _describe(operation: dict[str, Any], path: str, handler: HTTPRouteHandler) -> list[Any]:
+    """Complete an operation. Return the types that it takes and answers."""
+    documented: Documented = handler.opt["documented"]
+    returned = handler.parsed_return_field
+    answer = (returned.inner_types[0] if returned.is_subclass_of(Response) else returned).annotation
     operation["summary"], _, description = operation.pop("description").partition(".")
     if description:
         operation["description"] = description.strip()
-    parameters = [_simplified(each) for each in operation.get("parameters", ())]
-    for name, field in handler.parsed_fn_signature.parameters.items():
-        if field.is_subclass_of(Sent) and name != "data":
-            parameters += schemas.parameters(field.annotation)
-    parameters += [each.to_schema() for each in documented.parameters]
-    operation["parameters"] = parameters + _EVERYWHERE
+    operation["parameters"] = [
+        *operation.get("parameters", ()),
+        *(schemas.parameters(documented.query) if documented.query else ()),
+        *(each.to_schema() for each in documented.parameters),
+        *({"$ref": f"#/components/parameters/{name}"} for name in schemas.PARAMETERS),
+    ]
+    failures = _failures(operation, path, answer) | dict(documented.failures)
+    types = [answer]
+    if documented.query:
+        failures["refused_parameters"] = refusal(parse_query, documented.query, documented.refused_query)
+    if handler.parsed_data_field:
+        body = handler.parsed_data_field.annotation
+        operation["requestBody"]["content"] = _content(body, bodies_of(body))
+        failures["refused_fields"] = refusal(parse, body, documented.refused_body)
+        types.append(body)
+    operation["responses"] = _answers(answer, documented) | _refusals(failures)
+    return types
 
 
-def _answer_type(handler: HTTPRouteHandler) -> Any:  # noqa: ANN401 - a type
-    returned = handler.parsed_return_field
-    return (returned.inner_types[0] if returned.is_subclass_of(Response) else returned).annotation
+def _failures(operation: dict[str, Any], path: str, answer: object) -> dict[str, Exception]:
+    """Return the failures that follow from an operation's body, path, scope, and the type of its answer."""
+    failures: dict[str, Exception] = {
+        "bad_host": ClientException(),
+        "two_tokens": refusal(bearer_token, ["Bearer one", "Bearer two"]),
+        "no_token": refusal(bearer_token, []),
+        "not_bearer": refusal(bearer_token, ["Basic YTpi"]),
+        "expired_token": InvalidCredentials("The access token has expired: request a new one."),
+        "unforeseen": Exception(),
+        "database_unavailable": PostgresUnavailable(),
+        "signing_keys_unavailable": SigningKeysUnavailable(),
+    }
+    (payload,) = get_args(answer)  # of an Envelope
+    if issubclass(payload, RetrievedCalculationRequest):
+        failures["secret_key_missing"] = SecretKeyMissing()
+    if "requestBody" in operation:
+        failures |= {
+            "malformed": refusal(parse, Sent, MALFORMED_BODY),
+            "too_slow": body_overdue(),
+            "too_large": body_too_large(LARGE_BODY),
+            "no_content_type": refusal(check_declared, "", ""),
+            "not_json": refusal(check_declared, "text/plain", ""),
+            "compressed": refusal(check_declared, "application/json", "gzip"),
+        }
+    if "{uuid}" in path:
+        failures |= {"unknown_uuid": RequestNotFound(), "erased": AlreadyErased()}
+    scopes = [scope for each in operation.get("security", ()) for scope in each.get("access_token", ())]
+    if scopes:
+        insufficient, unknown = InsufficientScope(scopes[0]), UnknownConveyancer()
+        failures |= {"insufficient_scope": insufficient, "unknown_conveyancer": unknown}
+    return failures
 
 
 def _answers(answer: object, documented: Documented) -> dict[str, dict[str, Any]]:
     """Return the responses that are no errors: 304, too, if the caller may send what it has."""
     headers = schemas.headers(*documented.headers)
-    examples = {name: succeed(payload) for name, payload in documented.answers.items()}
-    ok = {
-        "description": HTTPStatus.OK.phrase,
-        "headers": headers,
-        "content": _content(answer, examples),
-    }
+    examples = {name: replace(succeed(payload), meta=_META) for name, payload in documented.answers.items()}
+    ok = {"description": HTTPStatus.OK.phrase, "headers": headers, "content": _content(answer, examples)}
     answers = {"200": ok | ({"links": documented.links} if documented.links else {})}
     if any(parameter.name == "If-None-Match" for parameter in documented.parameters):
         answers["304"] = {"description": HTTPStatus.NOT_MODIFIED.phrase, "headers": headers}
@@ -107,31 +179,17 @@ def _refusals(failures: Mapping[str, Exception]) -> dict[str, dict[str, Any]]:
     for name, failure in failures.items():
         error = translate(failure)
         by_status.setdefault(error.status, {})[name] = error
-    return {
-        str(status.value): {
+    refusals = {}
+    for status, named in sorted(by_status.items()):
+        examples = {name: replace(fail(status, error.errors), meta=_META) for name, error in named.items()}
+        refusals[str(status.value)] = {
             "description": status.phrase,
             "headers": schemas.headers(*(error.headers.keys() for error in named.values())),
-            "content": _content(
-                ErrorEnvelope, {name: fail(status, error.errors) for name, error in named.items()}
-            ),
+            "content": _content(ErrorEnvelope, examples),
         }
-        for status, named in sorted(by_status.items())
-    }
+    return refusals
 
 
 def _content(kind: object, examples: Mapping[str, Any]) -> dict[str, Any]:
     shown = {name: {"value": msgspec.to_builtins(value)} for name, value in examples.items()}
-    for example in shown.values():
-        if "meta" in example["value"]:  # Constant, so that the document does not change.
-            example["value"]["meta"]["timestamp"] = "2026-03-02T09:30:00.123456+00:00"
     return {MediaType.JSON.value: {"schema": schemas.reference(kind), "examples": shown}}
-
-
-def _simplified(parameter: dict[str, Any]) -> dict[str, Any]:
-    """Remove the description and the examples that are written twice."""
-    schema = parameter["schema"]
-    del schema["description"]
-    for example in parameter.pop("examples", {}).values():
-        parameter["example"] = example["value"]
-        del schema["examples"]
-    return parameter

@@ -21,16 +21,12 @@ _SECRET = "3q2-7wAAbmV2ZXIgYSByZWFsIHNlY3JldCBoZXJlISE"  # noqa: S105 - an examp
 def bodies_of(kind: type[Sent]) -> dict[str, dict[str, Any]]:
     """Return bodies of a type, by the names of the examples. They are made of the examples of its fields."""
     full = asyncapi.examples_in(kind)
-    if without := set(kind.__struct_fields__) - full.keys():
-        raise AssertionError(f"{kind.__name__}: give {without} an example, as in field_docs.py")
     required = [field.name for field in msgspec.structs.fields(kind) if field.required]
     smallest = {"smallest": {name: full[name] for name in required}} if required else {}
     return {**smallest, "full": full}
 
 
 SMALLEST_REQUEST, FULL_REQUEST = bodies_of(CreateBody).values()
-REFUSED_QUERY = "limit=0&cursor=next&sort=name"
-REFUSED_FEED_QUERY = "after=2026-03-02T09:30:00Z&limit=501"
 AFTER = "6a0b1f2c3d4e5f60000000010000000000000f3a019a43d6c8b17e0f9a2b4c6d8e0f1a2b00000003"
 
 RECORD = CalculationRequestView(

@@ -1,7 +1,6 @@
 """Serves the documents, and a page for the HTTP API, which loads nothing from other servers."""
 
 import re
-from functools import cache
 from html import escape
 from http import HTTPStatus
 from importlib import resources
@@ -21,14 +20,14 @@ from service.authentication.access_tokens import READ, WRITE
 from service.outbox import asyncapi
 from service.settings import ServiceSettings
 
-# RapiDoc 9.3 comes from `openapi-ui-bundles`, which has no dependencies. Packages with a newer RapiDoc need
-# Flask or Pydantic.
-_RAPIDOC = resources.files("openapi_ui_bundles.rapidoc") / "vendor"
 _OUR_OWN = Path(__file__).parent / "static"
+# RapiDoc 9.3 comes from `openapi-ui-bundles`, which has no dependencies. Packages with a newer RapiDoc need
+# Flask or Pydantic. It has 660 KB, so all callers share it: slow readers keep it in memory for long.
+_RAPIDOC = resources.files("openapi_ui_bundles.rapidoc") / "vendor" / "rapidoc-min.js"
 _ASSETS = {
-    "rapidoc-min.js": (_RAPIDOC, "text/javascript"),
-    "page.css": (_OUR_OWN, "text/css"),
-    "page.js": (_OUR_OWN, "text/javascript"),
+    "/schema/rapidoc-min.js": ("text/javascript", _RAPIDOC.read_bytes()),
+    "/schema/page.css": ("text/css", (_OUR_OWN / "page.css").read_bytes()),
+    "/schema/page.js": ("text/javascript", (_OUR_OWN / "page.js").read_bytes()),
 }
 
 
@@ -60,21 +59,22 @@ class ApiPage(OpenAPIRenderPlugin):
 <script src="/schema/rapidoc-min.js" defer></script>
 </head><body>
 <rapi-doc spec-url="/schema/openapi.json" render-style="read" show-header="false" load-fonts="false"
- allow-server-selection="false" allow-search="false" allow-advanced-search="false" schema-style="table"
- schema-description-expanded="true" default-schema-tab="schema" font-size="largest" sort-endpoints-by="none"
- allow-schema-description-expand-toggle="false" allow-spec-file-download="false">
-<header>
-<h1>Calculation requests</h1>
-<p><a href="/schema/openapi.json">OpenAPI document</a>
-<a href="/schema/asyncapi.json">Events (AsyncAPI document)</a></p>
+ regular-font="system-ui, sans-serif" mono-font="ui-monospace, monospace" font-size="largest"
+ show-method-in-nav-bar="as-plain-text" use-path-in-nav-bar="true" sort-endpoints-by="none"
+ info-description-headings-in-navbar="true" allow-server-selection="false" allow-search="false"
+ allow-advanced-search="false" allow-spec-file-download="false" schema-style="table"
+ default-schema-tab="schema" schema-description-expanded="true"
+ allow-schema-description-expand-toggle="false">
+<header slot="overview">
+<p>{document["info"]["summary"]} <a href="/schema/openapi.json">OpenAPI document</a>,
+<a href="/schema/asyncapi.json">AsyncAPI document of the events</a></p>
 <ul>{_contents(document)}</ul>
 <p>Access tokens come from the issuer <code>{escape(settings.auth_issuer)}</code>, by the client-credentials
 grant of OAuth 2.0. Ask its operators for a client whose tokens have {of_audience}
 the scopes <code>{prefix}{WRITE}</code> and <code>{prefix}{READ}</code>, and
 your firm in the claim <code>{escape(settings.auth_client_claim)}</code>.</p>
-<p>To try out the calls below, press <button>Enter a token</button>, paste an access token and press Enter.
-The questionnaire also opens with an API key from the operators of this service. A create e-mails the
-customer a link: before <em>Try</em>, put an address of your own into the <em>Example</em> of the body.</p>
+<p>To make the calls from this page, enter a token under <a href="#auth">Authentication</a>, change the
+<em>Example</em> of the body, and press <em>Try</em>.</p>
 </header>
 </rapi-doc>
 </body></html>
@@ -84,7 +84,8 @@ customer a link: before <em>Try</em>, put an address of your own into the <em>Ex
 
 def _contents(document: dict[str, Any]) -> str:
     return "".join(
-        f'<li><a href="#{method}-{re.sub("[{}]", "-", path)}">{escape(operation["summary"])}</a></li>'
+        f'<li><a href="#{method}-{re.sub("[{}]", "-", path)}">{method.upper()} {path}</a><br>'
+        f"{escape(operation['summary'])}</li>"
         for path, item in document["paths"].items()
         for method, operation in item.items()
     )
@@ -96,16 +97,11 @@ def asyncapi_document() -> Response[bytes]:
     return Response(msgspec.json.encode(asyncapi.document()), media_type=MediaType.JSON)
 
 
-@get([f"/{name}" for name in _ASSETS], sync_to_thread=False)
+@get([path.removeprefix("/schema") for path in _ASSETS], sync_to_thread=False)
 def asset(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Return a file that the page loads."""
-    name = request.scope["path"].rpartition("/")[2]
-    return Response(_content(name), media_type=_ASSETS[name][1])
-
-
-@cache  # Shared by all callers, because one file has 660 KB, and slow readers keep it in memory for long.
-def _content(name: str) -> bytes:
-    return (_ASSETS[name][0] / name).read_bytes()
+    media_type, content = _ASSETS[request.scope["path"]]
+    return Response(content, media_type=media_type)
 
 
 def _refuse_unknown(response: Response[Any]) -> Response[Any]:

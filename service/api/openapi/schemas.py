@@ -15,6 +15,23 @@ from service.outbox import asyncapi, events
 from service.outbox.events import RequestCreated, RequestEvent
 
 NO_FILL = {"x-fill-example": "no"}  # Otherwise RapiDoc would send the example with every call.
+PARAMETERS = {
+    "X-Request-Id": {
+        "name": "X-Request-Id",
+        "in": "header",
+        "description": "Repeated in the answer and logged, if it has at most 128 letters, digits, `.`, `_` "
+        "or `-` and begins with a letter or digit. Otherwise it is replaced.",
+        "schema": {"type": "string", "examples": ["case-17"]},
+        **NO_FILL,
+    },
+    "traceparent": {
+        "name": "traceparent",
+        "in": "header",
+        "description": "W3C Trace Context, passed on with the events. If missing or invalid, a trace begins.",
+        "schema": {"type": "string", "examples": [asyncapi.TRACEPARENT]},
+        **NO_FILL,
+    },
+}
 _SCHEMAS = "#/components/schemas/"
 _ANOTHER = "AnotherEvent"
 

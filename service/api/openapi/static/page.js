@@ -1,5 +1,5 @@
-// What RapiDoc lacks: a theme as the reader's system has it, names of fields, a way to scroll
-// answers by keyboard, and Enter in the field of a token.
+// What RapiDoc lacks: a theme as the reader's system has it, names of credentials and fields, and a way
+// to scroll answers by keyboard.
 "use strict";
 
 const viewer = document.querySelector("rapi-doc");
@@ -10,15 +10,29 @@ dark.addEventListener("change", adaptTheme);
 addEventListener("beforeprint", () => viewer.setAttribute("theme", "light"));
 addEventListener("afterprint", adaptTheme);
 
+// RapiDoc would title each credential "HTTP Bearer".
+const nameOf = (scheme) => scheme.replace("_", " ").replace("api", "API");
+viewer.addEventListener("spec-loaded", ({ detail }) => {
+  for (const scheme of detail.securitySchemes) scheme.typeDisplay = nameOf(scheme.securitySchemeId);
+  viewer.requestUpdate();
+});
+
 // RapiDoc is made of elements within elements, each with a shadow root of its own.
 const attachShadow = Element.prototype.attachShadow;
 Element.prototype.attachShadow = function (options) {
   const root = attachShadow.call(this, options);
   const mend = () => {
     for (const field of root.querySelectorAll("input, select, textarea")) {
-      field.ariaLabel ??= field.dataset.pname || field.placeholder || "Body";
+      const credential = field.matches(".api-key-input") && nameOf(field.classList[1]);
+      field.ariaLabel ??= field.dataset.pname || credential || field.placeholder || "Body";
     }
     for (const text of root.querySelectorAll("pre")) text.tabIndex = 0;
+    // RapiDoc counts every credential as an API key.
+    for (const { childNodes } of root.querySelectorAll("#auth > div *, #auth .blue-text")) {
+      for (const text of childNodes) {
+        text.data = text.data?.replace(/API key(?= a)/, "credential").replace(/ API KEYS|Key (?=A)/, "");
+      }
+    }
     // On a phone, where RapiDoc hides descriptions, they are below their fields.
     for (const text of innerWidth < 500 ? root.querySelectorAll(".key-descr") : []) {
       text.style.cssText += "; display: block; flex-basis: 100%";
@@ -28,11 +42,3 @@ Element.prototype.attachShadow = function (options) {
   new MutationObserver(mend).observe(root, { childList: true, subtree: true });
   return root;
 };
-
-viewer.querySelector("button").addEventListener("click", () => {
-  viewer.shadowRoot?.querySelector(".api-key-input")?.focus();
-});
-viewer.addEventListener("keydown", (event) => {
-  const [field] = event.composedPath();
-  if (event.key === "Enter" && field.matches(".api-key-input")) field.nextElementSibling.click();
-});
