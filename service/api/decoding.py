@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 from urllib.parse import parse_qsl
 
 import msgspec
+from litestar import Request
+from litestar.di import Provide
 from litestar.dto import MsgspecDTO
 from litestar.openapi.spec import Schema
 from msgspec.structs import replace
@@ -89,11 +91,23 @@ def _read(kind: type[Kind], body: bytes) -> Kind:
     return parsed
 
 
+def provide_query(kind: type[Kind]) -> Provide:
+    """Return the dependency of a handler that takes a query.
+
+    Litestar itself would pass unknown parameters, take the last of several with the same name, and stop at
+    the first failing one.
+    """
+
+    def provide(request: Request[Any, Any, Any]) -> Kind:
+        return parse_query(kind, request.scope["query_string"])
+
+    return Provide(provide, sync_to_thread=False)
+
+
 def parse_query(kind: type[Kind], query_string: bytes) -> Kind:
     """Read a query. Raises InvalidSubmission with all failing parameters.
 
-    Litestar itself would pass unknown parameters, take the last of several with the same name, and stop at
-    the first failing one. Only as many are read as can be reported, because a query may have thousands.
+    Only as many parameters are read as can be reported, because a query may have thousands.
     """
     parts = [part for part in query_string.decode("latin-1").split("&") if part]
     most = len(kind.__struct_fields__) + UNKNOWN_FIELDS_NAMED

@@ -4,15 +4,17 @@ import re
 from typing import Annotated
 
 from litestar import get
+from litestar.di import NamedDependency
+from litestar.params import SkipValidation
 from msgspec import UNSET, Meta, UnsetType
 
 from service.api.api_request import ApiRequest
-from service.api.decoding import CheckedBy, Sent, parse_query
+from service.api.decoding import CheckedBy, Sent, parse_query, provide_query
 from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.errors import Failure
 from service.api.guards import requires
 from service.api.openapi import examples
-from service.api.openapi.documenting import Documented, link
+from service.api.openapi.documenting import Documented, link, refusal
 from service.authentication.access_tokens import READ, Caller
 from service.calculation_requests import event_history
 from service.calculation_requests.event_history import CursorOutdated, EventPage
@@ -40,24 +42,27 @@ class FeedQuery(Sent, frozen=True, kw_only=True):
 @get(
     "/v1/event",
     before_request=requires(READ),
+    dependencies={"parameters": provide_query(FeedQuery)},
     response_class=JSONResponse,
     tags=["requests"],
     security=[{"access_token": [READ]}],
     documented=Documented(
         answers=examples.FEED,
         links=link("next_page", to="read_feed", after="$response.body#/data/after"),
-        query=FeedQuery,
-        refused_query=b"after=2026-03-02T09:30:00Z&limit=501",
-        failures={"cursor_outdated": CursorOutdated()},
+        failures={
+            "refused_parameters": refusal(parse_query, FeedQuery, examples.REFUSED_FEED_QUERY.encode()),
+            "cursor_outdated": CursorOutdated(),
+        },
     ),
 )
-async def read_feed(request: ApiRequest[Caller]) -> Envelope[EventPage]:
+async def read_feed(
+    request: ApiRequest[Caller], parameters: NamedDependency[SkipValidation[FeedQuery]]
+) -> Envelope[EventPage]:
     """List the events of all the caller's requests, erased ones included, oldest first.
 
     Store `after` with the events, in one transaction, and send it for the next page: at once if `more` is
     true, otherwise after a pause. An event may come again: drop an `id` that you have.
     """
-    parameters = parse_query(FeedQuery, request.scope["query_string"])
     after, firm = parameters.after or "", request.user.conveyancer_id
     async with request.resources.connection(request.user) as connection:
         return succeed(await event_history.read_feed(connection, firm, after=after, limit=parameters.limit))

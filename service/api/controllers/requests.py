@@ -7,13 +7,14 @@ from uuid import UUID
 
 import structlog
 from litestar import Controller, get, post
+from litestar.di import NamedDependency
 from litestar.openapi.spec import Example
-from litestar.params import JSONBody, PathParameter
+from litestar.params import JSONBody, PathParameter, SkipValidation
 from litestar.status_codes import HTTP_200_OK
 
 from service.api.api_request import ApiRequest
 from service.api.bodies import CreateBody
-from service.api.decoding import BodyDecoder, parse_query
+from service.api.decoding import BodyDecoder, parse_query, provide_query
 from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.guards import SecretHolder, requires, requires_reader, requires_reader_or_secret
 from service.api.idempotency_key_header import IDEMPOTENCY_KEY, REPLAYED, parse_key
@@ -107,6 +108,7 @@ class Requests(Controller):
 
     @get(
         before_request=requires(READ),
+        dependencies={"parameters": provide_query(ListQuery)},
         security=[{"access_token": [READ]}],
         documented=Documented(
             answers=examples.LISTED,
@@ -116,13 +118,13 @@ class Requests(Controller):
                 cursor="$response.body#/data/next_cursor",
                 **{name: f"$request.query.{name}" for name in FILTERS},
             ),
-            query=ListQuery,
-            refused_query=b"limit=0&cursor=next&sort=name",
+            failures={"refused_parameters": refusal(parse_query, ListQuery, examples.REFUSED_QUERY.encode())},
         ),
     )
-    async def list_requests(self, request: ApiRequest[Caller]) -> Envelope[CalculationRequestPage]:
+    async def list_requests(
+        self, request: ApiRequest[Caller], parameters: NamedDependency[SkipValidation[ListQuery]]
+    ) -> Envelope[CalculationRequestPage]:
         """List the caller's requests, newest first."""
-        parameters = parse_query(ListQuery, request.scope["query_string"])
         resources, firm = request.resources, request.user.conveyancer_id
         async with resources.connection(request.user) as connection:
             page, last = await reading.read_page(

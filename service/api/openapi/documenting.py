@@ -5,8 +5,8 @@
   (`openapi/spec/base.py`). So a handler's `opt` has a Documented.
 - Schemas lack constraints, `extra_json_schema` and `additionalProperties`
   (`_openapi/schema_generation/schema.py`). `complete` replaces them by those that msgspec makes.
-- Parameters are those of a handler's signature (`_openapi/parameters.py`). `complete` adds what a handler
-  reads itself: a struct of a query, and headers.
+- A dependency's parameters are those of its signature (`_openapi/parameters.py`), which a struct of them
+  has not. `complete` adds them.
 
 The same document by `operation_class`, an `OpenAPISchemaPlugin` and a render plugin took 367 lines, and lost
 second examples, links, headers, the waiver's rule, and the page's dark theme and accessibility.
@@ -27,7 +27,7 @@ from litestar.routes import HTTPRoute
 from msgspec.structs import replace
 
 from service.api.api_request import body_overdue, body_too_large, check_declared
-from service.api.decoding import Sent, parse, parse_query
+from service.api.decoding import Sent, parse
 from service.api.envelope import ErrorEnvelope, Meta, fail, succeed
 from service.api.errors import ApiError, translate
 from service.api.guards import bearer_token
@@ -53,15 +53,13 @@ class Documented(msgspec.Struct, frozen=True, kw_only=True):
 
     *answers* are payloads, and *failures* are errors, by the names of their examples. The example of an error
     is the actual response to it. What `_failures` adds need not be listed. A handler with a body has a
-    *refused_body*, in which fields are invalid, and one that reads a *query* has a *refused_query*. Valid
-    bodies are made of the examples of the fields. *parameters* are headers that the handler reads itself.
-    *headers* are those that successful answers can have: sets of names, in lower case.
+    *refused_body*, in which fields are invalid. Valid bodies are made of the examples of the fields.
+    *parameters* are headers that the handler reads itself. *headers* are those that successful answers can
+    have: sets of names, in lower case.
     """
 
     answers: Mapping[str, msgspec.Struct] = {}
     refused_body: bytes = b""
-    query: type[Sent] | None = None
-    refused_query: bytes = b""
     failures: Mapping[str, Exception] = {}
     parameters: Sequence[Parameter] = ()
     headers: Sequence[AbstractSet[str]] = (frozenset(),)
@@ -111,16 +109,16 @@ def _describe(operation: dict[str, Any], path: str, handler: HTTPRouteHandler) -
     operation["summary"], _, description = operation.pop("description").partition(".")
     if description:
         operation["description"] = description.strip()
+    fields = handler.parsed_fn_signature.parameters.items()
+    queries = [field.annotation for name, field in fields if field.is_subclass_of(Sent) and name != "data"]
     operation["parameters"] = [
         *operation.get("parameters", ()),
-        *(schemas.parameters(documented.query) if documented.query else ()),
+        *(parameter for query in queries for parameter in schemas.parameters(query)),
         *(each.to_schema() for each in documented.parameters),
         *({"$ref": f"#/components/parameters/{name}"} for name in schemas.PARAMETERS),
     ]
     failures = _failures(operation, path, answer) | dict(documented.failures)
     types = [answer]
-    if documented.query:
-        failures["refused_parameters"] = refusal(parse_query, documented.query, documented.refused_query)
     if handler.parsed_data_field:
         body = handler.parsed_data_field.annotation
         operation["requestBody"]["content"] = _content(body, bodies_of(body))

@@ -216,6 +216,11 @@ BAD_CLAIMS: dict[str, dict[str, Any]] = {
     "insufficient_scope": {"scope": "other"},
     "unknown_conveyancer": {"client_id": "nobody"},
 }
+BAD_QUERIES = {
+    ("/v1/request", "refused_parameters"): examples.REFUSED_QUERY,
+    ("/v1/event", "refused_parameters"): examples.REFUSED_FEED_QUERY,
+    ("/v1/event", "cursor_outdated"): f"after={examples.AFTER}",
+}
 BAD_BODIES = {"malformed": documenting.MALFORMED_BODY, "too_large": b" " * documenting.LARGE_BODY}
 ROUTES = Litestar(app.ENDPOINTS, openapi_config=None, **app.of_endpoints()).routes
 HANDLERS = {
@@ -229,12 +234,7 @@ MISSING_HEADERS = {"no_token": "Authorization", "no_content_type": "Content-Type
 
 async def provoke(client: httpx.AsyncClient, issuer: Issuer, path: str, method: str, name: str) -> Any:
     """Call an operation so that it fails like the example with this name."""
-    documented = HANDLERS[DOCUMENT["paths"][path][method]["operationId"]].opt["documented"]
-    queries = {
-        "refused_parameters": documented.refused_query.decode(),
-        "cursor_outdated": f"after={examples.AFTER}",
-    }
-    url = f"{path.replace('{uuid}', examples.UUID)}?{queries.get(name, '')}"
+    url = f"{path.replace('{uuid}', examples.UUID)}?{BAD_QUERIES.get((path, name), '')}"
     headers = bearer(issuer.token(**BAD_CLAIMS.get(name, {}))) | {"Content-Type": "application/json"}
     headers |= BAD_HEADERS.get(name, {})
     if name == "key_reused":
@@ -244,8 +244,8 @@ async def provoke(client: httpx.AsyncClient, issuer: Issuer, path: str, method: 
     content = operation.get("requestBody", {}).get("content")
     if content is not None:
         example, *_ = content["application/json"]["examples"].values()
-        bodies = BAD_BODIES | {"refused_fields": documented.refused_body}
-        content = bodies.get(name, msgspec.json.encode(example["value"]))
+        refused = {"refused_fields": HANDLERS[operation["operationId"]].opt["documented"].refused_body}
+        content = (BAD_BODIES | refused).get(name, msgspec.json.encode(example["value"]))
     request = client.build_request(method.upper(), url, content=content, headers=headers)
     if name in MISSING_HEADERS:
         del request.headers[MISSING_HEADERS[name]]
