@@ -10,7 +10,6 @@ from aio_pika import DeliveryMode
 from aio_pika.abc import AbstractChannel
 from aiormq import spec
 from aiormq.exceptions import AMQPError, DeliveryError, PublishError
-from pamqp.common import FieldValue
 
 from service.outbox import events
 from service.telemetry import tracing
@@ -111,22 +110,11 @@ class Publisher:
         return isinstance(error, TimeoutError) and await is_blocked(self._channel)
 
     def _message(self, row: OutboxEvent) -> Message:
-        event_id = row.event_id
-        headers: dict[str, FieldValue] = {
-            "cloudEvents:id": event_id,
-            "cloudEvents:source": events.SOURCE,
-            "cloudEvents:specversion": events.SPECVERSION,
-            "cloudEvents:subject": event_id.partition(".")[0],
-            "cloudEvents:type": row.type,
-            "sequence": row.sequence,
-        }
-        if row.traceparent is not None:
-            headers["traceparent"] = row.traceparent
         properties = spec.Basic.Properties(
             content_type=events.CONTENT_TYPE,
-            headers=headers,
+            headers=events.headers(row.event_id, row.type, row.sequence, row.traceparent),
             delivery_mode=DeliveryMode.PERSISTENT,
-            message_id=event_id,
+            message_id=row.event_id,
             timestamp=row.time,
             message_type=row.type,
         )
