@@ -96,7 +96,7 @@ class RelayModel(RuleBasedStateMachine):
         sequence = len(written) + 1
         event_type = TYPES[min(sequence, len(TYPES)) - 1]
         row = (request_id, sequence, event_type, "acme", datetime.now(UTC), "{}", None)
-        await self.observer.execute(changing.WRITE_EVENTS, *([column] for column in row))
+        await self.observer.execute(changing.WRITE_EVENTS, *row)
         written.append(events.event_id(uuid_of(request_id), event_type, sequence))
 
     @rule(script=scripts)
