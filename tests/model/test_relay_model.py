@@ -131,7 +131,7 @@ class RelayModel(RuleBasedStateMachine):
             await self.channel.aclose()
             channel = await self.channel.enter_async_context(open_channel(self.settings, name="model"))
             seconds = self.settings.broker_timeout_seconds
-            self.publisher = await Publisher.on(channel, timeout_seconds=seconds)
+            self.publisher = Publisher(await channel.get_underlay_channel(), timeout_seconds=seconds)
         await self.relay.relay_due(self.publisher)
 
     @rule(script=scripts)

@@ -85,7 +85,8 @@ async def _rabbitmq(settings: EmailSettings) -> AsyncIterator[Finding]:
 
 async def _blocks_publishers(connection: AbstractConnection) -> bool:
     """Publish through the default exchange, to which operators may write, what no queue gets."""
-    publisher = await Publisher.on(await connection.channel(), timeout_seconds=_PUBLISH_SECONDS)
+    channel = await (await connection.channel()).get_underlay_channel()
+    publisher = Publisher(channel, timeout_seconds=_PUBLISH_SECONDS)
     try:
         await publisher.probe(exchange="")
     except BrokerUnavailable as error:

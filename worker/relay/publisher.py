@@ -7,8 +7,8 @@ from typing import Any, cast
 import aiormq
 import msgspec
 from aio_pika import DeliveryMode
-from aio_pika.abc import AbstractChannel
 from aiormq import spec
+from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, DeliveryError, PublishError
 
 from service.outbox import events
@@ -38,24 +38,19 @@ class PublishResult(msgspec.Struct, frozen=True):
 
 
 class Publisher:
-    """Publishes windows of events to an exchange, one window at a time."""
+    """Publishes windows of events to an exchange, one window at a time.
+
+    The channel is the underlay channel of one that was opened with confirms and on_return_raises.
+    """
 
     def __init__(
-        self, channel: aiormq.Channel, *, timeout_seconds: float, exchange: str = topology.REQUESTS
+        self, channel: AbstractChannel, *, timeout_seconds: float, exchange: str = topology.REQUESTS
     ) -> None:
         self._is_intact = True  # not after an outage, a cancelled publish, or refusals over some seconds
         self._opened = asyncio.get_running_loop().time()
-        self._channel = channel
+        self._channel = cast("aiormq.Channel", channel)
         self._exchange = exchange
         self._timeout_seconds = timeout_seconds
-
-    @classmethod
-    async def on(
-        cls, channel: AbstractChannel, *, timeout_seconds: float, exchange: str = topology.REQUESTS
-    ) -> "Publisher":
-        """Return a publisher on *channel*, which was opened with confirms and on_return_raises."""
-        underlay = cast("aiormq.Channel", await channel.get_underlay_channel())
-        return cls(underlay, timeout_seconds=timeout_seconds, exchange=exchange)
 
     @property
     def is_usable(self) -> bool:
