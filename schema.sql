@@ -1,10 +1,9 @@
 -- The database schema. `python -m service schema apply` creates it in an empty database.
 
--- The schema versions that were applied. A process is not ready until the version it needs is applied.
+-- Which schema.sql was applied, in one row. A process is not ready with another one.
 CREATE TABLE schema_version (
-    version     integer PRIMARY KEY,
-    applied_at  timestamptz NOT NULL DEFAULT now(),
-    fingerprint text     -- of this file, until the first release. Then numbered versions follow it
+    fingerprint text PRIMARY KEY,   -- of this file, without comments and spaces
+    applied_at  timestamptz NOT NULL DEFAULT now()
 );
 
 -- The tenants: law firms that request calculations. No row is ever deleted, so no reference dangles.
@@ -189,5 +188,3 @@ CREATE TABLE operator_action (
 
 -- For finding the changes to a request (trace).
 CREATE INDEX operator_action_request ON operator_action (request_id) WHERE request_id IS NOT NULL;
-
-INSERT INTO schema_version (version) VALUES (1);
