@@ -214,24 +214,21 @@ async def add(
 
     A request gets none if it was withdrawn or has a pending e-mail, or if this or a later number is taken.
     """
-    open_ids = {each.id for each in requests.values() if each.withdrawn_at is None}
-    wanted = [email for email in emails if email.request_id in open_ids]
-    rows = await connection.fetch(
+    wanted = [(email, requests.get(email.request_id)) for email in emails]
+    rows = await connection.fetchmany(
         """
         INSERT INTO email (request_id, number, kind, requested_by, traceparent)
-        SELECT request_id, number, kind, requested_by, traceparent
-          FROM unnest($1::uuid[], $2::integer[], $3::text[], $4::text[], $5::text[])
-               AS wanted (request_id, number, kind, requested_by, traceparent)
+        SELECT $1, $2, $3, $4, $5
          WHERE NOT EXISTS (SELECT
                              FROM email
-                            WHERE email.request_id = wanted.request_id
-                              AND (state = 'pending' OR email.number >= wanted.number))
+                            WHERE request_id = $1
+                              AND (state = 'pending' OR number >= $2))
         RETURNING request_id, number, kind
         """,
-        [email.request_id for email in wanted],
-        [email.number for email in wanted],
-        [email.kind for email in wanted],
-        [requests[email.request_id].client_id for email in wanted],
-        [requests[email.request_id].traceparent for email in wanted],
+        [
+            (*email, request.client_id, request.traceparent)
+            for email, request in wanted
+            if request is not None and request.withdrawn_at is None
+        ],
     )
     return [EmailId(*row) for row in rows]
