@@ -17,13 +17,12 @@ from service.server import probes as server_probes
 from service.server.background import in_background, keep_running
 from service.server.http_server import Address
 from service.server.probes import Check
-from worker import metrics, reconciliation
+from worker import metrics, reconciliation, retention
 from worker.consumers import calculations, notifications
 from worker.mail import bounces, ledger
 from worker.mail.postman import Postman
 from worker.relay import listener, pointers
 from worker.relay.loop import Relay
-from worker.retention import Retention
 from worker.settings import EmailSettings, WorkerSettings
 from worker.waiting import Pauses
 
@@ -52,8 +51,8 @@ class Worker:
             self.parts["relay"] = relay.run
             self.parts["listener"] = partial(listener.run, settings, woken)
             self.parts["discrepancies"] = partial(reconciliation.run, pool)
-            if (days := settings.retention_days) is not None:
-                self.parts["retention"] = Retention(settings, pool, relay_waker, days=days).run
+            if settings.retention_days is not None:
+                self.parts["retention"] = partial(retention.run, settings, pool, relay_waker)
             self.checks["relay"] = relay.check
             readings.append(pointers.read_gauges)
         if "notifications" in roles:
