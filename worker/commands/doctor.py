@@ -59,10 +59,7 @@ async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
 
 async def _requests(settings: EmailSettings) -> AsyncIterator[Finding]:
     """Look for discrepancies in the last day's requests, such as customers without an e-mail."""
-    async with (
-        connecting.postgres(settings.database_url) as connection,
-        connection.transaction(isolation="repeatable_read", readonly=True),
-    ):
+    async with connecting.postgres(settings.database_url) as connection:
         found = [each for each in await reconciliation.find_discrepancies(connection) if each.count]
     for discrepancy in found:
         do = f"`python -m worker trace {discrepancy.uuids[0]}` shows one of them, `reconcile` all"
