@@ -154,8 +154,6 @@ class CalculationCreated(msgspec.Struct, frozen=True):
 
 _OTHERS = [each for each in RequestEvent.__subclasses__() if each is not DetailedRequestEvent]
 SENT: tuple[type[RequestEvent], ...] = (*DetailedRequestEvent.__subclasses__(), *_OTHERS)
-BY_TYPE = {event.type: event for event in SENT}
-MUST_BE_ROUTED = {RequestCreated.type}  # published only once a queue has it. Others may have no subscriber.
 
 Data = TypeVar("Data")
 

@@ -113,7 +113,7 @@ class Publisher:
             timestamp=row.time,
             message_type=row.type,
         )
-        mandatory = row.type in events.MUST_BE_ROUTED
+        mandatory = row.type == topology.NOTIFICATIONS.routing_key  # Others may have no subscriber.
         publish = spec.Basic.Publish(exchange=self._exchange, routing_key=row.type, mandatory=mandatory)
         return Message(publish, properties, row.payload)
 
