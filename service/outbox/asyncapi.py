@@ -23,7 +23,7 @@ API. New fields may be added: ignore fields that you do not know. Breaking chang
 _AMQP = {"bindingVersion": "0.3.0"}
 _SCHEMAS = "#/components/schemas/"
 EXAMPLE_TIME = datetime(2026, 3, 2, 9, 30, tzinfo=UTC)
-_TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def examples_in(kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ RECEIVED_EXAMPLES: dict[str, Any] = {
         type=CalculationCreated.type,
         time=EXAMPLE_TIME,
         datacontenttype=events.DATA_CONTENT_TYPE,
-        traceparent=_TRACEPARENT,
+        traceparent=TRACEPARENT,
         data=_CALCULATION,
     ),
     BARE: _CALCULATION,
@@ -110,10 +110,10 @@ def _operation(
 def _messages() -> Iterator[dict[str, Any]]:
     """Describe all messages. Those that the service accepts need no headers."""
     for event in SENT_EXAMPLES:
-        enveloped = example_of(event, traceparent=_TRACEPARENT)
+        enveloped = example_of(event, traceparent=TRACEPARENT)
         payload = msgspec.to_builtins(enveloped)
         message = _message(event.type, type(event).__doc__, schema_name(type(event)), payload)
-        headers = events.headers(enveloped.id, event.type, event.sequence, _TRACEPARENT)
+        headers = events.headers(enveloped.id, event.type, event.sequence, TRACEPARENT)
         message["examples"][0]["headers"] = headers
         kinds = {name: "integer" if isinstance(value, int) else "string" for name, value in headers.items()}
         yield {
