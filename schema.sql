@@ -1,9 +1,10 @@
 -- The database schema. `python -m service schema apply` creates it in an empty database.
 
--- Which schema.sql was applied, in one row. A process is not ready with another one.
+-- The schema versions that were applied. A process is not ready until the version it needs is applied.
 CREATE TABLE schema_version (
-    fingerprint text PRIMARY KEY,   -- of this file, without comments and spaces
-    applied_at  timestamptz NOT NULL DEFAULT now()
+    version     integer PRIMARY KEY,
+    applied_at  timestamptz NOT NULL DEFAULT now(),
+    fingerprint text     -- of this file, until the first release. Then numbered versions follow it
 );
 
 -- The tenants: law firms that request calculations. No row is ever deleted, so no reference dangles.
@@ -188,3 +189,5 @@ CREATE TABLE operator_action (
 
 -- For finding the changes to a request (trace).
 CREATE INDEX operator_action_request ON operator_action (request_id) WHERE request_id IS NOT NULL;
+
+INSERT INTO schema_version (version) VALUES (1);

@@ -45,7 +45,7 @@ async def postgres(url: str | None = None, *, applies_schema: bool = False) -> A
             server_settings={"application_name": "calculation-requests operator"},
         )
         try:
-            if not (applies_schema or await schema.is_current(connection)):
+            if not applies_schema and await schema.read_version(connection) < schema.VERSION:
                 raise SchemaOutdated
             yield connection
         finally:

@@ -22,7 +22,7 @@ schema = click.Group("schema", help="The schema of the database.")
 @schema.command()
 @answering
 async def apply() -> Answer:
-    """Install the schema in an empty database, and grant the roles their rights, even in a database in use.
+    """Install the schema in an empty database, or apply missing versions, even to a database in use.
 
     During an outage of Postgres, the command waits for up to ten minutes. If Postgres rejects the login, it
     ends after a minute.
@@ -43,6 +43,8 @@ async def apply() -> Answer:
 
 async def _apply() -> Answer:
     async with connecting.postgres(applies_schema=True) as connection:
-        await database_schema.apply(connection)
-    text = "the database has the schema, and each role has its rights"
-    return Answer({"fingerprint": database_schema.FINGERPRINT}, text)
+        found = await database_schema.apply(connection)
+    needed = database_schema.VERSION
+    newer = f" (this release needs {needed})" if found > needed else ""
+    text = f"the schema has version {found}{newer}, and each role has its rights"
+    return Answer({"version": found}, text)

@@ -1,1 +1,1 @@
-"""Connections to Postgres, and its schema."""
+"""Connections to Postgres, and the versions of the schema."""

@@ -1,10 +1,18 @@
-"""The database schema: lays schema.sql into an empty database, and recognizes it by its fingerprint.
+"""The database schema: installs schema.sql in an empty database, and upgrades an existing one.
 
-There is no release yet, so no schema is carried forward: a changed schema.sql needs an empty database.
+Versions after the first release are numbered files. They are applied while requests are stored. So an attempt
+to lock a table ends after 200 ms and is repeated. An index on a large table is built before, by hand, with
+CREATE INDEX CONCURRENTLY, and the file has IF NOT EXISTS.
+
+Alembic and yoyo are not used, because they bring SQLAlchemy or a second driver, and neither stops waiting
+for a table's lock while callers queue behind it.
 """
 
+import asyncio
 import hashlib
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -31,73 +39,77 @@ _SETTINGS = {
 }
 
 _LOCK = "23831, 1"  # keys of the advisory lock for applying the schema. Creates lock single numbers
-
-# Comments and spaces may change. A process is not ready with a database made from another schema.sql.
-FINGERPRINT = hashlib.sha256(re.sub(r"--.*|\s", "", _SCHEMA.read_text()).encode()).hexdigest()
+_ATTEMPTS = 600  # while a table is locked, or another process applies the schema
+_PAUSE_SECONDS = 1.0  # between two attempts
 
 
 class SchemaOutdated(Exception):
-    """The database lacks the schema that this release needs: run `python -m service schema apply`."""
+    """The database schema is older than this release needs: run `python -m service schema apply`."""
 
 
 class UnfitSetting(SchemaOutdated):
     """A setting of the database, role or server with which the service does not work."""
 
 
-async def apply(connection: Connection) -> None:
-    """Lay the schema into an empty database, and grant rights to the roles that exist, in one transaction.
+def read_versions(folder: Path) -> list[str]:
+    """Return the SQL of the versions in a folder, 0002_…sql, 0003_…sql, in order."""
+    return [file.read_text() for file in sorted(folder.glob("*.sql"))]
 
-    A database that has the schema, and may be in use, only gets the rights. Raises SchemaOutdated if there
-    are other tables.
+
+_VERSIONS = read_versions(Path(__file__).parent / "versions")
+VERSION = 1 + len(_VERSIONS)  # the version this release needs, which schema.sql has
+
+# Until the first release, schema.sql changes without a new version. So a database made from another
+# schema.sql is recognized by this fingerprint of it, without comments and spaces.
+_FINGERPRINT = hashlib.sha256(re.sub(r"--.*|\s", "", _SCHEMA.read_text()).encode()).hexdigest()
+
+
+async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> int:
+    """Upgrade a database, which may be in use, to the newest version. Returns its version afterwards.
+
+    An empty database gets schema.sql. Then missing versions are applied, each once. Finally roles.sql grants
+    rights to the roles that exist. All this is one transaction, so no database has a version without its
+    rights. A database at a newer version is not changed.
+
+    Raises SchemaOutdated if the schema cannot be applied.
     """
     await check_settings(connection)
-    async with connection.transaction():
-        await connection.execute("SET LOCAL lock_timeout = '10min'; SET LOCAL statement_timeout = 0")
-        await connection.execute(f"SELECT pg_advisory_xact_lock({_LOCK})")
-        if not await connection.fetchval(_HAS_TABLES):
-            await connection.execute(_SCHEMA.read_text())
-            await connection.execute("INSERT INTO schema_version (fingerprint) VALUES ($1)", FINGERPRINT)
-        if not await is_current(connection):
-            raise SchemaOutdated(
-                "The database has tables that this `schema apply` did not make: use an empty one. "
-                "If an earlier `make run` made them, run `make clean`."
-            )
-        await connection.execute(_ROLES.read_text())
-        if await connection.fetchval(_HAS_FUTURE_TRANSACTIONS):
-            # A logical copy brought the events from another server, whose transactions mean nothing here:
-            # later events would come before these. With the lowest id, their sequence still orders those of
-            # a request.
-            await connection.execute("UPDATE event SET transaction = '0'")
+    for _ in range(_ATTEMPTS):
+        with suppress(asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
+            async with connection.transaction():
+                return await _apply(connection, versions)
+        await asyncio.sleep(_PAUSE_SECONDS)
+    raise SchemaOutdated(
+        "A table stays locked, or another process is applying the schema: "
+        "end the long transaction in pg_stat_activity, then run this again."
+    )
 
 
-_HAS_TABLES = "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = current_schema)"
-
-
-async def is_current(connection: Connection) -> bool:
-    """Whether the database has the schema of this release."""
+async def read_version(connection: Connection) -> int:
+    """Return the version of the database schema, or 0 without a schema that this release can use."""
     try:
-        found: bool = await connection.fetchval(
-            "SELECT EXISTS (SELECT FROM schema_version WHERE fingerprint = $1)", FINGERPRINT
+        version: int | None = await connection.fetchval(
+            "SELECT max(version) FROM schema_version HAVING bool_or(fingerprint = $1)", _FINGERPRINT
         )
     except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
-        return False
-    return found
+        return 0
+    return version or 0
 
 
 async def check(connection: Connection) -> str | None:
-    """Raise SchemaOutdated if the schema is another or missing, or the events must be adapted to this server.
+    """Raise SchemaOutdated if the schema is too old or missing, or the events must be adapted to this server.
 
     Raises PostgresUnavailable on a read-only server. Returns a warning if the clocks of this machine and of
     Postgres differ by more than a minute.
     """
     await check_settings(connection)
     try:
-        has_schema = await is_current(connection)
+        version = await read_version(connection)
     except asyncpg.InsufficientPrivilegeError:
         raise SchemaOutdated(
             "Postgres gives this user no rights: its owner must run `schema apply`."
         ) from None
-    if not has_schema:
+    if version < VERSION:
         raise SchemaOutdated
     if await connection.fetchval(_HAS_FUTURE_TRANSACTIONS):
         raise SchemaOutdated("Events were copied from another server: run `python -m service schema apply`.")
@@ -109,7 +121,7 @@ async def check(connection: Connection) -> str | None:
     return f"this machine's clock shows {here:%Y-%m-%dT%H:%M:%SZ}, and Postgres's {there:%Y-%m-%dT%H:%M:%SZ}"
 
 
-# Whether events have transactions that this server has not reached: see `apply`. Looks up one event a firm.
+# Whether events have transactions that this server has not reached: see `_apply`. Looks up one event a firm.
 _HAS_FUTURE_TRANSACTIONS = """
     SELECT EXISTS (SELECT
                      FROM conveyancer
@@ -133,6 +145,36 @@ async def check_settings(connection: Connection) -> None:
 
 
 async def check_ready(pool: Pool, *, seconds: float) -> str | None:
-    """Check that Postgres answers, accepts writes, and has the schema, as `check` does."""
+    """Check that Postgres answers, accepts writes, and has a recent enough schema, as `check` does."""
     async with connections.acquired(pool, seconds=seconds) as connection:
         return await check(connection)
+
+
+async def _apply(connection: Connection, versions: Sequence[str]) -> int:
+    """Do what `apply` does, once. Raises SchemaOutdated if the database has only other tables."""
+    # Statements queue behind an ALTER TABLE that waits for a lock, and their callers time out after a second.
+    await connection.execute("SET LOCAL lock_timeout = '200ms'; SET LOCAL statement_timeout = 0")
+    await connection.execute(f"SELECT pg_advisory_xact_lock({_LOCK})")
+    if not await connection.fetchval(
+        "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = current_schema)"
+    ):
+        recorded = f"UPDATE schema_version SET fingerprint = '{_FINGERPRINT}'"  # noqa: S608 - a constant
+        await connection.execute(f"{_SCHEMA.read_text()}\n{recorded}")
+    stored = await read_version(connection)
+    if stored == 0:
+        raise SchemaOutdated(
+            "The database has tables that this `schema apply` did not make: use an empty one. "
+            "If an earlier `make run` made them, run `make clean`."
+        )
+    if stored > 1 + len(versions):
+        return stored
+    for version in versions[stored - 1 :]:
+        stored += 1
+        await connection.execute(version)
+        await connection.execute("INSERT INTO schema_version (version) VALUES ($1)", stored)
+    await connection.execute(_ROLES.read_text())
+    if await connection.fetchval(_HAS_FUTURE_TRANSACTIONS):
+        # A logical copy brought the events from another server, whose transactions mean nothing here: later
+        # events would come before these. With the lowest id, their sequence still orders those of a request.
+        await connection.execute("UPDATE event SET transaction = '0'")
+    return stored

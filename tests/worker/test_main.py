@@ -71,7 +71,7 @@ async def test_worker_waits_for_the_schema(worker_settings, database, logs):
         await database.execute("ALTER TABLE schema_version_elsewhere RENAME TO schema_version")
         await eventually(lambda: is_ready(probes, "relay"))
 
-    assert answer["postgres"].startswith("The database lacks the schema")
+    assert answer["postgres"].startswith("The database schema is older")
 
 
 async def test_worker_that_is_stopped_while_it_waits_starts_nothing(worker_settings, database, logs):
@@ -86,7 +86,7 @@ async def test_worker_that_is_stopped_while_it_waits_starts_nothing(worker_setti
 
 async def test_fatal_failure_is_logged_and_ends_the_process(worker_settings, database, tmp_path):
     await database.execute(
-        "DROP TABLE schema_version; CREATE VIEW schema_version AS SELECT (1 / 0)::text AS fingerprint;"
+        "DROP TABLE schema_version; CREATE VIEW schema_version AS SELECT 1 / 0 AS version, '' AS fingerprint;"
         "GRANT SELECT ON schema_version TO PUBLIC"
     )
     process = worker_process(worker_settings, tmp_path, "relay")

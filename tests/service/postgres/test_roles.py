@@ -16,7 +16,7 @@ from tests.harness.processes import bare_environment
 EVERYBODY = ("api", "worker", "operator", "scaling")
 REFUSED = {
     "CREATE TABLE mine ()": EVERYBODY,
-    "INSERT INTO schema_version (fingerprint) VALUES ('')": EVERYBODY,
+    "INSERT INTO schema_version (version) VALUES (99)": EVERYBODY,
     "UPDATE operator_action SET operator = 'Eve'": EVERYBODY,
     "DELETE FROM operator_action": EVERYBODY,
     "DELETE FROM conveyancer": EVERYBODY,

@@ -1,10 +1,12 @@
-"""The schema: laid into an empty database, and recognized in a database in use."""
+"""The schema: laid into an empty database, and carried forward by versions while the database is in use."""
 
 import asyncio
 import re
 import shutil
 import sys
+from pathlib import Path
 
+import asyncpg
 import pytest
 from yarl import URL
 
@@ -13,19 +15,31 @@ from service.commands import schema as schema_command
 from service.postgres import schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
-from service.postgres.schema import SchemaOutdated
+from service.postgres.schema import SchemaOutdated, read_versions
 from tests.harness.command_line import run
+from tests.harness.databases import has_waiting_statement
 from tests.harness.metrics import rises
 from tests.harness.processes import Ended, bare_environment
+from tests.harness.stored import count_rows
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, store
 
-APPLIED = "the database has the schema, and each role has its rights\n"
+# Versions after the first release: a column more of two tables, and an index.
+SAMPLE = read_versions(Path(__file__).parent / "sample_versions")
+NEWEST = 1 + len(SAMPLE)
+APPLIED = f"the schema has version {schema.VERSION}, and each role has its rights\n"
 
 
 async def empty(database: Connection) -> None:
     await database.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+
+
+async def has_sample(database: Connection) -> bool:
+    """Whether the sample versions were applied completely."""
+    await database.fetch("SELECT r.reference, o.reference FROM calculation_request AS r, outbox AS o")
+    index = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'calculation_request_case_ref'::regclass"
+    return bool(await database.fetchval(index))
 
 
 async def test_schema_is_laid_by_a_copy_that_has_what_the_image_has(database, database_url, tmp_path):
@@ -43,7 +57,7 @@ async def test_schema_is_laid_by_a_copy_that_has_what_the_image_has(database, da
     )
 
     assert await applying.wait() == 0
-    assert await schema.is_current(database)
+    assert await schema.read_version(database) == schema.VERSION
     again = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=database_url))
     assert again == Ended(0, APPLIED, "")
 
@@ -79,21 +93,73 @@ async def test_command_fails_in_the_end_for_a_new_password(monkeypatch, database
     assert ended == Ended(1, "", f"{reason}; waiting for it\n{reason}\n")
 
 
+async def test_versions_are_applied_while_requests_are_stored(database, database_url, other_connection):
+    earlier_release = await asyncpg.connect(database_url)
+    stored: list[object] = []
+    enough = asyncio.Event()
+
+    async def store_all() -> None:
+        await earlier_release.execute("SET lock_timeout = '1s'")  # the default deadline of a statement
+        while not enough.is_set():
+            stored.append(await store(earlier_release))
+        await earlier_release.close()
+
+    async def one_more_is_stored() -> None:
+        seen = len(stored)
+        await eventually(lambda: len(stored) > seen or storing.done())
+
+    storing = asyncio.create_task(store_all())
+    await one_more_is_stored()
+    async with database.transaction():
+        await database.execute("LOCK TABLE calculation_request IN ACCESS SHARE MODE")  # as a backup does
+        applying = asyncio.create_task(schema.apply(other_connection, SAMPLE))
+        await eventually(lambda: has_waiting_statement(database))
+        await one_more_is_stored()
+        assert not applying.done()
+    assert await applying == NEWEST
+    await one_more_is_stored()
+    enough.set()
+    await storing  # A rejected request fails the test here.
+
+    assert await has_sample(database)
+    assert await count_rows(database) == (len(stored), len(stored))
+
+
+async def test_newest_version_comes_with_its_rights_or_not_at_all(database, other_connection):
+    async def gave_up() -> bool:
+        return not await has_waiting_statement(database)
+
+    async with database.transaction():
+        await database.execute("GRANT SELECT ON schema_version TO calculation_requests_worker")
+        applying = asyncio.create_task(schema.apply(other_connection, SAMPLE[:1]))
+        await eventually(lambda: has_waiting_statement(database))
+        await eventually(gave_up)
+        assert await schema.read_version(database) == 1
+        assert not applying.done()
+
+    assert await applying == 2
+
+
 async def test_two_processes_can_apply_the_schema_at_once(database, other_connection):
     await empty(database)
 
-    await asyncio.gather(*map(schema.apply, (database, other_connection)))
+    applied = await asyncio.gather(*(schema.apply(each, SAMPLE) for each in (database, other_connection)))
 
-    assert await database.fetchval("SELECT count(*) FROM schema_version") == 1
+    assert applied == [NEWEST] * 2
+    assert await has_sample(database)
 
 
-async def test_tables_of_a_database_in_use_are_not_locked(database, other_connection):
+@pytest.mark.parametrize("version", [schema.VERSION, schema.VERSION + 1])
+async def test_tables_of_current_and_newer_schemas_are_not_locked(version, database, other_connection):
+    await database.execute("INSERT INTO schema_version VALUES ($1) ON CONFLICT DO NOTHING", version)
     async with other_connection.transaction():
         for [table] in await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'"):
             await other_connection.execute(f"LOCK TABLE {table} IN SHARE MODE")
+        if version > schema.VERSION:
+            await database.execute("SET default_transaction_read_only = on")  # It changes nothing.
 
         async with asyncio.timeout(10):
-            await schema.apply(database)
+            assert await schema.apply(database) == version
 
 
 @pytest.mark.parametrize(
@@ -101,7 +167,7 @@ async def test_tables_of_a_database_in_use_are_not_locked(database, other_connec
     [
         "CREATE TABLE customer (id integer)",
         "CREATE TABLE schema_version (version integer)",
-        "CREATE TABLE schema_version AS SELECT 'of another schema.sql' AS fingerprint",
+        "CREATE TABLE schema_version AS SELECT 1 AS version, 'of another schema.sql' AS fingerprint",
     ],
 )
 async def test_schema_of_others_is_refused_in_one_line(theirs, database, database_url):

@@ -196,8 +196,8 @@ FULL_DISK = """
 @pytest.mark.parametrize(
     ("statement", "says"),
     [
-        ("DELETE FROM schema_version", "lacks the schema that this release needs: run"),
-        ("DROP TABLE schema_version", "lacks the schema that this release needs: run"),
+        ("DELETE FROM schema_version", "schema is older than this release needs: run"),
+        ("DROP TABLE schema_version", "schema is older than this release needs: run"),
         (
             'ALTER DATABASE "{database}" SET default_transaction_read_only = on',
             "takes no writes: is it a standby",
