@@ -58,7 +58,7 @@ CREATE TABLE calculation_request (
     calculation_id                text,
     withdrawn_at                  timestamptz,  -- by the firm: the link opens nothing, and no e-mail is sent
     secret_salt                   bytea NOT NULL,
-    secret_key_id                 text NOT NULL,
+    secret_key_id                 text NOT NULL,  -- the key's name in REQUEST_SECRET_KEYS, and its fingerprint
     sequence                      integer NOT NULL DEFAULT 1, -- of the latest event
     idempotency_key               text,     -- from the create's header Idempotency-Key
     idempotency_sha256            bytea     -- of the normalised body: a repeat must have the same hash
@@ -140,12 +140,6 @@ CREATE INDEX outbox_pending ON outbox (created_at) WHERE next_attempt_at IS NULL
 
 -- For finding the held events that are due.
 CREATE INDEX outbox_retried ON outbox (next_attempt_at) WHERE next_attempt_at IS NOT NULL;
-
--- Fingerprints of the keys in REQUEST_SECRET_KEYS, to detect changed keys, which make earlier links invalid.
-CREATE TABLE secret_key (
-    id          text PRIMARY KEY,
-    fingerprint bytea NOT NULL     -- distinguishes keys, and reveals nothing else
-);
 
 -- The ledger of e-mails. It has one row for each e-mail, written before the first attempt.
 CREATE TABLE email (

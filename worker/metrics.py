@@ -4,7 +4,7 @@ import math
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from service.outbox.events import BY_TYPE
+from service.outbox.events import SENT
 
 _DELIVERY_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
 
@@ -77,8 +77,8 @@ for _gauge in (*FROM_POSTGRES, reconciliation_age):
     _gauge.set(math.nan)
 
 # Create the series now, because Prometheus sees no increase in a series that starts at 1.
-for _type in BY_TYPE:
-    events_published.labels(_type)
+for _event in SENT:
+    events_published.labels(_event.type)
 for _outcome in ("sent", "postponed", "failed", "recipient_refused", "given_back", "internal_error"):
     emails.labels(_outcome)
 for _fault in ("recipient", "sender"):

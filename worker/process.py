@@ -8,7 +8,6 @@ from typing import cast
 
 import structlog
 
-from service.calculation_requests.request_secrets import SecretKeyRing, remember_keys
 from service.outbox.waking import RelayWaker
 from service.postgres import connections, schema
 from service.postgres.outages import PostgresUnavailable
@@ -18,13 +17,12 @@ from service.server import probes as server_probes
 from service.server.background import in_background, keep_running
 from service.server.http_server import Address
 from service.server.probes import Check
-from worker import metrics, reconciliation
+from worker import metrics, reconciliation, retention
 from worker.consumers import calculations, notifications
 from worker.mail import ledger
 from worker.mail.postman import Postman
 from worker.relay import listener, pointers
 from worker.relay.loop import Relay
-from worker.retention import Retention
 from worker.settings import EmailSettings, WorkerSettings
 from worker.waiting import Pauses
 
@@ -53,8 +51,8 @@ class Worker:
             self.parts["relay"] = relay.run
             self.parts["listener"] = partial(listener.run, settings, woken)
             self.parts["discrepancies"] = partial(reconciliation.run, pool)
-            if (days := settings.retention_days) is not None:
-                self.parts["retention"] = Retention(settings, pool, relay_waker, days=days).run
+            if settings.retention_days is not None:
+                self.parts["retention"] = partial(retention.run, settings, pool, relay_waker)
             self.checks["relay"] = relay.check
             readings.append(pointers.read_gauges)
         if "notifications" in roles:
@@ -63,8 +61,6 @@ class Worker:
             self.parts["notifications"] = notification_consumer.run
             email_settings = cast("EmailSettings", settings)  # `__main__` loads them for this role.
             self.parts["emails"] = Postman(email_settings, pool, wake, relay_waker).run
-            remember = partial(_remember_secret_keys, email_settings, pool)
-            self.parts["secret_keys"] = partial(_wait_for, remember, "secret_keys_wait_for_postgres")
             self.checks["notifications"] = notification_consumer.check
             readings.append(ledger.read_gauges)
             if email_settings.bounces_url is not None:
@@ -89,7 +85,7 @@ async def run(settings: WorkerSettings, roles: frozenset[str], probes: Address, 
         worker = Worker(settings, pool, roles, relay_waker)
         serving = server_probes.serving(worker.checks, probes, stop, worker.read_gauges)
         async with serving, in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
-            await _wait_for(worker.checks["postgres"], "worker_waits_for_schema", stop)
+            await _wait_for_schema(worker.checks["postgres"], stop)
             if not stop.is_set():
                 for name, part in worker.parts.items():
                     running.create_task(keep_running(name, partial(part, stop)))
@@ -110,23 +106,12 @@ async def read_gauges(pool: Pool, readings: Sequence[Reading], *, seconds: float
             gauge.set(math.nan)
 
 
-async def _remember_secret_keys(settings: EmailSettings, pool: Pool) -> None:
-    """Store a fingerprint of each key whose id is new, for `doctor`.
-
-    Log each id that now names another key, because links made with the earlier key are no longer valid.
-    """
-    ring = SecretKeyRing.parse(settings.request_secret_keys)
-    async with connections.transaction(pool, seconds=settings.work_timeout_seconds) as connection:
-        for key_id in await remember_keys(connection, ring):
-            _log.critical("secret_key_differs", key_id=key_id)
-
-
-async def _wait_for(work: Check, event: str, stop: asyncio.Event) -> None:
-    """Repeat *work* until Postgres answers and has the schema that this release needs. *event* is logged."""
-    pauses = Pauses(event)
+async def _wait_for_schema(check: Check, stop: asyncio.Event) -> None:
+    """Repeat *check* until Postgres answers and has the schema that this release needs."""
+    pauses = Pauses("worker_waits_for_schema")
     while not stop.is_set():
         try:
-            await work()
+            await check()
         except (PostgresUnavailable, SchemaOutdated) as error:
             await pauses.log_and_wait(error, stop)
         else:

@@ -33,25 +33,13 @@ class Discrepancy(msgspec.Struct, frozen=True):
 
 
 async def find_discrepancies(connection: Connection, since: datetime | None = None) -> list[Discrepancy]:
-    """Return every discrepancy, even with a count of 0, of what was stored since then, or in the last day.
-
-    Needs a REPEATABLE READ transaction, so that all statements see the same snapshot.
-    """
+    """Return every discrepancy, even with a count of 0, of what was stored since then, or in the last day."""
     since = since or await connection.fetchval("SELECT now() - interval '1 day'")
-    discrepancies = []
-    for name, (meaning, statement) in _CHECKS.items():
-        rows = await connection.fetch(
-            f"""
-            SELECT request_id, count(*) OVER () AS total
-              FROM ({statement}) AS found
-             ORDER BY request_id
-             LIMIT 10
-            """,  # noqa: S608 - constants only
-            since,
-        )
-        count = rows[0]["total"] if rows else 0
-        discrepancies.append(Discrepancy(name, meaning, count, [uuid_of(row["request_id"]) for row in rows]))
-    return discrepancies
+    rows = await connection.fetch(_FIND, since)
+    return [
+        Discrepancy(name, _CHECKS[name][0], count, [uuid_of(request_id) for request_id in first])
+        for name, count, first in rows
+    ]
 
 
 async def run(pool: Pool, stop: asyncio.Event) -> None:
@@ -70,8 +58,7 @@ async def _keep_looking(pool: Pool) -> None:
 async def look(pool: Pool) -> None:
     """Export the discrepancies of the last day's requests. In an outage the gauges keep their values."""
     try:
-        async with connections.transaction(pool, seconds=30.0) as connection:  # for a whole day's requests
-            await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        async with connections.acquired(pool, seconds=30.0) as connection:  # for a whole day's requests
             discrepancies = await find_discrepancies(connection)
     except PostgresUnavailable as error:
         _log.warning("reconciliation_failed", error=logs.summarize(error))
@@ -140,3 +127,12 @@ _CHECKS = {
     "email_without_request": ("was deleted by hand, but has a pending e-mail", _EMAILS_WITHOUT_REQUEST),
     "event_overdue": ("has an event that has been unpublished for over five minutes", _OVERDUE_EVENTS),
 }
+
+# One statement, so that all of it sees the same snapshot.
+_FIND = " UNION ALL ".join(
+    f"""
+    SELECT '{name}', count(*), coalesce((array_agg(request_id ORDER BY request_id))[:10], '{{}}')
+      FROM ({statement}) AS found
+    """  # noqa: S608 - constants only
+    for name, (_, statement) in _CHECKS.items()
+)

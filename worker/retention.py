@@ -11,7 +11,7 @@ from service.calculation_requests import erasing
 from service.outbox.waking import RelayWaker
 from service.postgres import connections, schema
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Pool
+from service.postgres.pool import Connection, Pool
 from service.postgres.schema import SchemaOutdated
 from service.telemetry import logs
 from worker.settings import WorkerSettings
@@ -22,67 +22,60 @@ _REST_SECONDS = 3600.0  # between rounds, on average
 _log = structlog.get_logger()
 
 
-class Retention:
-    """Erases requests older than *days*, one by one. Several replicas may do so at once."""
+async def run(settings: WorkerSettings, pool: Pool, relay: RelayWaker, stop: asyncio.Event) -> None:
+    """Erase requests older than RETENTION_DAYS about every hour until *stop*. Several replicas may do so."""
+    while not stop.is_set():
+        await erase_old(settings, pool, relay, stop)
+        await wait_at_most(random.uniform(0.5, 1.5) * _REST_SECONDS, stop)  # noqa: S311 - spreads replicas
 
-    def __init__(self, settings: WorkerSettings, pool: Pool, relay: RelayWaker, *, days: int) -> None:
-        self._seconds = settings.work_timeout_seconds
-        self._pool = pool
-        self._relay = relay
-        self._days = days
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Erase old requests about every hour until *stop*."""
-        while not stop.is_set():
-            await self.erase_old(stop)
-            await wait_at_most(random.uniform(0.5, 1.5) * _REST_SECONDS, stop)  # noqa: S311 - spreads replicas
+async def erase_old(settings: WorkerSettings, pool: Pool, relay: RelayWaker, stop: asyncio.Event) -> None:
+    """Erase the oldest requests one by one, until *stop*. A locked request waits for a later round."""
+    number, seconds = 0, settings.work_timeout_seconds
+    try:
+        async with connections.acquired(pool, seconds=seconds) as connection:
+            oldest = await find_oldest(connection, settings.retention_days)
+        for request_id in oldest:
+            if stop.is_set():
+                break
+            async with connections.transaction(pool, seconds=seconds) as connection:
+                number += await _erase(connection, request_id)
+            relay.wake()
+    except (PostgresUnavailable, SchemaOutdated) as error:
+        _log.warning("retention_interrupted", error=logs.summarize(error))
+    if number:
+        _log.info("requests_erased", number=number)
 
-    async def erase_old(self, stop: asyncio.Event) -> None:
-        """Erase the oldest requests, until *stop*. A locked request waits for a later round."""
-        number = 0
-        try:
-            for request_id in await self._find_oldest():
-                if stop.is_set():
-                    break
-                number += await self._erase(request_id)
-        except (PostgresUnavailable, SchemaOutdated) as error:
-            _log.warning("retention_interrupted", error=logs.summarize(error))
-        if number:
-            _log.info("requests_erased", number=number)
 
-    async def _find_oldest(self) -> list[UUID]:
-        """Return the oldest requests that are older than *days*: at most a hundredth of all, or ten.
+async def find_oldest(connection: Connection, days: int | None) -> list[UUID]:
+    """Return the oldest requests that are older than *days*: at most a hundredth of all, or ten.
 
-        Returns nothing if a clock is wrong. It may be Postgres's, which dated the requests, and an erasure
-        cannot be undone. Locked requests are left out, so that they hold up no others.
+    Returns nothing if a clock is wrong. It may be Postgres's, which dated the requests, and an erasure cannot
+    be undone. Locked requests are left out, so that they hold up no others.
+    """
+    if warning := await schema.check(connection):
+        _log.warning("retention_refused", reason=warning)
+        return []
+    rows = await connection.fetch(
         """
-        async with connections.acquired(self._pool, seconds=self._seconds) as connection:
-            if warning := await schema.check(connection):
-                _log.warning("retention_refused", reason=warning)
-                return []
-            rows = await connection.fetch(
-                """
-                SELECT id
-                  FROM calculation_request
-                 WHERE created_at < now() - make_interval(days => $1)
-                 ORDER BY created_at
-                 LIMIT (SELECT least(10000, greatest(10, reltuples / 100))::bigint
-                          FROM pg_class
-                         WHERE oid = 'calculation_request'::regclass)
-                   FOR NO KEY UPDATE SKIP LOCKED
-                """,
-                self._days,
-            )
-        return [row["id"] for row in rows]
+        SELECT id
+          FROM calculation_request
+         WHERE created_at < now() - make_interval(days => $1)
+         ORDER BY created_at
+         LIMIT (SELECT least(10000, greatest(10, reltuples / 100))::bigint
+                  FROM pg_class
+                 WHERE oid = 'calculation_request'::regclass)
+           FOR NO KEY UPDATE SKIP LOCKED
+        """,
+        days,
+    )
+    return [row["id"] for row in rows]
 
-    async def _erase(self, request_id: UUID) -> int:
-        """Erase a request, unless it, its events or an e-mail are locked. Returns how many were erased."""
-        async with connections.transaction(self._pool, seconds=self._seconds) as connection:
-            await connection.execute("SET LOCAL lock_timeout = '0.5s'")  # for a row that others hold
-            try:
-                erased = await erasing.erase(connection, [request_id])
-            except asyncpg.LockNotAvailableError:
-                return 0  # COMMIT rolls a failed transaction back.
-        if erased:
-            self._relay.wake()
-        return len(erased)
+
+async def _erase(connection: Connection, request_id: UUID) -> int:
+    """Erase a request, unless it, its events or an e-mail are locked. Returns how many were erased."""
+    await connection.execute("SET LOCAL lock_timeout = '0.5s'")  # for a row that others hold
+    try:
+        return len(await erasing.erase(connection, [request_id]))
+    except asyncpg.LockNotAvailableError:
+        return 0  # COMMIT rolls a failed transaction back.

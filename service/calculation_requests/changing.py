@@ -47,16 +47,6 @@ class LockedRequest(EventSource, kw_only=True):
         self.announced.append((*key, *source, data, traceparent or self.traceparent))
 
 
-# The columns that a change can set, with their types.
-CHANGEABLE = {
-    "sequence": "integer",
-    "calculation_id": "text",
-    "customer_email": "text",
-    "secret_salt": "bytea",
-    "secret_key_id": "text",
-    "withdrawn_at": "timestamptz",
-    "updated_at": "timestamptz",
-}
 _NO_COLUMNS = {"locked_at", "client_id", "traceparent", "announced"}
 _COLUMNS = tuple(name for name in LockedRequest.__struct_fields__ if name not in _NO_COLUMNS)
 
@@ -98,7 +88,7 @@ async def change_all(
     for columns, alike in changed.items():
         await _update(connection, columns, alike)
     if announced := [row for request in requests for row in request.announced]:
-        await connection.execute(WRITE_EVENTS, *zip(*announced, strict=True))
+        await connection.executemany(WRITE_EVENTS, announced)
 
 
 _LOCK = f"""
@@ -121,15 +111,10 @@ def _changed_columns(request: LockedRequest, earlier: LockedRequest) -> tuple[st
 
 
 async def _update(connection: Connection, columns: Sequence[str], requests: Iterable[LockedRequest]) -> None:
-    arrays = ", ".join(f"${place}::{CHANGEABLE[name]}[]" for place, name in enumerate(columns, 2))
-    await connection.execute(
-        f"""
-        UPDATE calculation_request
-           SET {", ".join(f"{name} = changed.{name}" for name in columns)}
-          FROM unnest($1::uuid[], {arrays}) AS changed (id, {", ".join(columns)})
-         WHERE calculation_request.id = changed.id
-        """,  # noqa: S608 - constants only
-        *zip(*[[getattr(request, name) for name in ("id", *columns)] for request in requests], strict=True),
+    assignments = ", ".join(f"{name} = ${place}" for place, name in enumerate(columns, 2))
+    await connection.executemany(
+        f"UPDATE calculation_request SET {assignments} WHERE id = $1",  # noqa: S608 - constants only
+        [[getattr(request, name) for name in ("id", *columns)] for request in requests],
     )
 
 
@@ -141,28 +126,21 @@ async def _update(connection: Connection, columns: Sequence[str], requests: Iter
 # but follows it, because no relay locks it before. If the relay deletes the first event, that event was due,
 # so this one is due, too.
 WRITE_EVENTS = """
-    WITH announced AS (
-        SELECT *
-          FROM unnest($1::uuid[], $2::integer[], $3::text[], $4::text[], $5::timestamptz[], $6::json[],
-                      $7::text[])
-               AS event (request_id, sequence, type, conveyancer_id, time, data, traceparent)
-    ), kept AS (
+    WITH kept AS (
         INSERT INTO event (request_id, sequence, type, conveyancer_id, time, data, transaction)
-        SELECT request_id, sequence, type, conveyancer_id, time, data,
-               greatest(pg_current_xact_id(),
-                        (SELECT transaction
-                           FROM event AS previous
-                          WHERE previous.request_id = announced.request_id
-                          ORDER BY sequence DESC
-                          LIMIT 1))
-          FROM announced
+        VALUES ($1, $2, $3, $4, $5, $6,
+                greatest(pg_current_xact_id(),
+                         (SELECT transaction
+                            FROM event
+                           WHERE request_id = $1
+                           ORDER BY sequence DESC
+                           LIMIT 1)))
     )
     INSERT INTO outbox (request_id, sequence, traceparent, next_attempt_at)
-    SELECT request_id, sequence, traceparent,
-           (SELECT next_attempt_at
-              FROM outbox AS first
-             WHERE first.request_id = announced.request_id
-             ORDER BY sequence
-             LIMIT 1)
-      FROM announced
+    VALUES ($1, $2, $7,
+            (SELECT next_attempt_at
+               FROM outbox
+              WHERE request_id = $1
+              ORDER BY sequence
+              LIMIT 1))
 """

@@ -59,8 +59,7 @@ async def announce_ends(
     Their rows, and their *requests*, must be locked. Claims are not checked, because a reply counts even if
     another process has claimed the e-mail since.
     """
-    if not ends:
-        return
+    rows = []
     for end in ends:
         request, email = requests[end.id.request_id], {"email": end.id.number, "kind": end.id.kind}
         if end.reason is None:
@@ -68,31 +67,24 @@ async def announce_ends(
         else:
             facts = {"reason": end.reason, "smtp_code": end.smtp_code}
             request.announce(RequestEmailFailed, traceparent=end.traceparent, **email, **facts)
-    await connection.execute(
-        _END,
-        [end.id.request_id for end in ends],
-        [end.id.number for end in ends],
-        [end.reply for end in ends],
-        [None if end.reason is None else end.smtp_code for end in ends],
-        [end.reason for end in ends],
-        [requests[end.id.request_id].locked_at for end in ends],
-    )
+        code = None if end.reason is None else end.smtp_code
+        rows.append((request.id, end.id.number, end.reply, code, end.reason, request.locked_at))
+    if rows:
+        await connection.executemany(_END, rows)
 
 
 # A cancellation is no attempt, and a bounce follows an attempt that was counted.
 _END = """
     UPDATE email
-       SET state = CASE WHEN ended.reason IS NULL THEN 'sent' ELSE 'failed' END,
-           server_reply = coalesce(ended.server_reply, email.server_reply),
-           attempts = attempts + (coalesce(ended.reason, '') NOT IN ('cancelled', 'bounced'))::integer,
+       SET state = CASE WHEN $5::text IS NULL THEN 'sent' ELSE 'failed' END,
+           server_reply = coalesce($3, server_reply),
+           attempts = attempts + (coalesce($5, '') NOT IN ('cancelled', 'bounced'))::integer,
            claimed_by = NULL,
-           settled_at = ended.at,
-           smtp_code = ended.smtp_code,
-           reason = ended.reason
-      FROM unnest($1::uuid[], $2::integer[], $3::text[], $4::integer[], $5::text[], $6::timestamptz[])
-           AS ended (request_id, number, server_reply, smtp_code, reason, at)
-     WHERE (email.request_id, email.number) = (ended.request_id, ended.number)
-       AND email.request_id = ANY($1) -- so that a plan made while the table was empty uses the index
+           settled_at = $6,
+           smtp_code = $4,
+           reason = $5
+     WHERE request_id = $1
+       AND number = $2
 """
 
 
@@ -222,24 +214,21 @@ async def add(
 
     A request gets none if it was withdrawn or has a pending e-mail, or if this or a later number is taken.
     """
-    open_ids = {each.id for each in requests.values() if each.withdrawn_at is None}
-    wanted = [email for email in emails if email.request_id in open_ids]
-    rows = await connection.fetch(
+    wanted = [(email, requests.get(email.request_id)) for email in emails]
+    rows = await connection.fetchmany(
         """
         INSERT INTO email (request_id, number, kind, requested_by, traceparent)
-        SELECT request_id, number, kind, requested_by, traceparent
-          FROM unnest($1::uuid[], $2::integer[], $3::text[], $4::text[], $5::text[])
-               AS wanted (request_id, number, kind, requested_by, traceparent)
+        SELECT $1, $2, $3, $4, $5
          WHERE NOT EXISTS (SELECT
                              FROM email
-                            WHERE email.request_id = wanted.request_id
-                              AND (state = 'pending' OR email.number >= wanted.number))
+                            WHERE request_id = $1
+                              AND (state = 'pending' OR number >= $2))
         RETURNING request_id, number, kind
         """,
-        [email.request_id for email in wanted],
-        [email.number for email in wanted],
-        [email.kind for email in wanted],
-        [requests[email.request_id].client_id for email in wanted],
-        [requests[email.request_id].traceparent for email in wanted],
+        [
+            (*email, request.client_id, request.traceparent)
+            for email, request in wanted
+            if request is not None and request.withdrawn_at is None
+        ],
     )
     return [EmailId(*row) for row in rows]

@@ -1,6 +1,6 @@
-"""The AsyncAPI document: the events, exchanges and queues, generated from the types in the code."""
+"""The AsyncAPI document: the events and exchanges, generated from the types in the code."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -9,7 +9,7 @@ import msgspec
 
 from service.identifiers import parse_uuid
 from service.outbox import events
-from service.outbox.events import CalculationCreated, CloudEvent, RequestCreated, RequestEvent
+from service.outbox.events import CalculationCreated, CloudEvent, RequestEvent
 
 BARE = f"{CalculationCreated.type}.bare"  # calculation.created without its envelope
 
@@ -59,97 +59,71 @@ def example_of(event: RequestEvent, *, traceparent: str | None = None) -> CloudE
     return msgspec.structs.replace(enveloped, data=event)
 
 
+# Each type of event: what the service does with its messages, their exchange, and their names.
+_TYPES: list[tuple[type[RequestEvent | CalculationCreated], str, str, list[str]]] = [
+    *((event, "send", events.EXCHANGE, [event.type]) for event in events.SENT),
+    (CalculationCreated, "receive", events.CALCULATIONS_EXCHANGE, [*RECEIVED_EXAMPLES]),
+]
+
+
 @cache
 def document() -> dict[str, Any]:
     """Return the AsyncAPI 3.0 document. In it, "send" means that this service sends."""
-    rabbitmq = {
-        "host": "{host}",
-        "protocol": "amqp",
-        "protocolVersion": "0.9.1",
-        "description": "The broker at AMQP_URL.",
-        "variables": {"host": {"default": "127.0.0.1:5672"}},
-        "security": [{"$ref": "#/components/securitySchemes/account"}],
-    }
     schemas = sent_schemas() | generate(CloudEvent[CalculationCreated], CalculationCreated)
     schemas[schema_name(CalculationCreated)]["properties"]["type"] = {"const": CalculationCreated.type}
     return {
         "asyncapi": "3.0.0",
         "info": {"title": "Calculation requests", "version": "1", "description": _ABOUT},
         "defaultContentType": events.CONTENT_TYPE,
-        "servers": {"rabbitmq": rabbitmq},
-        "channels": _channels(),
-        "operations": _operations(),
-        "components": {
-            "messages": {message["name"]: message for message in _messages()},
-            "schemas": schemas,
-            "securitySchemes": {"account": {"type": "userPassword"}},
+        "channels": {
+            event.type: _channel(event.type, exchange, messages) for event, _, exchange, messages in _TYPES
         },
+        "operations": {
+            f"{action}_{event.type.replace('.', '_')}": _operation(action, event, messages)
+            for event, action, _, messages in _TYPES
+        },
+        "components": {"messages": {message["name"]: message for message in _messages()}, "schemas": schemas},
     }
 
 
-def _channels() -> dict[str, Any]:
-    return {
-        **{event.type: _routed(event.type, events.EXCHANGE, event.type) for event in events.SENT},
-        CalculationCreated.type: _routed(
-            CalculationCreated.type, events.CALCULATIONS_EXCHANGE, *RECEIVED_EXAMPLES
-        ),
-        events.NOTIFICATIONS_QUEUE: _queued(events.NOTIFICATIONS_QUEUE, RequestCreated.type),
-        events.CALCULATION_RESULTS_QUEUE: _queued(events.CALCULATION_RESULTS_QUEUE, *RECEIVED_EXAMPLES),
-    }
-
-
-def _routed(routing_key: str, exchange: str, *messages: str) -> dict[str, Any]:
+def _channel(routing_key: str, exchange: str, messages: list[str]) -> dict[str, Any]:
     described = {"name": exchange, "type": "topic", "durable": True, "autoDelete": False}
-    return _channel(routing_key, {"is": "routingKey", "exchange": described}, messages)
-
-
-def _queued(queue: str, *messages: str) -> dict[str, Any]:
-    described = {"name": queue, "durable": True, "exclusive": False, "autoDelete": False}
-    about = f"This service's own queue. Rejected messages go to `{queue}.dead-letters`, with `x-reason`."
-    binding = {"is": "queue", "queue": described, "x-queue-type": "quorum"}
-    return {**_channel(queue, binding, messages), "description": about}
-
-
-def _channel(address: str, binding: Mapping[str, Any], messages: tuple[str, ...]) -> dict[str, Any]:
     return {
-        "address": address,
+        "address": routing_key,
         "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in messages},
-        "bindings": {"amqp": {**binding, **_AMQP}},
+        "bindings": {"amqp": {"is": "routingKey", "exchange": described, **_AMQP}},
     }
 
 
-def _operations() -> dict[str, Any]:
-    names = {event: f"send_{event.type.replace('.', '_')}" for event in events.SENT}
-    operations = [
-        *(("send", name, event.type, event.__doc__) for event, name in names.items()),
-        ("receive", "receive_calculation_created", CalculationCreated.type, CalculationCreated.__doc__),
-        ("receive", "read_notifications", events.NOTIFICATIONS_QUEUE, "E-mail the customer."),
-        ("receive", "read_calculation_results", events.CALCULATION_RESULTS_QUEUE, "Record the calculation."),
-    ]
-    return {name: _operation(action, channel, summary) for action, name, channel, summary in operations}
-
-
-def _operation(action: str, channel: str, summary: str | None) -> dict[str, Any]:
-    messages = _channels()[channel]["messages"]
+def _operation(
+    action: str, event: type[RequestEvent | CalculationCreated], messages: list[str]
+) -> dict[str, Any]:
     return {
         "action": action,
-        "channel": {"$ref": f"#/channels/{channel}"},
-        "summary": summary,
-        "messages": [{"$ref": f"#/channels/{channel}/messages/{name}"} for name in messages],
+        "channel": {"$ref": f"#/channels/{event.type}"},
+        "summary": event.__doc__,
+        "messages": [{"$ref": f"#/channels/{event.type}/messages/{name}"} for name in messages],
         "bindings": {"amqp": {"deliveryMode": 2, **_AMQP}},
     }
 
 
 def _messages() -> Iterator[dict[str, Any]]:
     """Describe all messages. Those that the service accepts need no headers."""
-    in_headers = ("specversion", "id", "source", "type", "subject")
     for event in SENT_EXAMPLES:
-        payload = msgspec.to_builtins(example_of(event, traceparent=TRACEPARENT))
-        headers = {f"cloudEvents:{name}": payload[name] for name in in_headers}
-        headers |= {"traceparent": TRACEPARENT, "sequence": event.sequence}
+        enveloped = example_of(event, traceparent=TRACEPARENT)
+        payload = msgspec.to_builtins(enveloped)
         message = _message(event.type, type(event).__doc__, schema_name(type(event)), payload)
+        headers = events.headers(enveloped.id, event.type, event.sequence, TRACEPARENT)
         message["examples"][0]["headers"] = headers
-        yield {**message, "headers": _headers(event.type)}
+        kinds = {name: "integer" if isinstance(value, int) else "string" for name, value in headers.items()}
+        yield {
+            **message,
+            "headers": {
+                "type": "object",
+                "properties": {name: {"type": kind} for name, kind in kinds.items()},
+                "required": [name for name in headers if name != "traceparent"],
+            },
+        }
     (name, enveloped), (bare_name, bare) = msgspec.to_builtins(RECEIVED_EXAMPLES).items()
     about = "In the CloudEvents envelope. The member `data_base64` may replace `data`."
     yield _message(name, about, schema_name(CalculationCreated), enveloped)
@@ -165,19 +139,6 @@ def _message(name: str, summary: str | None, schema: str, payload: dict[str, Any
         "bindings": {"amqp": {"messageType": name.removesuffix(".bare"), **_AMQP}},
         "examples": [{"name": name, "payload": payload}],
     }
-
-
-def _headers(event_type: str) -> dict[str, Any]:
-    always: dict[str, Any] = {
-        "cloudEvents:specversion": {"const": events.SPECVERSION},
-        "cloudEvents:id": {"type": "string"},
-        "cloudEvents:source": {"const": events.SOURCE},
-        "cloudEvents:type": {"const": event_type},
-        "cloudEvents:subject": {"type": "string", "description": "The uuid of the request."},
-        "sequence": {"type": "integer", "minimum": 1},
-    }
-    traceparent = {"type": "string", "description": "W3C Trace Context."}
-    return {"type": "object", "properties": {**always, "traceparent": traceparent}, "required": list(always)}
 
 
 def schema_name(event: type[RequestEvent | CalculationCreated]) -> str:

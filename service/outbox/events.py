@@ -18,8 +18,6 @@ DATA_CONTENT_TYPE = "application/json"
 # Topic exchanges; the routing key is the type of the event.
 EXCHANGE = "calculation-requests"
 CALCULATIONS_EXCHANGE = "calculations"  # of the calculation teams
-NOTIFICATIONS_QUEUE = "notifications"
-CALCULATION_RESULTS_QUEUE = "calculation-results"
 
 UUID, CALCULATION_ID = "req_01a9ZkW3mT6qPxB8vNcR4d", "calc_7Hq2"  # examples
 
@@ -156,8 +154,6 @@ class CalculationCreated(msgspec.Struct, frozen=True):
 
 _OTHERS = [each for each in RequestEvent.__subclasses__() if each is not DetailedRequestEvent]
 SENT: tuple[type[RequestEvent], ...] = (*DetailedRequestEvent.__subclasses__(), *_OTHERS)
-BY_TYPE = {event.type: event for event in SENT}
-MUST_BE_ROUTED = {RequestCreated.type}  # published only once a queue has it. Others may have no subscriber.
 
 Data = TypeVar("Data")
 
@@ -179,6 +175,19 @@ class CloudEvent(msgspec.Struct, Generic[Data], frozen=True, kw_only=True, omit_
 def event_id(uuid: str, event_type: str, sequence: int) -> str:
     """Return the id of an event, by which consumers deduplicate. A replay makes the same id."""
     return f"{uuid}.{event_type}.{sequence}"
+
+
+def headers(event_id: str, event_type: str, sequence: int, traceparent: str | None) -> dict[str, Any]:
+    """Return the AMQP headers of an event. They mirror its attributes, so they can be read undecoded."""
+    mirrored = {
+        "cloudEvents:id": event_id,
+        "cloudEvents:source": SOURCE,
+        "cloudEvents:specversion": SPECVERSION,
+        "cloudEvents:subject": event_id.partition(".")[0],
+        "cloudEvents:type": event_type,
+        "sequence": sequence,
+    }
+    return mirrored if traceparent is None else mirrored | {"traceparent": traceparent}
 
 
 def in_envelope(row: Mapping[str, Any], traceparent: str | None = None) -> CloudEvent[Any]:

@@ -18,7 +18,7 @@ BEGIN
             ('api', 'INSERT, SELECT (request_id, sequence, next_attempt_at) ON outbox'),
             ('api', 'SELECT, INSERT, UPDATE ON email'),
             ('api', 'SELECT (id) ON conveyancer'),
-            ('api', 'SELECT ON active_conveyancer, api_key, erased_request, secret_key'),
+            ('api', 'SELECT ON active_conveyancer, api_key, erased_request'),
 
             -- The worker publishes events, sends e-mails, records calculations, and erases old requests.
             ('worker', 'SELECT, DELETE ON calculation_request'),
@@ -26,7 +26,7 @@ BEGIN
             ('worker', 'SELECT, INSERT, UPDATE (attempts, next_attempt_at, last_error), DELETE ON outbox'),
             ('worker', 'SELECT, INSERT, UPDATE (data) ON event'),
             ('worker', 'SELECT, INSERT, UPDATE ON email'),
-            ('worker', 'SELECT, INSERT ON erased_request, postgres_up, secret_key'),
+            ('worker', 'SELECT, INSERT ON erased_request, postgres_up'),
             ('worker', 'SELECT, INSERT, UPDATE ON refused_calculation'),
             ('worker', 'SELECT, UPDATE (looked_at) ON bounce_mailbox'),
             ('worker', 'SELECT ON conveyancer'),
@@ -42,7 +42,7 @@ BEGIN
             ('operator', 'SELECT, INSERT, UPDATE (name, charges_calculation_fee, disabled_at) ON conveyancer'),
             ('operator', 'SELECT, INSERT, UPDATE (revoked_at) ON api_key'),
             ('operator', 'SELECT, INSERT ON erased_request, operator_action'),
-            ('operator', 'SELECT ON active_conveyancer, bounce_mailbox, refused_calculation, secret_key'),
+            ('operator', 'SELECT ON active_conveyancer, bounce_mailbox, refused_calculation'),
 
             -- The autoscaler counts what waits. It reads no customer data.
             ('scaling', 'SELECT (created_at, next_attempt_at) ON outbox'),

@@ -19,9 +19,9 @@ from service import __main__ as service
 from service import json_faults
 from service.api.controllers import requests
 from service.authentication.signing_keys import SigningKeys
-from service.postgres import connections
 from service.postgres.pool import Connection
 from worker import __main__ as worker
+from worker import retention
 from worker.consumers import incoming
 from worker.consumers.incoming import Incoming
 from worker.mail import ledger, postman, smtp
@@ -29,7 +29,6 @@ from worker.mail.ledger import Email
 from worker.relay import pointers
 from worker.relay.pointers import OutboxEvent
 from worker.relay.publisher import Publisher, PublishResult
-from worker.retention import Retention
 
 _FORGET_EVERY = 50
 
@@ -126,13 +125,12 @@ def trust_clocks() -> None:
     """Compare stored times with this machine's clock, and erase by the APIs' clocks, which are in the ids."""
     claim = ledger.claim
 
-    async def find_oldest(self: Retention) -> list[UUID]:
-        oldest = datetime.now(UTC) - timedelta(days=self._days)
-        async with connections.acquired(self._pool, seconds=self._seconds) as connection:
-            rows = await connection.fetch(
-                "SELECT id FROM calculation_request WHERE id < $1 LIMIT 10",
-                UUID(int=int(oldest.timestamp() * 1000) << 80),
-            )
+    async def find_oldest(connection: Connection, days: Any) -> list[UUID]:
+        oldest = datetime.now(UTC) - timedelta(days=days)
+        rows = await connection.fetch(
+            "SELECT id FROM calculation_request WHERE id < $1 LIMIT 10",
+            UUID(int=int(oldest.timestamp() * 1000) << 80),
+        )
         return [row["id"] for row in rows]
 
     async def claim_by_clock(*arguments: Any, **options: Any) -> tuple[list[Email], int]:
@@ -140,7 +138,7 @@ def trust_clocks() -> None:
         claimed, others = await claim(*arguments, **options)
         return [replace(each, added=each.request.created_at.timestamp() + offset) for each in claimed], others
 
-    Retention._find_oldest = find_oldest  # type: ignore[method-assign] # noqa: SLF001
+    retention.find_oldest = find_oldest
     ledger.claim = claim_by_clock
 
 

@@ -96,7 +96,7 @@ class RelayModel(RuleBasedStateMachine):
         sequence = len(written) + 1
         event_type = TYPES[min(sequence, len(TYPES)) - 1]
         row = (request_id, sequence, event_type, "acme", datetime.now(UTC), "{}", None)
-        await self.observer.execute(changing.WRITE_EVENTS, *([column] for column in row))
+        await self.observer.execute(changing.WRITE_EVENTS, *row)
         written.append(events.event_id(uuid_of(request_id), event_type, sequence))
 
     @rule(script=scripts)
@@ -131,7 +131,7 @@ class RelayModel(RuleBasedStateMachine):
             await self.channel.aclose()
             channel = await self.channel.enter_async_context(open_channel(self.settings, name="model"))
             seconds = self.settings.broker_timeout_seconds
-            self.publisher = await Publisher.on(channel, timeout_seconds=seconds)
+            self.publisher = Publisher(await channel.get_underlay_channel(), timeout_seconds=seconds)
         await self.relay.relay_due(self.publisher)
 
     @rule(script=scripts)

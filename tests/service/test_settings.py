@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from service.calculation_requests.request_secrets import SecretKeyRing
+from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
 from service.identifiers import new_request_id
 from service.settings import InvalidSetting, ServiceSettings, load
 from tests.harness.examples import SECRET_KEYS
@@ -84,8 +84,15 @@ def test_invalid_key_ring_is_rejected_without_showing_a_key(text):
 
 def test_secrets_differ_by_request_salt_and_key():
     ring = SecretKeyRing.parse(SECRET_KEYS)
-    ids, salts, keys = [new_request_id(), new_request_id()], [b"a" * 16, b"b" * 16], ["current", "older"]
+    ids, salts, keys = [new_request_id(), new_request_id()], [b"a" * 16, b"b" * 16], [*ring.keys]
     secrets = {ring.secret(id_, salt=salt, key_id=key) for id_, salt, key in product(ids, salts, keys)}
 
     assert len(secrets) == 8
     assert {len(secret) for secret in secrets} == {43}
+
+
+def test_another_key_under_the_same_name_opens_nothing_of_the_first():
+    first, second = (SecretKeyRing.parse(f"id:{letter * 43}") for letter in "AB")
+
+    with pytest.raises(SecretKeyMissing):
+        second.secret(new_request_id(), salt=b"a" * 16, key_id=first.current_id)

@@ -142,7 +142,8 @@ async def publisher(worker_settings: EmailSettings) -> AsyncIterator[Publisher]:
 @asynccontextmanager
 async def open_publisher(settings: WorkerSettings) -> AsyncIterator[Publisher]:
     async with open_channel(settings, name="test") as channel:
-        yield await Publisher.on(channel, timeout_seconds=settings.broker_timeout_seconds)
+        underlay = await channel.get_underlay_channel()
+        yield Publisher(underlay, timeout_seconds=settings.broker_timeout_seconds)
 
 
 @pytest.fixture

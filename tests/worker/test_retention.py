@@ -10,15 +10,16 @@ from tests.harness.in_process import running
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, store_old
 from tests.worker.steps import assert_sound, intend
+from worker import retention
 from worker.process import Worker
-from worker.retention import Retention
 
 DAYS = 100
 
 
 @pytest.fixture
-def retention(worker_settings, pool, relay_waker):
-    return Retention(worker_settings, pool, relay_waker, days=DAYS)
+def erase_old(worker_settings, pool, relay_waker):
+    settings = settings_with(worker_settings, retention_days=DAYS)
+    return lambda: retention.erase_old(settings, pool, relay_waker, asyncio.Event())
 
 
 def days_ago(number: int) -> datetime:
@@ -29,13 +30,13 @@ async def kept(database) -> set[UUID]:
     return {row["id"] for row in await database.fetch("SELECT id FROM calculation_request")}
 
 
-async def test_two_workers_erase_each_older_request_once_and_no_other(database, retention):
+async def test_two_workers_erase_each_older_request_once_and_no_other(database, erase_old):
     for number in range(10):
         await store_old(database, days_ago(DAYS + 1), number)
     young = [await store_old(database, days_ago(DAYS - 1), number) for number in range(3)]
 
-    await asyncio.gather(*(retention.erase_old(asyncio.Event()) for _ in range(2)))
-    await retention.erase_old(asyncio.Event())
+    await asyncio.gather(erase_old(), erase_old())
+    await erase_old()
 
     assert await kept(database) == {request.id for request in young}
     assert await database.fetchval("SELECT count(*) FROM erased_request") == 10
@@ -43,12 +44,12 @@ async def test_two_workers_erase_each_older_request_once_and_no_other(database, 
     await assert_sound(database, found=["email_overdue"])  # Nothing sends the e-mails of the young.
 
 
-async def test_round_erases_few_requests_and_the_oldest(database, retention):
+async def test_round_erases_few_requests_and_the_oldest(database, erase_old):
     stored = [await store_old(database, days_ago(DAYS + 20 - number)) for number in range(12)]
 
-    await retention.erase_old(asyncio.Event())
+    await erase_old()
     assert await kept(database) == {request.id for request in stored[10:]}
-    await retention.erase_old(asyncio.Event())
+    await erase_old()
 
     assert await kept(database) == set()
 
@@ -56,15 +57,15 @@ async def test_round_erases_few_requests_and_the_oldest(database, retention):
 @pytest.mark.parametrize(
     ("table", "column"), [("calculation_request", "id"), ("email", "request_id"), ("outbox", "request_id")]
 )
-async def test_locked_row_holds_up_no_other_request(database, retention, other_connection, table, column):
+async def test_locked_row_holds_up_no_other_request(database, erase_old, other_connection, table, column):
     locked, _ = [await store_old(database, days_ago(DAYS + 1), number) for number in (3, 4)]
     await intend(database, locked)
 
     async with other_connection.transaction():
         await other_connection.execute(f"SELECT FROM {table} WHERE {column} = $1 FOR UPDATE", locked.id)
-        await retention.erase_old(asyncio.Event())
+        await erase_old()
         assert await kept(database) == {locked.id}
-    await retention.erase_old(asyncio.Event())
+    await erase_old()
 
     assert await kept(database) == set()
     await assert_sound(database)

@@ -60,10 +60,7 @@ async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
 
 async def _requests(settings: EmailSettings) -> AsyncIterator[Finding]:
     """Look for discrepancies in the last day's requests, such as customers without an e-mail."""
-    async with (
-        connecting.postgres(settings.database_url) as connection,
-        connection.transaction(isolation="repeatable_read", readonly=True),
-    ):
+    async with connecting.postgres(settings.database_url) as connection:
         found = [each for each in await reconciliation.find_discrepancies(connection) if each.count]
     for discrepancy in found:
         do = f"`python -m worker trace {discrepancy.uuids[0]}` shows one of them, `reconcile` all"
@@ -86,7 +83,8 @@ async def _rabbitmq(settings: EmailSettings) -> AsyncIterator[Finding]:
 
 async def _blocks_publishers(connection: AbstractConnection) -> bool:
     """Publish through the default exchange, to which operators may write, what no queue gets."""
-    publisher = await Publisher.on(await connection.channel(), timeout_seconds=_PUBLISH_SECONDS)
+    channel = await (await connection.channel()).get_underlay_channel()
+    publisher = Publisher(channel, timeout_seconds=_PUBLISH_SECONDS)
     try:
         await publisher.probe(exchange="")
     except BrokerUnavailable as error:

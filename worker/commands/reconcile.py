@@ -12,10 +12,7 @@ from worker import reconciliation
 @answering
 async def reconcile(*, since: parameters.Time) -> Answer:
     """Find requests with a missing or overdue event or e-mail. The exit status is 1 if there is one."""
-    async with (
-        connecting.postgres() as connection,
-        connection.transaction(isolation="repeatable_read", readonly=True),
-    ):
+    async with connecting.postgres() as connection:
         found = await reconciliation.find_discrepancies(connection, await parameters.at(connection, since))
     rows = [(each.name, each.count, each.meaning, ", ".join(each.uuids[:2])) for each in found]
     text = table(("discrepancy", "number", "meaning", "for example"), rows)

@@ -51,10 +51,8 @@ class Queue(msgspec.Struct, frozen=True):
         }
 
 
-NOTIFICATIONS: Final = Queue(
-    events.NOTIFICATIONS_QUEUE, REQUESTS, RequestCreated.type, bypass=NOTIFICATIONS_ALONE
-)
-CALCULATION_RESULTS: Final = Queue(events.CALCULATION_RESULTS_QUEUE, CALCULATIONS, CalculationCreated.type)
+NOTIFICATIONS: Final = Queue("notifications", REQUESTS, RequestCreated.type, bypass=NOTIFICATIONS_ALONE)
+CALCULATION_RESULTS: Final = Queue("calculation-results", CALCULATIONS, CalculationCreated.type)
 QUEUES: Final = (NOTIFICATIONS, CALCULATION_RESULTS)
 
 EXCHANGES: Final = {

@@ -83,7 +83,8 @@ class Relay:
         refused events on it, or Postgres failed during a publish. Raises BrokerUnavailable in an outage of
         RabbitMQ.
         """
-        publisher = await Publisher.on(channel, timeout_seconds=self._settings.broker_timeout_seconds)
+        seconds = self._settings.broker_timeout_seconds
+        publisher = Publisher(await channel.get_underlay_channel(), timeout_seconds=seconds)
         await publisher.probe()
         self._obstacle = ""
         while publisher.is_usable and not stop.is_set():
@@ -172,9 +173,8 @@ class Relay:
                 asyncio.timeout(seconds),
                 open_channel(self._settings, name="relay-notifications") as channel,
             ):
-                bypass = await Publisher.on(
-                    channel, timeout_seconds=seconds, exchange=topology.NOTIFICATIONS_ALONE
-                )
+                underlay = await channel.get_underlay_channel()
+                bypass = Publisher(underlay, timeout_seconds=seconds, exchange=topology.NOTIFICATIONS_ALONE)
                 await bypass.probe()
                 outage = (await bypass.publish(created)).outage
         except (BrokerUnavailable, TimeoutError):

@@ -140,23 +140,19 @@ async def hold(
     *errors* are by event id. The events are due again after a delay that doubles with each attempt, up to
     five minutes. An event and those behind it are due at the same time, counted from this statement.
     """
-    await connection.execute(
+    await connection.executemany(
         f"""
         UPDATE outbox
-           SET attempts = outbox.attempts + (outbox.sequence = failure.sequence)::integer,
-               last_error = CASE WHEN outbox.sequence = failure.sequence THEN error ELSE last_error END,
+           SET attempts = attempts + (sequence = $2)::integer,
+               last_error = CASE WHEN sequence = $2 THEN $4 ELSE last_error END,
                next_attempt_at = statement_timestamp()  -- not now(), which is before the publish
-                                 + make_interval(secs => least(300, $5 * 2 ^ least(failure.attempts, 30)))
-          FROM unnest($1::uuid[], $2::integer[], $3::integer[], $4::text[])
-               AS failure (request_id, sequence, attempts, error)
-         WHERE outbox.request_id = failure.request_id
-           AND outbox.ctid = ANY ({_FREE})
+                                 + make_interval(secs => least(300, $5 * 2 ^ least($3, 30)))
+         WHERE ctid = ANY ({_FREE})
         """,  # noqa: S608 - constants only
-        [event.request_id for event in events],
-        [event.sequence for event in events],
-        [event.attempts for event in events],
-        [errors[event.event_id] for event in events],
-        base_seconds,
+        [
+            ([event.request_id], event.sequence, event.attempts, errors[event.event_id], base_seconds)
+            for event in events
+        ],
     )
 
 

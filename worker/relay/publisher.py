@@ -7,10 +7,9 @@ from typing import Any, cast
 import aiormq
 import msgspec
 from aio_pika import DeliveryMode
-from aio_pika.abc import AbstractChannel
 from aiormq import spec
+from aiormq.abc import AbstractChannel
 from aiormq.exceptions import AMQPError, DeliveryError, PublishError
-from pamqp.common import FieldValue
 
 from service.outbox import events
 from service.telemetry import tracing
@@ -39,24 +38,19 @@ class PublishResult(msgspec.Struct, frozen=True):
 
 
 class Publisher:
-    """Publishes windows of events to an exchange, one window at a time."""
+    """Publishes windows of events to an exchange, one window at a time.
+
+    The channel is the underlay channel of one that was opened with confirms and on_return_raises.
+    """
 
     def __init__(
-        self, channel: aiormq.Channel, *, timeout_seconds: float, exchange: str = topology.REQUESTS
+        self, channel: AbstractChannel, *, timeout_seconds: float, exchange: str = topology.REQUESTS
     ) -> None:
         self._is_intact = True  # not after an outage, a cancelled publish, or refusals over some seconds
         self._opened = asyncio.get_running_loop().time()
-        self._channel = channel
+        self._channel = cast("aiormq.Channel", channel)
         self._exchange = exchange
         self._timeout_seconds = timeout_seconds
-
-    @classmethod
-    async def on(
-        cls, channel: AbstractChannel, *, timeout_seconds: float, exchange: str = topology.REQUESTS
-    ) -> "Publisher":
-        """Return a publisher on *channel*, which was opened with confirms and on_return_raises."""
-        underlay = cast("aiormq.Channel", await channel.get_underlay_channel())
-        return cls(underlay, timeout_seconds=timeout_seconds, exchange=exchange)
 
     @property
     def is_usable(self) -> bool:
@@ -111,26 +105,15 @@ class Publisher:
         return isinstance(error, TimeoutError) and await is_blocked(self._channel)
 
     def _message(self, row: OutboxEvent) -> Message:
-        event_id = row.event_id
-        headers: dict[str, FieldValue] = {
-            "cloudEvents:id": event_id,
-            "cloudEvents:source": events.SOURCE,
-            "cloudEvents:specversion": events.SPECVERSION,
-            "cloudEvents:subject": event_id.partition(".")[0],
-            "cloudEvents:type": row.type,
-            "sequence": row.sequence,
-        }
-        if row.traceparent is not None:
-            headers["traceparent"] = row.traceparent
         properties = spec.Basic.Properties(
             content_type=events.CONTENT_TYPE,
-            headers=headers,
+            headers=events.headers(row.event_id, row.type, row.sequence, row.traceparent),
             delivery_mode=DeliveryMode.PERSISTENT,
-            message_id=event_id,
+            message_id=row.event_id,
             timestamp=row.time,
             message_type=row.type,
         )
-        mandatory = row.type in events.MUST_BE_ROUTED
+        mandatory = row.type == topology.NOTIFICATIONS.routing_key  # Others may have no subscriber.
         publish = spec.Basic.Publish(exchange=self._exchange, routing_key=row.type, mandatory=mandatory)
         return Message(publish, properties, row.payload)
 

@@ -31,7 +31,7 @@ async def poison_outbox(world: World) -> None:
     rest = ("poison", datetime.now(UTC), '{"poison": true}', None)
     events = [(row, 1, _TOO_LONG_A_TYPE, *rest) for row in rows]
     events += [(row, 2, "request.calculated", *rest) for row in with_follower]
-    await world.on_postgres(lambda connection: connection.execute(WRITE_EVENTS, *zip(*events, strict=True)))
+    await world.on_postgres(lambda connection: connection.executemany(WRITE_EVENTS, events))
 
 
 @fault("poison messages", "messages", "broker", repeats=False)

@@ -93,16 +93,6 @@ async def test_column_and_event_of_one_change_have_one_time(database, request_):
     assert updated_at == time_of_event
 
 
-@pytest.mark.parametrize("column", ["external_id", "a_typo"], ids=["no change sets it", "there is none"])
-async def test_column_that_no_change_can_set_is_refused(database, request_, column):
-    async def set_column() -> None:
-        async with database.transaction(), change(database, request_.id) as changed:
-            setattr(changed, column, "another")
-
-    with pytest.raises((KeyError, AttributeError), match=column):
-        await set_column()
-
-
 async def test_two_changes_in_one_transaction_cannot_announce_the_same_sequence(database, request_):
     async def announce_twice() -> None:
         async with (

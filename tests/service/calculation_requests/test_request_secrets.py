@@ -2,6 +2,7 @@
 
 import pytest
 
+from service.calculation_requests.request_secrets import SecretKeyRing
 from tests.harness.examples import A_REQUEST
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client
@@ -9,13 +10,14 @@ from tests.harness.metrics import rises
 
 MISSING = "request_secret_keys_missing_total"
 KEY = {"Idempotency-Key": "closing"}
+LOST = SecretKeyRing.parse(f"lost:{'C' * 43}").current_id
 
 
 @pytest.fixture
 async def without_key(database, client):
     """Return the uuid of the older of two requests, whose key the ring no longer has."""
     uuid: str = (await client.post("/v1/request", json=A_REQUEST, headers=KEY)).json()["data"]["uuid"]
-    await database.execute("UPDATE calculation_request SET secret_key_id = 'lost'")
+    await database.execute("UPDATE calculation_request SET secret_key_id = $1", LOST)
     assert (await client.post("/v1/request", json=A_REQUEST)).status_code == 200
     return uuid
 

@@ -62,7 +62,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
         (f"{SENT}/required", ["uuid"]),
         (f"{RECEIVED}/required", ["request_uuid", "calculation_id", "added"]),
         (f"{RECEIVED}/additionalProperties", False),
-        ("channels/notifications/bindings/amqp/x-queue-type", "classic"),
+        ("channels/request.created/bindings/amqp/exchange/durable", False),
         ("operations/send_request_calculated", GONE),
         ("operations/receive_calculation_created/messages", []),
         ("components/messages/calculation.created/headers", {"required": ["id"]}),

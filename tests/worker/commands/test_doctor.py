@@ -14,7 +14,7 @@ from aio_pika import Message
 from yarl import URL
 
 from deploy.local.machine.ports import free_port
-from service.calculation_requests.request_secrets import SecretKeyRing, remember_keys
+from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import diagnosis
 from service.commands.doctor import examine_service
 from tests.harness import databases
@@ -26,8 +26,7 @@ from tests.harness.queues import holds
 from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.standby import replicated
 from tests.harness.waiting import eventually
-from tests.worker.conftest import settings_with, store
-from worker import process
+from tests.worker.conftest import store
 from worker.commands.doctor import examine_worker
 from worker.rabbitmq import topology
 
@@ -85,8 +84,8 @@ async def test_healthy_environment_has_a_line_for_each_check_and_stays_as_it_was
     lines = [re.split(" {2,}", each) for each in ended.output.splitlines()]
     assert sorted(check for _, check, _ in lines) == sorted(CHECKS[program])
     assert [says for state, _, says in lines if state != "ok"] == []
-    written = "SELECT (SELECT count(*) FROM operator_action) + (SELECT count(*) FROM secret_key)"
-    assert (await database.fetchval(written), mail_server.accepted) == (0, [])
+    written = await database.fetchval("SELECT count(*) FROM operator_action")
+    assert (written, mail_server.accepted) == (0, [])
 
 
 @pytest.mark.parametrize(("role", "since"), [("api", ""), ("operator", ", since 20.*")])
@@ -243,22 +242,19 @@ async def test_commits_that_wait_for_a_standby_are_found_and_the_rest_is_printed
     assert "ok: each has its e-mail" in [f"{each.state}: {each.says}"[:23] for each in findings]
 
 
-async def test_missing_keys_and_another_one_under_the_same_id_are_found(environment, database):
-    first = SecretKeyRing.parse(environment["REQUEST_SECRET_KEYS"])
-    assert await remember_keys(database, first) == []
+async def test_missing_keys_and_another_one_under_the_same_name_are_found(environment, database):
+    first = SecretKeyRing.parse(environment["REQUEST_SECRET_KEYS"]).current_id
+    replaced, oldest = await store(database), await store(database)
     before = await found(environment, "secret keys")
-    await store(database)
-    await database.execute("UPDATE calculation_request SET secret_key_id = 'newest'")
-    await remember_keys(database, SecretKeyRing.parse(f"of-workers:{'B' * 43}"))
-    environment["REQUEST_SECRET_KEYS"] = f"{first.current_id}:{'C' * 43},older:{'B' * 43}"
+    await database.execute("UPDATE calculation_request SET secret_key_id = 'oldest' WHERE id = $1", oldest.id)
+    environment["REQUEST_SECRET_KEYS"] = f"{first.partition('.')[0]}:{'C' * 43}"
 
     findings = [each for each in await examine_service(environment) if each.check == "secret keys"]
 
-    assert before.startswith("ok: has every key that was in use before")
+    assert before.startswith("ok: has every key that requests need")
     assert [(finding.state, finding.says) for finding in findings] == [
-        ("wrong", f"another key than before has the id {first.current_id}"),
-        ("wrong", "stored requests need newest, which is missing"),
-        ("wrong", "stored requests need of-workers, which is missing"),
+        ("wrong", f"stored requests need {replaced.secret_key_id}, which is missing"),
+        ("wrong", "stored requests need oldest, which is missing"),
     ]
 
 
@@ -348,23 +344,6 @@ async def test_keys_of_the_issuer_that_are_not_usable_are_named(environment, own
         {"ok": usable, "warning": f"not usable: {odd}"},
         {"wrong": "PyJWKSetError", "warning": f"not usable: {none}"},
     ]
-
-
-async def test_worker_notes_its_keys_and_reports_another_one_under_the_same_id(
-    worker_settings, database, pool, relay_waker, logs
-):
-    keys = worker_settings.request_secret_keys
-    key_id = keys.partition(":")[0]
-    logged = []
-    for each in (keys, keys, f"{key_id}:{'B' * 43}"):
-        settings = settings_with(worker_settings, request_secret_keys=each)
-        worker = process.Worker(settings, pool, frozenset({"notifications"}), relay_waker)
-        await worker.parts["secret_keys"](asyncio.Event())
-        logged.append(len(logs))
-
-    assert logged == [0, 0, 1]
-    assert logs == [{"event": "secret_key_differs", "key_id": key_id, "log_level": "critical"}]
-    assert await database.fetchval("SELECT count(*) FROM secret_key") == 2
 
 
 async def test_mailbox_of_bounces_that_is_not_set_unreadable_or_not_read_is_named(

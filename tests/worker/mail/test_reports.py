@@ -18,7 +18,7 @@ OLD_KEY, KEY, OTHER_KEY = (
 )
 KEYS = SecretKeyRing.parse(f"{KEY},{OLD_KEY}")
 EMAIL = EmailId(A_STORED_REQUEST.id, 12, "invitation")
-TOKEN = tokens.make(EMAIL, KEYS, key_id="2")
+TOKEN = tokens.make(EMAIL, KEYS, key_id=KEYS.current_id)
 
 REPORTS = {
     "postfix_unknown_user": ("recipient", 550, "5.1.1 <[address]>"),
@@ -59,8 +59,10 @@ def test_delay_and_other_messages_are_no_failures():
 
 
 def test_token_of_an_earlier_key_counts_and_a_forged_one_does_not():
-    old = tokens.make(EMAIL, KEYS, key_id="1")
-    others = tokens.make(EMAIL, SecretKeyRing.parse(OTHER_KEY), key_id="3")
+    old, others = (
+        tokens.make(EMAIL, ring, key_id=ring.current_id)
+        for ring in map(SecretKeyRing.parse, (OLD_KEY, OTHER_KEY))
+    )
     for_another = TOKEN.replace(".12.", ".13.")
 
     found = [report("postfix_unknown_user", token=token) for token in (old, others, for_another, TOKEN[:-1])]
