@@ -13,7 +13,7 @@ from litestar.params import FromPath
 from litestar.response import Redirect, Template
 
 from deploy.local.journey.questionnaire import Question, Questionnaire
-from deploy.local.journey.resources import Journey, TeamRequest, bearer, transcript
+from deploy.local.journey.resources import Journey, TeamRequest, as_text, bearer, now, transcript
 
 _COOKIE = "request_secret"
 _NO_SECRET = "none"  # noqa: S105 - opens nothing
@@ -80,13 +80,15 @@ async def take_answers(request: TeamRequest, step: FromPath[int]) -> Redirect:
     """Keep the answers of a step. After the last step, send all answers to the calculation team."""
     form = await _open(request, step)
     journey = form.journey
-    if journey.sent_answers is None:
+    if "answers" not in journey.sent:
         form.keep(step, await request.form())
         following = [number for number in form.steps if number > step]
         if following:
             return Redirect(f"{form.path}/{following[0]}", status_code=303)
         shown = [question["ref"] for question in form.questionnaire.shown(journey.answers)]
-        journey.sent_answers = {ref: journey.answers[ref] for ref in shown if ref in journey.answers}
+        answers = {ref: journey.answers[ref] for ref in shown if ref in journey.answers}
+        journey.sent["answers"] = as_text(answers)
+        journey.times[3] = now()
     return Redirect(f"{form.path}/{step}", status_code=303)
 
 
@@ -100,7 +102,7 @@ async def _open(request: TeamRequest, step: int) -> Form:
         raise HTTPException(_NOT_VALID if is_refused else _LATER, status_code=opened.status_code)
     fetched = await resources.questionnaire.fetch(resources.http, bearer(resources.settings.api_key))
     journey = resources.journeys[uuid]
-    if step > 1 and not journey.opened:
+    if step > 1 and "opened" not in journey.sent:
         raise HTTPException("Your earlier answers are gone. Please open the link again.", status_code=410)
-    journey.opened = f"{transcript(opened, 'the secret')}\n\n{transcript(fetched, '$API_KEY')}"
+    journey.sent["opened"] = f"{transcript(opened, 'the secret')}\n\n{transcript(fetched, '$API_KEY')}"
     return Form(f"/calculator/request/{uuid}", opened.json()["data"], journey, resources.questionnaire)

@@ -17,16 +17,16 @@ _POLICY = (
 )
 
 
-def newest(folder: str, uuid: str) -> EmailMessage | None:
-    """Return the newest e-mail about a request, if there is one."""
+def newest(folder: str, uuid: str) -> tuple[str, EmailMessage | None]:
+    """Return the newest e-mail about a request, if there is one, and the name of its file."""
     found = mail_catcher.newest(Path(folder), uuid)
-    return message_from_bytes(found[1], policy=policy.default) if found else None
+    return (found[0].name, message_from_bytes(found[1], policy=policy.default)) if found else ("", None)
 
 
 @get("/inbox/{uuid:str}", media_type=MediaType.HTML)
 async def show_email(request: TeamRequest) -> Response[str]:
     """Return the HTML of the newest e-mail about a request, for a sandboxed frame."""
-    email = newest(request.resources.settings.mail_dir, request.uuid)
+    _, email = newest(request.resources.settings.mail_dir, request.uuid)
     body = email.get_body(("html",)) if email else None
     if body is None:
         raise NotFoundException("There is no e-mail yet.")
