@@ -76,24 +76,24 @@ async def show_journey(request: TeamRequest) -> Template:
     resources, uuid = request.resources, request.uuid
     followed = await firm.follow(resources, uuid)
     journey = resources.journeys[uuid]
-    times = {1: followed["record"]["created_at"], **journey.times}
     file, email = inbox.newest(resources.settings.mail_dir, uuid)
+    journey.times[1] = followed["record"]["created_at"]
     if email:
-        times[2] = email["Date"].datetime.isoformat()
+        journey.times[2] = email["Date"].datetime.isoformat()
         journey.sent["email"] = email.as_string().partition("\n\n")[0]
-    context = {"uuid": uuid, "email": email, "file": file, "times": times}
-    context |= {"journey": journey, "sent": journey.sent, "settings": resources.settings}
+    context = {"uuid": uuid, "email": email, "file": file, "journey": journey, "settings": resources.settings}
     return Template("journey.html", context=context | followed | _progress(journey, resources.settings))
 
 
 def _progress(journey: Journey, settings: Settings) -> dict[str, Any]:
     """Return the step, the station of the picture that acts, and what the visitor does."""
-    sent, events = journey.sent, list(journey.events.values())
+    sent, events = journey.sent, journey.events.values()
+    is_calculated = "request.calculated" in [event["type"] for event in events]
     of_emails = [event for event in events if event["type"] in _OF_EMAILS]
     has_failed = bool(of_emails) and of_emails[-1]["data"].get("reason", "cancelled") != "cancelled"
     is_answered = "answers" in sent or ("email" in sent and not settings.links_lead_here)
     states = (
-        ("request.calculated" in [event["type"] for event in events], 6, "Firm", "Done: the firm has its calculation."),
+        (is_calculated, 6, "Firm", "Done: the firm has its calculation."),
         ("announced" in sent, 5, "Calculations", "wait for the calculation."),
         (has_failed, 2, "Firm", "the e-mail has failed. Correct the address."),
         (is_answered, 4, "Calculation", "announce the calculation."),
@@ -115,10 +115,9 @@ def _explain(_: Request[Any, Any, Any], error: Exception) -> Template:
         case httpx.HTTPStatusError():
             status, refusal = error.response.status_code, error.response.json()["errors"][0]
             text = ": ".join(filter(None, (refusal["field"], refusal["message"])))
-        case httpx.TransportError():
-            text = "The API does not answer. `make run` starts it again if it has died: reload this page."
-        case AMQPError() | ConnectionError() | TimeoutError():
-            text = f"RabbitMQ did not confirm the message ({type(error).__name__}): reload this page."
+        case httpx.TransportError() | AMQPError() | ConnectionError() | TimeoutError():
+            server = "API" if isinstance(error, httpx.TransportError) else "RabbitMQ"
+            text = f"{server} does not answer. `make run` starts it again if it has died: reload this page."
         case _:
             traceback.print_exception(error)
             status, text = HTTPStatus.INTERNAL_SERVER_ERROR, "This page failed: see .local/logs/journey.log."

@@ -31,8 +31,6 @@ async def read_events(url: str | None, journeys: Journeys) -> None:
                     event = json.loads(message.body)
                     journey = journeys[event["subject"]]
                     journey.sent[event["type"]] = _transcript("calculation-requests", message, event)
-                    if found := re.match("00-([0-9a-f]{32})-", str(event.get("traceparent"))):
-                        journey.trace = found[1]
         except Exception as error:  # noqa: BLE001 - also a malformed event: the pages would end with this task
             print(f"No events: {type(error).__name__}", flush=True)
         await asyncio.sleep(2.0)
@@ -57,7 +55,9 @@ async def _publish(resources: Resources, uuid: str, calculation_id: object) -> s
     """Publish `calculation.created`, wait for RabbitMQ's confirm, and return the message as text."""
     if not (url := resources.settings.calculator_amqp_url):
         raise ConnectionRefusedError  # This team has no account.
-    event = _event(uuid, calculation_id, resources.journeys[uuid].trace)
+    created = resources.journeys[uuid].sent.get("request.created", "")
+    trace = re.search("00-([0-9a-f]{32})-", created)
+    event = _event(uuid, calculation_id, trace[1] if trace else secrets.token_hex(16))
     message = aio_pika.Message(
         json.dumps(event).encode(),
         content_type="application/cloudevents+json",
@@ -84,7 +84,6 @@ def _transcript(exchange: str, message: AbstractMessage, event: Mapping[str, Any
 
 
 def _event(uuid: str, calculation_id: object, trace: str) -> dict[str, Any]:
-    """Return a CloudEvent that belongs to a trace, which is a new one without *trace*."""
     return {
         "specversion": "1.0",
         "id": f"{uuid4()}",
@@ -93,6 +92,6 @@ def _event(uuid: str, calculation_id: object, trace: str) -> dict[str, Any]:
         "subject": uuid,
         "time": now(),
         "datacontenttype": "application/json",
-        "traceparent": f"00-{trace or secrets.token_hex(16)}-{secrets.token_hex(8)}-01",
+        "traceparent": f"00-{trace}-{secrets.token_hex(8)}-01",
         "data": {"request_uuid": uuid, "calculation_id": calculation_id},
     }

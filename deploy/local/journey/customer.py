@@ -8,7 +8,7 @@ from typing import Any
 
 from litestar import get, post
 from litestar.datastructures import Cookie
-from litestar.exceptions import ClientException, HTTPException
+from litestar.exceptions import HTTPException
 from litestar.params import FromPath
 from litestar.response import Redirect, Template
 
@@ -17,7 +17,6 @@ from deploy.local.journey.resources import Journey, TeamRequest, as_text, bearer
 
 _COOKIE = "request_secret"
 _NO_SECRET = "none"  # noqa: S105 - opens nothing
-_LONGEST_ANSWER = 255
 _NOT_VALID = (
     "This link is not valid, or no longer valid. Please open the link in the newest e-mail from your "
     "conveyancer, or ask your conveyancer for another."
@@ -43,12 +42,10 @@ class Form:
         return {number: questions for number, questions in found.items() if questions}
 
     def keep(self, step: int, sent: Mapping[str, Any]) -> None:
-        """Keep the answers of a step. An empty or impossible answer is none. Raises ClientException."""
+        """Keep the answers of a step. An empty or impossible answer is none."""
         for question in self.steps.get(step, []):
             ref, options = question["ref"], question["responseOptions"]
             answer = str(sent.get(ref, "")).strip()
-            if len(answer) > _LONGEST_ANSWER:
-                raise ClientException(f"An answer may have at most {_LONGEST_ANSWER} characters.")
             if answer and (not options or answer in {option["value"] for option in options}):
                 self.journey.answers[ref] = answer
             else:
@@ -82,13 +79,11 @@ async def take_answers(request: TeamRequest, step: FromPath[int]) -> Redirect:
     journey = form.journey
     if "answers" not in journey.sent:
         form.keep(step, await request.form())
-        following = [number for number in form.steps if number > step]
-        if following:
+        if following := [number for number in form.steps if number > step]:
             return Redirect(f"{form.path}/{following[0]}", status_code=303)
-        shown = [question["ref"] for question in form.questionnaire.shown(journey.answers)]
-        answers = {ref: journey.answers[ref] for ref in shown if ref in journey.answers}
-        journey.sent["answers"] = as_text(answers)
-        journey.times[3] = now()
+        shown = {question["ref"] for question in form.questionnaire.shown(journey.answers)}
+        answers = {ref: answer for ref, answer in journey.answers.items() if ref in shown}
+        journey.sent["answers"], journey.times[3] = as_text(answers), now()
     return Redirect(f"{form.path}/{step}", status_code=303)
 
 

@@ -8,7 +8,7 @@ import httpx
 from litestar import get, post
 from litestar.response import Redirect, Template
 
-from deploy.local.journey.resources import Resources, TeamRequest, bearer, transcript
+from deploy.local.journey.resources import Journey, Resources, TeamRequest, bearer, transcript
 
 _FIELDS = {
     "customer_first_name": ("The customer’s first name", "Ada"),  # noqa: RUF001 - the apostrophe of print
@@ -31,8 +31,14 @@ _PAGES = 50  # of the feed, at most, each time
 @get("/")
 async def show_form(request: TeamRequest) -> Template:
     """Show the form of a new request, filled in."""
-    context = {"step": 1, "acting": "Firm", "to_do": "send a request.", "fields": _FIELDS, "key": uuid4()}
-    return Template("journey.html", context=context | {"settings": request.resources.settings})
+    stands = {"step": 1, "acting": "Firm", "to_do": "send a request."}
+    context = {
+        "fields": _FIELDS,
+        "key": uuid4(),
+        "journey": Journey(),
+        "settings": request.resources.settings,
+    }
+    return Template("journey.html", context=stands | context)
 
 
 @post("/")
@@ -58,12 +64,11 @@ async def correct_address(request: TeamRequest) -> Redirect:
 
 
 async def _post(resources: Resources, path: str, body: dict[str, str], **headers: str) -> httpx.Response:
-    """Make a call that may be repeated, and repeat it if the API asks for that soon. Raises HTTPStatusError."""
+    """Make a call, and repeat it if the API asks for that soon. Raises HTTPStatusError."""
     headers |= bearer(resources.settings.access_token)
-    for tries_left in reversed(range(_TRIES)):
+    for _ in range(_TRIES):
         response = await resources.http.post(path, json=body, headers=headers)
-        seconds = float(response.headers.get("Retry-After", "inf"))
-        if seconds > _LONGEST_WAIT or not tries_left:
+        if (seconds := float(response.headers.get("Retry-After", "inf"))) > _LONGEST_WAIT:
             break
         await asyncio.sleep(seconds)
     return response.raise_for_status()
@@ -85,4 +90,4 @@ async def follow(resources: Resources, uuid: str) -> dict[str, Any]:
         journeys.after = page["after"]
         if not page["more"]:
             break
-    return {"record": record, "events": list(journeys[uuid].events.values())}
+    return {"record": record, "events": journeys[uuid].events.values()}

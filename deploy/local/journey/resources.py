@@ -41,8 +41,7 @@ class Journey:
     sent: dict[str, str] = field(default_factory=dict)  # calls and messages, as text
     events: dict[str, dict[str, Any]] = field(default_factory=dict)  # in the firm's feed, by their ids
     answers: dict[str, str] = field(default_factory=dict)
-    times: dict[int, str] = field(default_factory=dict)  # when the customer and the calculation team ended
-    trace: str = ""  # of the event `request.created`
+    times: dict[int, str] = field(default_factory=dict)  # when the steps ended
 
 
 class Journeys(dict[str, Journey]):
