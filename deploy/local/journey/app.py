@@ -74,15 +74,17 @@ async def _lifespan(app: Litestar) -> AsyncIterator[None]:
 async def show_journey(request: TeamRequest) -> Template:
     """Show how far a request has come, with a step for each team."""
     resources, uuid = request.resources, request.uuid
-    followed = await firm.follow(resources, uuid)
+    record = await firm.find(resources, uuid)
+    await firm.read_feed(resources)
     journey = resources.journeys[uuid]
     file, email = inbox.newest(resources.settings.mail_dir, uuid)
-    journey.times[1] = followed["record"]["created_at"]
+    journey.times[1] = record["created_at"]
     if email:
         journey.times[2] = email["Date"].datetime.isoformat()
         journey.sent["email"] = email.as_string().partition("\n\n")[0]
-    context = {"uuid": uuid, "email": email, "file": file, "journey": journey, "settings": resources.settings}
-    return Template("journey.html", context=context | followed | _progress(journey, resources.settings))
+    context = {"uuid": uuid, "record": record, "email": email, "file": file, "journey": journey}
+    context |= _progress(journey, resources.settings)
+    return Template("journey.html", context=context | {"settings": resources.settings})
 
 
 def _progress(journey: Journey, settings: Settings) -> dict[str, Any]:

@@ -31,13 +31,8 @@ _PAGES = 50  # of the feed, at most, each time
 @get("/")
 async def show_form(request: TeamRequest) -> Template:
     """Show the form of a new request, filled in."""
-    stands = {"step": 1, "acting": "Firm", "to_do": "send a request."}
-    context = {
-        "fields": _FIELDS,
-        "key": uuid4(),
-        "journey": Journey(),
-        "settings": request.resources.settings,
-    }
+    stands = {"step": 1, "acting": "Firm", "to_do": "send a request.", "journey": Journey()}
+    context = {"fields": _FIELDS, "key": uuid4(), "settings": request.resources.settings}
     return Template("journey.html", context=stands | context)
 
 
@@ -47,6 +42,7 @@ async def send(request: TeamRequest) -> Redirect:
     form = await request.form()
     body = {name: str(form.get(name, "")) for name in _FIELDS} | _SENDER
     key = str(form.get("idempotency_key", ""))
+    await read_feed(request.resources)  # Earlier events would push the new request out of what is remembered.
     created = await _post(request.resources, "/v1/request", body, **{"Idempotency-Key": key})
     uuid = created.json()["data"]["uuid"]
     request.resources.journeys[uuid].sent["created"] = transcript(created, _TOKEN)
@@ -74,13 +70,19 @@ async def _post(resources: Resources, path: str, body: dict[str, str], **headers
     return response.raise_for_status()
 
 
-async def follow(resources: Resources, uuid: str) -> dict[str, Any]:
-    """Return a request and its events, after reading the feed on from where the last reading has stopped."""
-    journeys, headers = resources.journeys, bearer(resources.settings.access_token)
+async def find(resources: Resources, uuid: str) -> dict[str, Any]:
+    """Return a request."""
+    headers = bearer(resources.settings.access_token)
     found = await resources.http.get(f"/v1/request/{uuid}", headers=headers)
-    record = found.raise_for_status().json()["data"]
+    record: dict[str, Any] = found.raise_for_status().json()["data"]
+    return record
+
+
+async def read_feed(resources: Resources) -> None:
+    """Keep the events of all requests, from where the last reading has stopped."""
+    journeys, headers = resources.journeys, bearer(resources.settings.access_token)
     for _ in range(_PAGES):
-        query = {"after": journeys.after} if journeys.after else {}
+        query = {"limit": "500"} | ({"after": journeys.after} if journeys.after else {})
         response = await resources.http.get("/v1/event", params=query, headers=headers)
         page, call = response.raise_for_status().json()["data"], transcript(response, _TOKEN)
         for event in page["events"]:
@@ -90,4 +92,3 @@ async def follow(resources: Resources, uuid: str) -> dict[str, Any]:
         journeys.after = page["after"]
         if not page["more"]:
             break
-    return {"record": record, "events": journeys[uuid].events.values()}
