@@ -111,7 +111,7 @@ async def test_one_request_is_clicked_through_the_whole_chain_and_leaks_nothing(
     assert "Thank you" in await visitor.read(last)
 
     await visitor.submit(f"{path}/calculation", {"is_broken": ""})
-    assert "makes it a dead letter" in await visitor.read(path)
+    assert "But the worker cannot use it" in await visitor.read(path)
     await eventually(lambda: holds(channel, topology.CALCULATION_RESULTS.dead_letters, 1))
     await eventually(lambda: "request.email_sent" in subscriber.types(uuid))  # recorded after the e-mail came
     for _ in range(2):  # a double click

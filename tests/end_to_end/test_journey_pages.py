@@ -180,6 +180,7 @@ async def test_new_secret_invalidates_the_old_link_and_its_email_opens_the_form(
         sentence = await form.locator("main p").inner_text()
         assert await faults(form) == []
         await page.reload()
+        await page.get_by_role("heading", name="The customer gets an e-mail").click()
         form = await open_link(page)
         await expect(button(form, "Continue")).to_be_visible()
 
