@@ -25,11 +25,11 @@ class Visitor(httpx.AsyncClient):
     pages: list[str]
 
     async def read(self, path: str) -> str:
-        """Return a page."""
+        """Return the text of a page. The keys of messages look like the rest."""
         response = await self.get(path)
         assert response.status_code == 200, (path, response.text)
         self.pages.append(response.text)
-        return html.unescape(response.text)
+        return html.unescape(re.sub("</?b>", "", response.text))
 
     async def submit(self, path: str, answers: Mapping[str, str]) -> str:
         """Send a form, and return the path that it leads to."""
@@ -69,12 +69,6 @@ def inputs(page: str) -> dict[str, str]:
     return dict(re.findall(r'name="(\w+)" value="([^"]*)"', page))
 
 
-def shown(page: str, name: str) -> str:
-    """Return a call or a message that a page shows."""
-    text = page.partition(f'<pre id="{name}" tabindex="0">\n')[2].partition("</pre>")[0]
-    return re.sub("</?b>", "", text)
-
-
 async def test_one_request_is_clicked_through_the_whole_chain_and_leaks_nothing(
     *, journey, visitor, channel, calculations, subscriber
 ):
@@ -106,8 +100,8 @@ async def test_one_request_is_clicked_through_the_whole_chain_and_leaks_nothing(
     assert (await visitor.get(f"{questions}/99")).headers["Location"] == f"{questions}/1"
     calculator = await visitor.read(path)
     answers = {"is_leasehold": "YES", "lease_type": "PREMIUM", "is_dwelling": "YES"}
-    assert json.loads(shown(calculator, "answers")) == answers
-    assert re.search("If-None-Match: .+\n\n304 Not Modified", shown(calculator, "opened"))
+    assert f"\n{json.dumps(answers, indent=2)}\n" in calculator
+    assert re.search("If-None-Match: .+\n\n304 Not Modified", calculator)
     assert "Thank you" in await visitor.read(last)
 
     await visitor.submit(f"{path}/calculation", {"is_broken": ""})
@@ -117,7 +111,7 @@ async def test_one_request_is_clicked_through_the_whole_chain_and_leaks_nothing(
     for _ in range(2):  # a double click
         await visitor.submit(f"{path}/calculation", {})
     await eventually(lambda: shows(visitor, path, "Done: the firm has its calculation."))
-    assert re.findall(r"</time> <b>([\w.]+)", await visitor.read(path)) == EVENTS
+    assert re.findall(r"</time> ([\w.]+)", await visitor.read(path)) == EVENTS
 
     created = subscriber.about(uuid)[0]
     sent = [await calculations.get(no_ack=True) for _ in range(3)]
@@ -144,8 +138,8 @@ async def test_failed_email_is_in_the_feed_and_is_sent_to_the_corrected_address(
     await eventually(lambda: shows(visitor, path, "Step 2 of 5: click the link"))
 
     assert "The mail server has refused perm-fail@example.test." in failed
-    assert '"type": "request.email_failed"' in shown(failed, "feed")
-    assert "/email\n" in shown(await visitor.read(path), "corrected")
+    assert '"type": "request.email_failed"' in failed
+    assert "/email\n" in await visitor.read(path)
 
 
 async def test_malformed_event_does_not_stop_the_pages(visitor, channel):
