@@ -57,7 +57,18 @@ async def _publish(resources: Resources, uuid: str, calculation_id: object) -> s
         raise ConnectionRefusedError  # This team has no account.
     created = resources.journeys[uuid].sent.get("request.created", "")
     trace = re.search("00-([0-9a-f]{32})-", created)
-    event = _event(uuid, calculation_id, trace[1] if trace else secrets.token_hex(16))
+    trace_id = trace[1] if trace else secrets.token_hex(16)
+    event: dict[str, Any] = {
+        "specversion": "1.0",
+        "id": f"{uuid4()}",
+        "source": "/calculator",
+        "type": "calculation.created",
+        "subject": uuid,
+        "time": now(),
+        "datacontenttype": "application/json",
+        "traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01",
+        "data": {"request_uuid": uuid, "calculation_id": calculation_id},
+    }
     message = aio_pika.Message(
         json.dumps(event).encode(),
         content_type="application/cloudevents+json",
@@ -71,7 +82,7 @@ async def _publish(resources: Resources, uuid: str, calculation_id: object) -> s
         broker.channel(on_return_raises=True) as channel,
     ):
         exchange = await channel.get_exchange("calculations")
-        await exchange.publish(message, event["type"])
+        await exchange.publish(message, "calculation.created")
     return f"{_transcript('calculations', message, event)}\n\nconfirmed by RabbitMQ"
 
 
@@ -81,17 +92,3 @@ def _transcript(exchange: str, message: AbstractMessage, event: Mapping[str, Any
     properties = {name: getattr(message, name) for name in ("content_type", "message_id", "user_id")}
     lines += [f"{name}: {value}" for name, value in properties.items() if value]
     return "\n".join([*lines, "", as_text(event)])
-
-
-def _event(uuid: str, calculation_id: object, trace: str) -> dict[str, Any]:
-    return {
-        "specversion": "1.0",
-        "id": f"{uuid4()}",
-        "source": "/calculator",
-        "type": "calculation.created",
-        "subject": uuid,
-        "time": now(),
-        "datacontenttype": "application/json",
-        "traceparent": f"00-{trace}-{secrets.token_hex(8)}-01",
-        "data": {"request_uuid": uuid, "calculation_id": calculation_id},
-    }
