@@ -74,8 +74,8 @@ async def _lifespan(app: Litestar) -> AsyncIterator[None]:
 async def show_journey(request: TeamRequest) -> Template:
     """Show how far a request has come, with a step for each team."""
     resources, uuid = request.resources, request.uuid
+    await firm.read_feed(resources)  # first: the record then has what the feed's events announce
     record = await firm.find(resources, uuid)
-    await firm.read_feed(resources)
     journey = resources.journeys[uuid]
     file, email = inbox.newest(resources.settings.mail_dir, uuid)
     journey.times[1] = record["created_at"]
