@@ -9,6 +9,7 @@ from yarl import URL
 
 from service.settings import ServiceSettings, Settings
 from service.telemetry import tracing
+from tests.cluster.kubernetes import callers_pod
 from tests.deploy.manifests import (
     K8S,
     OF_ALL,
@@ -65,7 +66,9 @@ def test_every_object_is_in_the_namespace_so_that_its_tenant_may_apply_it_and_de
 @each_overlay
 def test_pods_meet_the_restricted_pod_security_standard(overlay):
     assert "label namespace calculation-requests pod-security.kubernetes.io/enforce=restricted\n" in PAGE
-    for workload in workloads(overlay).values():
+    found = list(workloads(overlay).values())
+    callers = {"metadata": {"name": "api"}, "spec": {"template": callers_pod(workloads(overlay)["api"], {})}}
+    for workload in (*found, callers):  # `make cluster-check` runs these callers.
         pod, container = pod_of(workload), container_of(workload)
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -75,6 +78,12 @@ def test_pods_meet_the_restricted_pod_security_standard(overlay):
         for one in (container, *pod.get("initContainers", [])):
             expected = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, **read_only}
             assert one["securityContext"] == one["securityContext"] | expected
+
+
+@each_overlay
+def test_every_pod_requests_what_it_needs_so_that_it_gets_processor_time_beside_others(overlay):
+    for workload in workloads(overlay).values():
+        assert min(requested(container_of(workload))) > 0
 
 
 @each_overlay
