@@ -88,15 +88,17 @@ async def _inject_all(plan: Plan, world: World, report: Report) -> None:
     began = time.monotonic()
     for group in mixed(faults, world.chance) if plan.cluster else rounds(faults, world.chance):
         elapsed = time.monotonic() - began
-        shortfalls = list(_shortfalls(plan, faults, record))
+        shortfalls = list(shortfalls_of(plan, faults, record))
         if (elapsed >= plan.seconds and not shortfalls) or elapsed >= plan.seconds * _OVERTIME + 60:
             record.shortfalls += shortfalls
             return
         await _inject(group, world)
         last = record.recoveries[-1]
+        unseen = [span.fault for span in record.spans[-len(group) :] if not span.is_seen]
         report(
             f"{elapsed:7.1f} s  {len(record.acknowledged):7} requests  "
             f"recovered in {last.seconds:5.2f} s from {' + '.join(last.faults)}"
+            + "".join(f", {fault} not seen" for fault in unseen)
         )
         await asyncio.sleep(_PAUSE_SECONDS)
 
@@ -113,14 +115,15 @@ def _possible(faults: list[Fault], report: Report) -> list[Fault]:
     return faults
 
 
-def _shortfalls(plan: Plan, faults: Sequence[Fault], record: Record) -> Iterator[str]:
+def shortfalls_of(plan: Plan, faults: Sequence[Fault], record: Record) -> Iterator[str]:
     """Yield what the plan asks for and has not happened yet."""
-    if len(record.acknowledged) < plan.requests:
-        yield f"{len(record.acknowledged)} requests were acknowledged, not {plan.requests}"
-    times = Counter(span.fault for span in record.spans)
+    most = max(plan.requests, 1)
+    if len(record.acknowledged) < most:
+        yield f"{len(record.acknowledged)} requests were acknowledged, not {most}"
+    times = Counter(span.fault for span in record.spans if span.is_seen)
     for fault in faults:
         if times[fault.name] < plan.times:
-            yield f"{fault.name}: injected {times[fault.name]} times, not {plan.times}"
+            yield f"{fault.name}: seen {times[fault.name]} times, not {plan.times}"
 
 
 async def _inject(group: Sequence[Fault], world: World) -> None:
