@@ -16,6 +16,7 @@ import aio_pika
 import httpx
 from aio_pika.abc import AbstractExchange
 
+from service.api.openapi.examples import SMALLEST_REQUEST
 from worker.rabbitmq import topology
 
 _TRIES = 60
@@ -59,10 +60,11 @@ async def _call(
 
 async def _create(client: httpx.AsyncClient, key: str) -> dict[str, Any]:
     """Create a request. Repeat the call until it gets 200, as a caller may with an Idempotency-Key."""
+    body = SMALLEST_REQUEST | {"customer_email": f"{key}@example.com"}
     failures: list[str] = []
     for _ in range(_TRIES):
         try:
-            answer = await client.post("/v1/request", json=_body(key), headers={"Idempotency-Key": key})
+            answer = await client.post("/v1/request", json=body, headers={"Idempotency-Key": key})
         except httpx.HTTPError as error:
             failures.append(type(error).__name__)
         else:
@@ -78,19 +80,6 @@ async def _calculate(results: AbstractExchange, uuid: str) -> None:
     body = json.dumps({"request_uuid": uuid, "calculation_id": f"calculation-of-{uuid}"}).encode()
     message = aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
     await results.publish(message, topology.CALCULATION_RESULTS.routing_key, mandatory=True, timeout=30.0)
-
-
-def _body(key: str) -> dict[str, str]:
-    return {
-        "customer_email": f"{key}@example.com",
-        "customer_first_name": "Ada",
-        "customer_last_name": "Lovelace",
-        "sender_email": "grace@example.com",
-        "sender_organization_name": "Hopper and Partners",
-        "sender_first_name": "Grace",
-        "sender_last_name": "Hopper",
-        "case_ref": "12 High Street",
-    }
 
 
 asyncio.run(main(sys.argv[1], float(sys.argv[2]), sys.argv[3]))

@@ -18,11 +18,11 @@ from tests.harness.waiting import until
 
 PROCESSES = ("api", "relay", "notifications", "calculations")
 CALLERS = "cluster-check-callers"
-KILL = "import os; os.kill(-1, 9)"  # every process of the pod, but PID 1 and itself
-TERMINATE = "import os; os.kill(1, 15)"
-KILLED = 128 + 9
-_POLL_SECONDS = 1.0
-_PAGE, _MOST_EMAILS = 500, 1_000_000
+_DEPLOYMENTS = [f"deploy/{process}" for process in PROCESSES]
+_RESTARTS = "{.status.containerStatuses[0].restartCount}"
+_EXIT_STATUS = "{.status.containerStatuses[0].lastState.terminated.exitCode}"
+_KILLED = "137"  # by SIGKILL
+_MOST_EMAILS = 1_000_000
 _PASSWORD = "made-up-second-password"
 _USER = re.compile("//[^/@]+@")  # of a URL, with the password
 _RABBITMQCTL = ("exec", "statefulset/rabbitmq", "--", "rabbitmqctl", "--quiet")
@@ -40,8 +40,7 @@ class CheckFailed(Exception):
 class Cluster:
     """A namespace with the development overlay, in the cluster of KUBECONFIG."""
 
-    seconds_to_first_create = 300.0
-    seconds_to_change = 300.0  # of a process that is killed, or told to end
+    seconds_to_first_create = 60.0
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
@@ -66,23 +65,22 @@ class Cluster:
         """
         # PID 1 of a container gets no SIGKILL from within it. Here PID 1 is the pod's pause process.
         shared = json.dumps({"spec": {"template": {"spec": {"shareProcessNamespace": True}}}})
-        for deployment in _deployments():
+        for deployment in _DEPLOYMENTS:
             await self.kubectl("patch", deployment, "--patch", shared)
         await self.wait_for_rollout()
         sign = "exec deploy/api -- python -m service token demo --key /issuer/key.pem"
         token = (await self.kubectl(*sign.split())).strip()
         await self._add_user("callers")
-        environment = {"ACCESS_TOKEN": token, "AMQP_URL": f"amqp://callers:{_PASSWORD}@rabbitmq:5672/"}
+        variables = {"ACCESS_TOKEN": token, "AMQP_URL": f"amqp://callers:{_PASSWORD}@rabbitmq:5672/"}
         api = json.loads(await self.kubectl("get", "deploy", "api", "-o", "json"))
-        pod = callers_pod(api, environment, "http://api", str(rate), prefix)
+        pod = callers_pod(api, variables, "http://api", str(rate), prefix)
         await self.kubectl("create", "-f", "-", sent=json.dumps(pod))
+        await self.kubectl("wait", f"pod/{CALLERS}", "--for=condition=Ready", "--timeout=2m")
 
         async def has_created() -> bool:
-            if (await self._callers())["phase"] == "Pending":
-                return False
             return any(create.uuid is not None for create in await self.creates())
 
-        if not await until(has_created, seconds=self.seconds_to_first_create, pause_seconds=_POLL_SECONDS):
+        if not await until(has_created, seconds=self.seconds_to_first_create, pause_seconds=1.0):
             raise CheckFailed(f"no create within {self.seconds_to_first_create:.0f} s")
 
     async def creates(self) -> list[Create]:
@@ -92,36 +90,22 @@ class Cluster:
 
     async def stop_callers(self) -> None:
         """Stop the callers after the creates in flight. Raises CheckFailed unless they end with status 0."""
-        with suppress(CheckFailed):  # They may have ended. Their exit status counts.
-            await self.kubectl("exec", CALLERS, "--", "python", "-c", TERMINATE)
-        ended: dict[str, Any] = {}
-
-        async def have_ended() -> bool:
-            for status in (await self._callers()).get("containerStatuses", ()):
-                ended.update(status["state"].get("terminated", {}))
-            return bool(ended)
-
-        await until(have_ended, seconds=self.seconds_to_change, pause_seconds=_POLL_SECONDS)
-        if ended.get("exitCode") != 0:
-            last = (await self.kubectl("logs", CALLERS, "--tail=1")).strip()
-            raise CheckFailed(f"the callers ended with status {ended.get('exitCode')}: {last}")
+        await self.kubectl("exec", CALLERS, "--", "python", "-c", "import os; os.kill(1, 15)")
+        await self.kubectl(
+            "wait", f"pod/{CALLERS}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=2m"
+        )
 
     async def delete_callers(self) -> None:
         await self.kubectl("delete", "pod", CALLERS, "--ignore-not-found", "--grace-period=1")
 
-    async def _callers(self) -> dict[str, Any]:
-        """Return the status of their pod."""
-        status: dict[str, Any] = json.loads(await self.kubectl("get", "pod", CALLERS, "-o", "json"))["status"]
-        return status
-
     async def restart(self) -> None:
         """Replace the pods of all processes."""
-        await self.kubectl("rollout", "restart", *_deployments())
+        await self.kubectl("rollout", "restart", *_DEPLOYMENTS)
         await self.wait_for_rollout()
 
     async def upgrade(self, image: str) -> None:
         """Replace the image of all processes, also of their init containers."""
-        await self.kubectl("set", "image", *_deployments(), f"*={image}")
+        await self.kubectl("set", "image", *_DEPLOYMENTS, f"*={image}")
         await self.wait_for_rollout()
 
     async def kill(self, process: str) -> None:
@@ -129,38 +113,18 @@ class Cluster:
 
         `kubectl delete --force` is no kill: the kubelet sends SIGTERM, and SIGKILL two seconds later.
         """
-        before = await self._containers(process)
-        if not before:
-            raise CheckFailed(f"{process} has no pod")
-        for pod in before:
-            with suppress(CheckFailed):  # The command may die with the process. The exit status counts.
-                await self.kubectl("exec", pod, "--", "python", "-c", KILL)
-        now = before
-
-        async def run_again() -> bool:
-            nonlocal now
-            now = await self._containers(process)
-            return all(
-                pod in now and now[pod]["ready"] and now[pod]["restartCount"] > before[pod]["restartCount"]
-                for pod in before
-            )
-
-        run_again_in_time = await until(
-            run_again, seconds=self.seconds_to_change, pause_seconds=_POLL_SECONDS
-        )
-        ends = [status["lastState"].get("terminated", {}).get("exitCode") for status in now.values()]
-        if not run_again_in_time or {*ends} != {KILLED}:
-            raise CheckFailed(f"{process} was not killed, or does not run again: exit status {ends}")
-
-    async def _containers(self, process: str) -> dict[str, dict[str, Any]]:
-        """Return the status of a process's container by its pod, without pods that are being deleted."""
-        selector = f"app.kubernetes.io/component={process}"
-        found = json.loads(await self.kubectl("get", "pod", "--selector", selector, "-o", "json"))
-        return {
-            pod["metadata"]["name"]: pod["status"]["containerStatuses"][0]
-            for pod in found["items"]
-            if "deletionTimestamp" not in pod["metadata"]
-        }
+        of_process = ("--selector", f"app.kubernetes.io/component={process}")
+        newest = ("--sort-by=.metadata.creationTimestamp", "-o", "jsonpath={.items[-1:].metadata.name}")
+        pod = await self.kubectl("get", "pod", *of_process, *newest)
+        restarts = int(await self.kubectl("get", "pod", pod, "-o", f"jsonpath={_RESTARTS}"))
+        with suppress(CheckFailed):  # The command may die with the process. The exit status counts.
+            # SIGKILL to all of the pod's processes, but PID 1 and itself
+            await self.kubectl("exec", pod, "--", "python", "-c", "import os; os.kill(-1, 9)")
+        for state in (f"jsonpath={_RESTARTS}={restarts + 1}", "condition=Ready"):
+            await self.kubectl("wait", f"pod/{pod}", f"--for={state}", "--timeout=3m")
+        status = await self.kubectl("get", "pod", pod, "-o", f"jsonpath={_EXIT_STATUS}")
+        if status != _KILLED:
+            raise CheckFailed(f"{process} was not killed: its exit status is {status}")
 
     async def _add_user(self, name: str) -> None:
         await self.kubectl(*_RABBITMQCTL, "add_user", name, _PASSWORD)
@@ -183,7 +147,7 @@ class Cluster:
 
     async def wait_for_rollout(self) -> None:
         """Wait until all processes have their new pods. Raises CheckFailed."""
-        for deployment in _deployments():
+        for deployment in _DEPLOYMENTS:
             await self.kubectl("rollout", "status", deployment, "--timeout=5m")
 
     async def psql(self, statement: str) -> str:
@@ -208,13 +172,11 @@ class Cluster:
     async def recipients(self, prefix: str) -> list[str]:
         """Return the recipients of a run's e-mails, once for each e-mail."""
         proxy = f"/api/v1/namespaces/{self._namespace}/services/mailpit:web/proxy/api/v1/messages"
-        found: list[str] = []
-        for start in range(0, _MOST_EMAILS, _PAGE):
-            page = json.loads(await self.kubectl("get", "--raw", f"{proxy}?start={start}&limit={_PAGE}"))
-            found += [message["To"][0]["Address"] for message in page["messages"]]
-            if len(page["messages"]) < _PAGE:
-                break
-        return [address for address in found if address.startswith(f"{prefix}-")]
+        found = json.loads(await self.kubectl("get", "--raw", f"{proxy}?limit={_MOST_EMAILS}"))
+        if len(found["messages"]) < found["total"]:
+            raise CheckFailed(f"Mailpit shows {len(found['messages'])} of {found['total']} e-mails")
+        addresses = [message["To"][0]["Address"] for message in found["messages"]]
+        return [address for address in addresses if address.startswith(f"{prefix}-")]
 
 
 def callers_pod(api: dict[str, Any], environment: dict[str, str], *arguments: str) -> dict[str, Any]:
@@ -235,7 +197,3 @@ def callers_pod(api: dict[str, Any], environment: dict[str, str], *arguments: st
         "containers": [container],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": CALLERS}, "spec": spec}
-
-
-def _deployments() -> list[str]:
-    return [f"deploy/{process}" for process in PROCESSES]
