@@ -60,6 +60,37 @@ def test_page_gives_a_reason_for_each_alert_that_wakes_a_person_and_for_no_other
     assert re.findall(r"^\| \[(\w+)\]\(#\w+\) \| \w", TEXT, re.MULTILINE) == critical
 
 
+# What an entry says, and the part of the rule that means the same.
+_LIMITS = {
+    "ApiBudgetBurning": {"over 1.44 %": "> 14.4 * 0.001", "over 0.6 %": "> 6 * 0.001"},
+    "ApiBudgetBurningSlowly": {"over 0.1 %": "> 0.001"},
+    "EmailBudgetBurning": {"over 7.2 %": "> 14.4 * 0.005", "over 3 %": "> 6 * 0.005"},
+    "EmailBudgetBurningSlowly": {"over 0.5 %": "> 0.005"},
+    "ApiErrorRate": {"over 1 %": "> 0.01"},
+    "ApiSlow": {"over half a second": "> 0.5"},
+    "JwksStale": {"for half an hour": "> 1800"},
+    "OutboxNotDraining": {"for five minutes": "for: 5m", "more than a minute old": "> 60"},
+    "FeedHeldBack": {"over five minutes old": "> 300"},
+    "DeadLettersExpiring": {"for 20 days": "for: 20d"},
+    "EmailsNotSent": {"in eight minutes": "[8m]", "over ten more": "> 10"},
+    "EmailsFailing": {"over a tenth": "> 0.1"},
+    "EmailsBouncing": {"over four e-mails": "> 4", "over a tenth": "> 0.1"},
+    "BouncesNotRead": {"for 15 minutes": "> 900"},
+    "QueueMemberMissing": {"for 90 minutes": "for: 90m"},
+    "QueueGrowing": {"for an hour": "for: 1h", "over a thousand": "> 1000"},
+}
+
+
+@pytest.mark.parametrize("alert", _LIMITS)
+def test_limit_of_an_alert_is_that_of_its_rule(alert):
+    rule = f"{ALERTS[alert]['expr']} for: {ALERTS[alert].get('for')}"
+    meaning = RUNBOOK.read_text().partition(f"\n### {alert}\n")[2].partition("\n- Users notice")[0]
+
+    for words, limit in _LIMITS[alert].items():
+        assert words in " ".join(meaning.split())
+        assert limit in rule
+
+
 def test_tests_that_are_named_exist():
     named = set(re.findall(r"`(test_\w+)`", TEXT))
     written = {
