@@ -23,6 +23,7 @@ from tests.deploy.manifests import (
     configuration,
     container_of,
     environment_of,
+    grace_seconds,
     of_kind,
     pod_of,
     rendered,
@@ -32,7 +33,7 @@ from tests.deploy.manifests import (
     valid_kinds,
     workloads,
 )
-from tests.deploy.pages import INSTALLATION, rows
+from tests.deploy.pages import INSTALLATION, OPERATING, REFERENCE, rows
 from worker.settings import EmailSettings, WorkerSettings
 
 OF_LIBRARIES = {"PGSSLROOTCERT", "SSL_CERT_FILE"}
@@ -454,3 +455,18 @@ def test_engines_have_exact_versions():
     assert len(images) == 4
     assert all(re.search(r":\d+\.\d+", image) for image in images)
     assert all(re.search(r":4\.\d+\.\d+-", image) for image in images if "rabbitmq" in image)
+
+
+def test_pages_name_the_grace_period_the_replicas_and_the_pools_of_the_manifests():
+    pages = " ".join("".join(page.read_text() for page in (INSTALLATION, OPERATING, REFERENCE)).split())
+    api = container_of(workloads("external")["api"])
+    pools = {name: environment_of("external", name)["DATABASE_POOL_SIZE"] for name in PROCESSES}
+    counts = {name: least for name, (least, _) in replicas("external").items()}
+    sleep, ending = api["lifecycle"]["preStop"]["sleep"]["seconds"], configuration("external")
+
+    assert f"still running {grace_seconds():.0f} seconds after its pod is deleted" in pages
+    assert f"`preStop` ({sleep}) and `SHUTDOWN_SECONDS` ({ending['SHUTDOWN_SECONDS']})" in pages
+    assert f"(API {pools['api']}, relay {pools['relay']}, other roles {pools['calculations']})" in pages
+    assert f"{counts['api']} of the API and {counts['relay']} of each role" in pages
+    for of_roles in ({pools[name] for name in WORKERS[1:]}, {counts[name] for name in WORKERS}):
+        assert len(of_roles) == 1

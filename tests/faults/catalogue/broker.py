@@ -26,8 +26,8 @@ _SETTLED_SECONDS = 2.0  # a connection older than this has made its declarations
 @fault("RabbitMQ killed", "broker", "broker links", repeats=True)
 async def kill_broker(world: World) -> bool:
     await world.servers.broker.kill()
-    is_down = not world.servers.broker.is_up
     await asyncio.sleep(world.some_seconds(1.0))
+    is_down = not world.servers.broker.is_up
     await world.servers.broker.start()
     return is_down
 

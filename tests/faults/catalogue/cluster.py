@@ -24,8 +24,8 @@ async def kill_leader(world: World) -> bool:
     leader.freeze()
     await asyncio.sleep(_DYING_SECONDS)
     await leader.kill()
-    is_down = not leader.is_up
     await asyncio.sleep(_DOWN_SECONDS)
+    is_down = not leader.is_up
     await leader.start()
     return is_down
 
@@ -35,8 +35,8 @@ async def kill_majority(world: World) -> bool:
     """SIGKILL to two nodes at once. The third then closes its connections."""
     victims = world.chance.sample(world.cluster.nodes.nodes, k=2)
     await asyncio.gather(*(node.kill() for node in victims))
-    are_down = not any(node.is_up for node in victims)
     await world.is_named(world.of_role("relay")[0], "RabbitMQ at AMQP_URL is", "wrong    rabbitmq")
+    are_down = not any(node.is_up for node in victims)
     await asyncio.gather(*(node.start() for node in victims))
     return are_down
 
@@ -93,8 +93,8 @@ async def kill_node_and_primary(world: World) -> bool:
     servers = world.cluster
     leader = await servers.nodes.leader(topology.NOTIFICATIONS.name)
     await asyncio.gather(leader.kill(), servers.pair.primary.kill())
-    are_down = not (leader.is_up or servers.pair.primary.is_up)
     await world.is_named(world.of_role("api")[0], "Postgres is unreachable", "wrong    postgres")
+    are_down = not (leader.is_up or servers.pair.primary.is_up)
     await servers.pair.promote()
     servers.to_postgres.lead_to(servers.pair.standby_url)
     await leader.start()

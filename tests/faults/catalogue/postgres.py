@@ -43,8 +43,8 @@ async def _terminate_some(share: float, connection: Connection) -> int:
 @fault("Postgres killed", "postgres", "backends", repeats=True)
 async def kill_postgres(world: World) -> bool:
     await world.servers.postgres.kill()
-    is_down = not world.servers.postgres.is_up
     await asyncio.sleep(world.some_seconds(1.5))
+    is_down = not world.servers.postgres.is_up
     await world.servers.postgres.start()
     return is_down
 

@@ -114,9 +114,11 @@ class Worker(Process):
         return await self.readiness(), doctor.output
 
     async def readiness(self) -> str:
-        """Return what its readiness probe answers."""
-        async with httpx.AsyncClient(base_url=self.probes_url, timeout=10.0) as client:
-            return (await client.get("/readyz")).text
+        """Return what its readiness probe answers. Nothing, if another fault has just killed it."""
+        with suppress(httpx.TransportError):
+            async with httpx.AsyncClient(base_url=self.probes_url, timeout=10.0) as client:
+                return (await client.get("/readyz")).text
+        return ""
 
     async def watch(self) -> None:
         """Record each death that no fault caused, and start the process again, until cancelled."""
