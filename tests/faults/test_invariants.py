@@ -235,7 +235,7 @@ async def test_fault_counts_only_if_its_effect_was_seen():
     world: Any = SimpleNamespace(record=record)
     await fault.happen(world)
 
-    assert list(shortfalls_of(PLAN, [fault], record)) == ["relay killed: seen 0 times, not 1"]
+    assert list(shortfalls_of(PLAN, [fault], record)) == ["relay killed: not seen 1 times"]
 
 
 def test_run_in_which_nothing_happened_fails():

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from aio_pika import Message
 from aio_pika.abc import AbstractIncomingMessage
 
 from tests.faults.catalogue.fault import fault
@@ -14,12 +15,12 @@ from tests.faults.world.world import World
 from tests.harness import queues
 from tests.harness.waiting import until
 from worker.rabbitmq import topology
-from worker.rabbitmq.connection import BLOCKED
 
 _FULL = "harness.full"
 _ALL_SETTLED_SECONDS = 30.0
 _RECONNECTED_SECONDS = 10.0
 _ON_THE_WAY_SECONDS = 0.1
+_CONFIRM_SECONDS = 1.0
 _SETTLED_SECONDS = 2.0  # a connection older than this has made its declarations
 
 
@@ -38,9 +39,21 @@ async def alarm_broker(world: World) -> bool:
     await world.servers.broker.raise_memory_alarm()
     try:
         await asyncio.sleep(world.stall_seconds())
-        return BLOCKED in "".join([await relay.readiness() for relay in world.of_role("relay")])
+        return await _is_blocked(world.servers.broker_url)
     finally:
         await world.servers.broker.clear_memory_alarm()
+
+
+async def _is_blocked(url: str) -> bool:
+    """Whether RabbitMQ confirms nothing after the first message on a new connection."""
+    async with queues.open_channel(url) as channel:
+        try:
+            async with asyncio.timeout(_CONFIRM_SECONDS):
+                for _ in range(2):
+                    await channel.default_exchange.publish(Message(b""), "harness.nowhere", mandatory=False)
+        except TimeoutError:
+            return True
+    return False
 
 
 @fault("messages returned", "broker", "broker links", repeats=True)

@@ -109,16 +109,10 @@ class Worker(Process):
 
     async def explanations(self) -> tuple[str, str]:
         """Return what its readiness probe answers, and what `doctor` prints with its settings."""
+        async with httpx.AsyncClient(base_url=self.probes_url, timeout=10.0) as client:
+            ready = (await client.get("/readyz")).text
         program = "service" if self.role == "api" else "worker"
-        doctor = await run_process(program, "doctor", environment=self._program.environment)
-        return await self.readiness(), doctor.output
-
-    async def readiness(self) -> str:
-        """Return what its readiness probe answers. Nothing, if another fault has just killed it."""
-        with suppress(httpx.TransportError):
-            async with httpx.AsyncClient(base_url=self.probes_url, timeout=10.0) as client:
-                return (await client.get("/readyz")).text
-        return ""
+        return ready, (await run_process(program, "doctor", environment=self._program.environment)).output
 
     async def watch(self) -> None:
         """Record each death that no fault caused, and start the process again, until cancelled."""
