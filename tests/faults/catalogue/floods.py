@@ -94,7 +94,7 @@ async def repeat_calculation(world: World) -> bool:
 
 
 async def _publish_results(world: World, messages: Sequence[Message]) -> bool:
-    """Publish as a team does, and wait until the queue is empty again. Returns whether it was not empty."""
+    """Publish as a team does, and wait until the queue is empty again. Returns whether all was confirmed."""
     queue, began = topology.CALCULATION_RESULTS, time.monotonic()
     async with (
         _observed(world, world.of_role("calculations")),
@@ -102,11 +102,10 @@ async def _publish_results(world: World, messages: Sequence[Message]) -> bool:
     ):
         exchange = await channel.get_exchange(topology.CALCULATIONS, ensure=False)
         publish = partial(exchange.publish, routing_key=queue.routing_key, mandatory=True)
-        await asyncio.gather(*map(publish, messages))
-        was_full = not await queues.holds(channel, queue.name, 0)
+        confirms = await asyncio.gather(*map(publish, messages))
         await until(lambda: queues.holds(channel, queue.name, 0), seconds=_LONGEST_SECONDS)
     world.record.floods.append(Interval(began, time.monotonic()))
-    return was_full
+    return None not in confirms
 
 
 @asynccontextmanager
