@@ -62,7 +62,7 @@ async def run(
             await asyncio.sleep(between_seconds)
             record.due = rate * (time.monotonic() - began)
             await attempt(cluster.stop_callers())
-        await attempt(_take_stock(cluster, record, prefix, drain_seconds))
+            await attempt(_take_stock(cluster, record, prefix, drain_seconds))
     finally:
         await attempt(cluster.delete_callers())
     return record
