@@ -9,10 +9,8 @@ from pkgutil import resolve_name
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
-from tests.benchmarks.comparison import P50, P99
-from tests.benchmarks.measurements import consumers, create, footprint, latency, reading, relay
+from tests.benchmarks.measurements import reading
 from tests.deploy.pages import sections
-from tests.faults.catalogue.fault import FAULTS
 
 TESTS = Path(__file__).parent
 PAGES = ["README.md", "service/README.md", "worker/README.md"]
@@ -22,7 +20,6 @@ PROMISES = re.findall(r"^\| \[(.+)\]\(\.\./(\S+)#(\S+)\) \| (.+) \|$", TABLE, re
 # These sections explain, or say what is not promised.
 EXPLANATIONS = ("can-still-happen", "decisions", "glossary", "where-everything-else-is")
 WITHOUT_PROMISES = {("README.md", section) for section in EXPLANATIONS}
-_COVERAGE = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["coverage"]["report"]
 KIB, MIB = 1024, 1024**2
 
 
@@ -91,8 +88,6 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("ten times as long for the reply", "worker.mail.smtp:_CONTENT_PATIENCE", 10),
         ("awaited for nine tenths of", "worker.mail.postman:_STOPPING_SHARE", 0.9),
         ("up to a minute if it refuses us", "worker.mail.postman:_LONGEST_PAUSE_AFTER_REFUSAL_SECONDS", 60),
-        ("a second without an e-mail", "worker.mail.postman:_IDLE_SECONDS", 1),
-        ("keeps 256 such replies", "worker.batches:LARGEST_BATCH", 256),
         ("traces get 2 s", "service.telemetry.tracing:FLUSH_SECONDS", 2),
         ("each is tried, up to 20", "service.authentication.signing_keys:_MOST", 20),
         ("(at most 1 MiB)", "service.authentication.signing_keys:_LARGEST_DOCUMENT", MIB),
@@ -108,12 +103,11 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("every five minutes; role relay", "worker.reconciliation:INTERVAL_SECONDS", 300),
         ("waiting, at most 10,000 are examined", "worker.metrics:COUNT_LIMIT", 10_000),
         ("looks for eight seconds at each server", "service.command_line.diagnosis:CHECK_SECONDS", 8),
-        ("tried beside it, up to 20", "service.addresses:_MOST_ATTEMPTS", 20),
+        ("the next is tried, up to 20", "service.addresses:_MOST_ATTEMPTS", 20),
         ("and for 20 of one request", "service.calculation_requests.email_changes:_MOST_REQUESTED", 20),
         ("200 messages at most", "worker.mail.mailbox:_MOST_AT_ONCE", 200),
         ("in the first 256 KiB", "worker.mail.reports:LARGEST_BYTES", 256 * KIB),
-        ("or was not read for 15 minutes", "worker.commands.doctor:_LONGEST_MINUTES", 15),
-        ("of more than 16 KiB is malformed", "worker.consumers.incoming:LARGEST_BODY", 16 * KIB),
+        ("A message has at most 16 KiB", "worker.consumers.incoming:LARGEST_BODY", 16 * KIB),
         ("share one queue: 5,000 repeats", "tests.faults.catalogue.floods:_REPEATS", 5_000),
         ("less than 200 MB and still", "tests.end_to_end.test_hostile_callers:_LARGEST_MEGABYTES", 200),
         ("at most 40 ms for a request", "tests.end_to_end.test_overload:STATEMENT_SECONDS", 0.04),
@@ -126,24 +120,9 @@ def test_figure_on_a_page_is_that_of_the_code(text, constant, value):
     assert resolve_name(constant) == value
 
 
-@pytest.mark.parametrize(
-    "figure",
-    [
-        f"is at least {_COVERAGE['fail_under']} %",
-        f"each of {len(FAULTS)} faults",
-        f"| FastAPI + ORM / create | {create.FLOOR.limit:g} |",
-        f"| FastAPI + ORM / retrieve | {reading.FLOORS['retrieve']:g} |",
-        f"| FastAPI + ORM / list of 20 | {reading.FLOORS['list']:g} |",
-        f"| FastAPI + ORM / questionnaire | {reading.FLOORS['questionnaire']:g} |",
-        f"/ relay | {relay.FLOORS[0].limit:g}, {relay.FLOORS[1].limit:g} |",
-        f"p50 | {latency.LIMITS[1][P50]:g} at most |",
-        f"p50 and p99 | {latency.LIMITS[100][P99]:g} at most |",
-        f"| calculation / create | {consumers.LIMITS[0].limit:g} at most |",
-        f"| e-mail / create | {consumers.LIMITS[1].limit:g} at most |",
-        f"| {footprint.LIMITS[0].limit:g}, {footprint.LIMITS[1].limit:g} MB at most |",
-    ],
-)
-def test_figure_of_a_harness_is_on_its_page(figure):
-    pages = [(TESTS / page).read_text() for page in ("README.md", "faults/README.md")]
+def test_figures_of_coverage_and_floors_are_on_the_page_of_the_tests():
+    page = " ".join((TESTS / "README.md").read_text().split())
+    coverage = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["coverage"]["report"]
 
-    assert figure in " ".join(" ".join(pages).split())
+    assert f"is at least {coverage['fail_under']} %" in page
+    assert f"(floor: {reading.FLOORS['list']:g})" in page

@@ -22,14 +22,20 @@ def prose(page: Path) -> str:
     return _CODE_BLOCK.sub("", page.read_text())
 
 
-def anchors(page: Path, levels: str = "1,6") -> set[str]:
-    """Return the names under which the headings of a page can be linked to."""
-    headings = re.findall(rf"^#{{{levels}}} (.+)$", prose(page), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+def anchors(page: Path) -> set[str]:
+    """Return the names under which the headings and the named rows of a page can be linked to."""
+    return _of_headings(page, levels="1,6") | set(
+        re.findall(r'^\| <a id="(\w+)"></a>', prose(page), re.MULTILINE)
+    )
 
 
 def sections(page: Path) -> set[str]:
-    return anchors(page, levels="2")
+    return _of_headings(page, levels="2")
+
+
+def _of_headings(page: Path, levels: str) -> set[str]:
+    headings = re.findall(rf"^#{{{levels}}} (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 def section(page: Path, name: str) -> str:
@@ -49,6 +55,19 @@ def rows(page: Path, name: str, heading: str) -> list[list[str]]:
     cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in table.splitlines()[2:]]
     assert cells, f"there is no table of {heading} in {name}"
     return [[cell.strip() for cell in row] for row in cells]
+
+
+def alert_entries() -> dict[str, str]:
+    """Return what the runbook says to do at each alert, of every entry that also has the other parts."""
+    text = section(RUNBOOK, "Alerts")
+    part = r"(\S.*?)"
+    entries = re.findall(
+        rf"^### (\w+)\n\n- Means: {part}\n- Do: {part}\n- Call: {part}\n", text, re.MULTILINE | re.DOTALL
+    )
+    entries += re.findall(rf'^\| <a id="\w+"></a>(\w+) \| {part} \| {part} \| {part} \|$', text, re.MULTILINE)
+    found = {name: do for name, _, do, _ in entries}
+    assert len(found) == len(entries), "an alert has two entries"
+    return found
 
 
 def metrics_listed(process: str) -> dict[str, tuple[frozenset[str], bool]]:

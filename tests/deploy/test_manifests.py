@@ -464,7 +464,7 @@ def test_pages_name_the_grace_period_the_replicas_and_the_pools_of_the_manifests
     counts = {name: least for name, (least, _) in replicas("external").items()}
     sleep, ending = api["lifecycle"]["preStop"]["sleep"]["seconds"], configuration("external")
 
-    assert f"still running {grace_seconds():.0f} seconds after its pod is deleted" in pages
+    assert f"kills a process {grace_seconds():.0f} seconds after its pod is deleted" in pages
     assert f"`preStop` ({sleep}) and `SHUTDOWN_SECONDS` ({ending['SHUTDOWN_SECONDS']})" in pages
     assert f"(API {pools['api']}, relay {pools['relay']}, other roles {pools['calculations']})" in pages
     assert f"{counts['api']} of the API and {counts['relay']} of each role" in pages

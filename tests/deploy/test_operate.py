@@ -1,4 +1,4 @@
-"""`operate` on the page runs a command in a Job made from the CronJob. A script answers for the cluster."""
+"""`operate` runs a command in a Job made from the CronJob. A script answers for the cluster."""
 
 import shutil
 import subprocess
@@ -6,9 +6,10 @@ import subprocess
 import msgspec
 import pytest
 
+from deploy.local.machine.folders import CHECKOUT
 from tests.deploy.manifests import container_of, pod_of, workloads
-from tests.deploy.pages import INSTALLATION
 
+OPERATE = CHECKOUT / "deploy" / "operate.sh"
 WORDS = ["service", "conveyancer", "add", "acme", "--name", 'Acme & Sons\' "Firm"', "--note", "-"]
 WORDS += ["-n", "--", "Ca$$h $(DATABASE_URL)", "two\nlines\n", ""]
 # Makes the Job as `kubectl create job --from=cronjob/operator` does, and shows what the cluster gets.
@@ -35,10 +36,8 @@ def test_operate_runs_the_words_as_the_login_and_fails_with_the_command(overlay,
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(KUBECTL)
     kubectl.chmod(0o755)
-    page = INSTALLATION.read_text()
-    function = "operate() {" + page.partition("\n   operate() {")[2].partition("\n   }\n")[0] + "\n}"
     ran = subprocess.run(
-        ["/bin/sh", "-uc", f'{function}\noperate "$@"', "sh", *WORDS],
+        ["/bin/sh", "-uc", f'. {OPERATE}\noperate "$@"', "sh", *WORDS],
         cwd=tmp_path,
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "USER": "grace", "SUCCEEDED": succeeded},
         capture_output=True,

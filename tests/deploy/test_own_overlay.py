@@ -1,4 +1,4 @@
-"""An overlay outside the checkout, as the page describes it, sets everything, without an edit of ours."""
+"""An overlay outside the checkout, made from the example, sets everything, without an edit of ours."""
 
 import re
 from pathlib import Path
@@ -18,55 +18,49 @@ from tests.deploy.manifests import (
     valid_kinds,
     workloads,
 )
-from tests.deploy.pages import INSTALLATION, OPERATING, code_blocks
+from tests.deploy.pages import OPERATING, code_blocks
 
-OVERLAY, MONITORING = map(msgspec.yaml.decode, code_blocks(INSTALLATION, "Installation", "yaml"))
-(ENGINES,) = map(msgspec.yaml.decode, code_blocks(INSTALLATION, "Engines", "yaml"))
+EXAMPLE = msgspec.yaml.decode((K8S / "example.yaml").read_bytes())
+MONITORING = f"{OURS}/components/monitoring"
 COMPONENTS = sorted(folder.parent.name for folder in K8S.glob("components/*/kustomization.yaml"))
 
 
-def made(folder: Path, overlay: str, *parts: Manifest) -> tuple[Manifest, ...]:
-    """Render the page's overlay with the one of ours that it is made from."""
-    first = {**OVERLAY, "resources": [f"{OURS}/overlays/{overlay}"]}
+def made(folder: Path, overlay: str, *parts: Manifest, monitored: bool = True) -> tuple[Manifest, ...]:
+    """Render the example with the overlay of ours that it is made from, edited as its comments say."""
+    without = overlay in WITH_ENGINES or not monitored
+    components = [one for one in EXAMPLE["components"] if one != MONITORING or not without]
+    first = {**EXAMPLE, "resources": [f"{OURS}/overlays/{overlay}"], "components": components}
+    if not monitored:
+        del first["transformers"]
     return overlay_outside(folder, first, *parts)
 
 
-def of_production() -> tuple[Manifest, ...]:
-    """What the page adds to its overlay if the engines are in the cluster."""
-    return ({key: value for key, value in MONITORING.items() if key != "components"}, ENGINES)
-
-
 @pytest.mark.parametrize(
-    ("overlay", "parts"),
-    [
-        ("external", ()),
-        ("external", (MONITORING,)),
-        *((overlay, of_production()) for overlay in WITH_ENGINES),
-    ],
+    ("overlay", "monitored"),
+    [("external", False), ("external", True), *((overlay, True) for overlay in WITH_ENGINES)],
 )
-def test_it_replaces_everything_that_is_made_up_in_ours(overlay, parts, tmp_path):
-    text = msgspec.json.encode(made(tmp_path, overlay, *parts)).decode()
+def test_it_replaces_everything_that_is_made_up_in_ours(overlay, monitored, tmp_path):
+    text = msgspec.json.encode(made(tmp_path, overlay, monitored=monitored)).decode()
 
     assert re.findall(r"[\w./:@-]*example\.com[\w./-]*", text) == []
     for value in ("YOUR_REGISTRY/calculation-requests:0.1.0", "api.YOUR_DOMAIN", "issuer.YOUR_DOMAIN"):
         assert value in text
-    if parts:
-        links = re.findall(r'"runbook_url":"([^"#]+)#\w+"', text)
-        assert set(links) == {"https://YOUR_DOMAIN/deploy/runbook.md"}
-        assert re.findall(r'"release":"(.+?)"', text) == ["YOUR_RELEASE"] * len(
-            re.findall('"kind":"(?:PodMonitor|PrometheusRule)"', text)
-        )
+    links = re.findall(r'"runbook_url":"([^"#]+)#\w+"', text)
+    assert set(links) == ({"https://YOUR_DOMAIN/deploy/runbook.md"} if monitored else set())
+    assert re.findall(r'"release":"(.+?)"', text) == ["YOUR_RELEASE"] * len(
+        re.findall('"kind":"(?:PodMonitor|PrometheusRule)"', text)
+    )
 
 
 def test_every_core_kind_of_it_is_valid_in_strict_mode(tmp_path):
     kinds = {"Deployment", "Service", "Ingress", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap"}
 
-    assert kinds <= valid_kinds(made(tmp_path, "production", *of_production()))
+    assert kinds <= valid_kinds(made(tmp_path, "production"))
 
 
 @pytest.mark.parametrize("overlay", WITH_ENGINES)
 def test_its_namespace_reaches_every_object_and_every_address_of_a_service(overlay, tmp_path):
-    objects = made(tmp_path, overlay, *of_production(), {"namespace": "elsewhere"})
+    objects = made(tmp_path, overlay, {"namespace": "elsewhere"})
 
     addresses = re.findall(rb"\w+\.([\w-]+)\.svc\b", msgspec.json.encode(objects))
 

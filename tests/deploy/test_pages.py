@@ -18,7 +18,7 @@ from tests.deploy.pages import API, OPERATING, README, REFERENCE, anchors, prose
 from worker.process import ROLES
 from worker.settings import EmailSettings
 
-_PAGES = [README, *sorted(CHECKOUT.glob("[!.]*/*.md")), *sorted(CHECKOUT.glob("tests/*/README.md"))]
+_PAGES = [*sorted(CHECKOUT.glob("*.md")), *sorted(CHECKOUT.glob("[!.]*/*.md"))]
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))

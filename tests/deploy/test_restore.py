@@ -1,13 +1,12 @@
 """Postgres recovers from its backups as the page says, and never archives over them."""
 
-import textwrap
-
 from tests.deploy.manifests import OURS, Manifest, rendered_upon_production, the_one
 from tests.deploy.pages import OPERATING, code_blocks
 
-# What the page adds to an overlay, and what the second restore adds to the patch of the first.
-A_ROLE, A_RESTORE, _SECOND = code_blocks(OPERATING, "Backup and restore", "yaml")
-A_SECOND_RESTORE = A_RESTORE + textwrap.indent(_SECOND, " " * 6)
+# What the page adds to an overlay, and its patch with the archives of a second restore.
+A_ROLE, A_RESTORE = code_blocks(OPERATING, "Backup and restore", "yaml")
+A_SECOND_RESTORE = A_RESTORE.replace("value: postgres-2}", "value: postgres-3}")
+A_SECOND_RESTORE = A_SECOND_RESTORE.replace("value: postgres}", "value: postgres-2}")
 
 
 def before() -> Manifest:

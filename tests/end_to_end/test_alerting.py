@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from deploy.local.machine.folders import Place
 from tests.deploy.alerts import GROUPS
 from tests.deploy.dashboard import PANELS, filled_in
-from tests.deploy.pages import INSTALLATION, RUNBOOK
+from tests.deploy.pages import INSTALLATION, alert_entries
 from tests.deploy.prometheus import Alerting, alerting
 from tests.end_to_end.callers import another_request, client_of
 from tests.harness import databases, scratch
@@ -53,7 +53,7 @@ _NOTHING_TO_SHOW = re.compile("cnpg_|kubelet_|reconciliation_|bounces_look_age_"
 _SHOWN = {"{{version}} on {{python}}": 2, "{{connection}} connected": 1, "{{namespace}} nodes": 3}
 # What an entry of the runbook has its reader run or read: commands, lines of a log, a panel, other entries.
 _STEPS = re.compile(
-    r"`python -m (worker (?:doctor|outbox list))`|`(kubectl [^`]* get )|`(\w+_paused)`|\*(\w+)\*"
+    r"`operate (worker (?:doctor|outbox list))`|`(kubectl [^`]* get )|`(\w+_paused)`|\*(\w+)\*"
 )
 
 
@@ -139,9 +139,7 @@ class World(NamedTuple):
 
 def _entry(url: str) -> str:
     """Return what an alert's entry in the runbook says to do."""
-    sections = dict(part.split("\n", 1) for part in RUNBOOK.read_text().split("\n### ")[1:])
-    entries = {name.lower(): section for name, section in sections.items()}
-    return entries[url.partition("#")[2]].partition("- Do:")[2].partition("- Escalate:")[0]
+    return {name.lower(): do for name, do in alert_entries().items()}[url.partition("#")[2]]
 
 
 async def _start(process: Process) -> None:

@@ -134,10 +134,10 @@ def installation(service_settings, worker_settings, database, tmp_path, issuer):
 
 def on_the_page(language: str, words: Mapping[str, str]) -> list[str]:
     """Return the commands on the page that make the new login, and those that remove the old one."""
-    blocks = code_blocks(_PAGE, "Rotation", language)
+    (block,) = code_blocks(_PAGE, "Rotation", language)
     for word, value in words.items():
-        blocks = [block.replace(word, value) for block in blocks]
-    return blocks
+        block = block.replace(word, value)
+    return block.split("\n\n")
 
 
 async def test_postgres_passwords(installation, administrator, service_settings, worker_settings):

@@ -1,4 +1,4 @@
-"""Debian's nginx and HAProxy in front of APIs, with the settings on the page of the installation."""
+"""Debian's nginx and HAProxy in front of APIs, with the settings in deploy/gateways."""
 
 import asyncio
 import os
@@ -7,8 +7,8 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
-from tests.deploy.pages import INSTALLATION, code_blocks
 from tests.harness.processes import Process, bare_environment
 from tests.harness.programs import debian_program
 from tests.harness.waiting import eventually
@@ -41,7 +41,7 @@ class Nginx(Process):
 
     def __init__(self, apis: Sequence[Process], folder: Path) -> None:
         port = free_port()
-        self._settings = _settings("nginx", apis).replace("listen 443 ssl", f"listen 127.0.0.1:{port}")
+        self._settings = _settings("nginx.conf", apis).replace("listen 443 ssl", f"listen 127.0.0.1:{port}")
         self._configuration = folder / "nginx.conf"
         self._out: set[int] = set()
         self._configure()
@@ -91,7 +91,7 @@ class HAProxy(Process):
 
     def __init__(self, apis: Sequence[Process], folder: Path) -> None:
         port = free_port()
-        settings = _settings("haproxy", apis).replace(":443 ssl crt api.pem", f"127.0.0.1:{port}")
+        settings = _settings("haproxy.cfg", apis).replace(":443 ssl crt api.pem", f"127.0.0.1:{port}")
         configuration = folder / "haproxy.cfg"
         configuration.write_text(_HAPROXY.format(folder=folder, settings=settings))
         self._admin = folder / "admin"
@@ -125,9 +125,9 @@ class HAProxy(Process):
         return answer
 
 
-def _settings(language: str, apis: Sequence[Process]) -> str:
-    """Return the settings on the page, with the addresses of *apis*."""
-    (settings,) = code_blocks(INSTALLATION, "Gateways", language)
+def _settings(file: str, apis: Sequence[Process]) -> str:
+    """Return the settings in that file, with the addresses of *apis*."""
+    settings = (CHECKOUT / "deploy" / "gateways" / file).read_text()
     for number, api in enumerate(apis, start=1):
         settings = settings.replace(f"192.0.2.{number}:8000", f"127.0.0.1:{api.port}")
     return settings

@@ -64,7 +64,7 @@ class Reply(NamedTuple):
 
     @property
     def fault(self) -> Fault:
-        """Whose fault a refusal of RCPT or the content is. worker/README.md has examples for each line."""
+        """Whose fault a refusal of RCPT or the content is. tests/worker/mail/replies.txt has examples."""
         # A quoted address may contain any word.
         plain = re.sub(r"<[^>]*>|\S*@\S*", "", f"{self.code} {self.text}")
         if self.code in {NO_REPLY, _SERVICE_NOT_AVAILABLE}:

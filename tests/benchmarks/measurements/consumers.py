@@ -26,7 +26,7 @@ _EMAILS_A_SECOND = 1_500  # likewise
 _PATIENCE = 4  # times as long is the wait until all are done: a worker reads a queue faster than it sends
 _SESSIONS = 32  # with the mail server
 
-LIMITS = [
+_LIMITS = [
     Bar(side="calculation", of="create", kind="at most", limit=0.8),
     Bar(side="e-mail", of="create", kind="at most", limit=4.7),
 ]
@@ -52,7 +52,7 @@ async def measure(stand: Stand) -> list[Comparison]:
             "e-mail": partial(ours, _send_emails, _EMAILS_A_SECOND * stand.seconds),
             "create": partial(create_on, stand, api),
         }
-        return [await compare("consumers", sides, LIMITS, stand)]
+        return [await compare("consumers", sides, _LIMITS, stand)]
 
 
 async def _record_calculations(stand: Stand, url: str, connection: Connection, messages: int) -> Figures:

@@ -12,7 +12,7 @@ from tests.harness.processes import Process
 
 OURS, ORM = "ours", "FastAPI + ORM"
 
-FLOOR = Bar(side=ORM, of=OURS, limit=5.2)
+_FLOOR = Bar(side=ORM, of=OURS, limit=5.2)
 
 
 @asynccontextmanager
@@ -28,4 +28,4 @@ async def measure(stand: Stand) -> list[Comparison]:
         for api in (ours, theirs):
             await create_on(stand, api, seconds=1)
         sides = {OURS: partial(create_on, stand, ours), ORM: partial(create_on, stand, theirs)}
-        return [await compare("create", sides, [FLOOR], stand)]
+        return [await compare("create", sides, [_FLOOR], stand)]

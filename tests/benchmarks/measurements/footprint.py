@@ -11,7 +11,7 @@ from tests.harness.processes import Process
 
 _API, _WORKER = "API", "worker, all roles"
 _SECONDS, _MEGABYTES = "s until ready", "MB after load"
-LIMITS = [
+_LIMITS = [
     Bar(side=side, figure=_MEGABYTES, kind="at most", limit=limit)
     for side, limit in ((_API, 100.0), (_WORKER, 80.0))
 ]
@@ -32,7 +32,7 @@ async def measure(stand: Stand) -> list[Comparison]:
                 raise LocalStackError("The worker sent no e-mail, so its memory shows nothing.")
             return _figures(running)
 
-    return [await compare("footprint", {_API: api, _WORKER: worker}, LIMITS, stand)]
+    return [await compare("footprint", {_API: api, _WORKER: worker}, _LIMITS, stand)]
 
 
 def _figures(running: Process) -> Figures:

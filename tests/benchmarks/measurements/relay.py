@@ -11,7 +11,7 @@ from tests.benchmarks.outboxes import FASTSTREAM, OURS, TXOUTBOX, Outbox
 from tests.benchmarks.stand import Stand, compare
 from tests.harness import databases
 
-FLOORS = [
+_FLOORS = [
     Bar(side=TXOUTBOX.side, of=OURS.side, limit=2.7),
     Bar(side=FASTSTREAM.side, of=OURS.side, limit=7.3),
 ]
@@ -19,7 +19,7 @@ FLOORS = [
 
 async def measure(stand: Stand) -> list[Comparison]:
     sides = {outbox.side: partial(_relay, outbox, stand) for outbox in (OURS, TXOUTBOX, FASTSTREAM)}
-    return [await compare("relay", sides, FLOORS, stand)]
+    return [await compare("relay", sides, _FLOORS, stand)]
 
 
 async def _relay(outbox: Outbox, stand: Stand) -> Figures:

@@ -35,13 +35,6 @@ def test_customer_sees_nothing_internal():
     assert set(FOR_CUSTOMER) <= COLUMNS - INTERNAL
 
 
-def test_page_names_every_field_that_is_sent():
-    (table,) = re.findall(r"^\| field .*?\n\n", section(API, "A request"), re.MULTILINE | re.DOTALL)
-    named = re.findall(r"`(\w+)`", "\n".join(line.split("|")[1] for line in table.strip().splitlines()))
-
-    assert set(named) ^ set(CreateBody.__struct_fields__) == set()
-
-
 def test_fields_have_the_same_order_in_the_body_and_in_the_answer():
     sent = CreateBody.__struct_fields__
 

@@ -41,7 +41,7 @@ async def test_disabled_firm_is_refused_at_once_and_served_when_enabled(environm
     by_token = await client.get(STRUCTURE)
     add = ("service", "conveyancer", "add", CONVEYANCER, "--name", "Acme and Sons")
     changed = await run(*add, environment=environment)
-    in_a_pod = {**environment, "LOGNAME": "Grace"}  # as `operate` in deploy/README.md sets it
+    in_a_pod = {**environment, "LOGNAME": "Grace"}  # as deploy/operate.sh sets it
     enabled = await run("service", "conveyancer", "enable", CONVEYANCER, environment=in_a_pod)
 
     assert before == await statuses(client, created["uuid"]) == {200}

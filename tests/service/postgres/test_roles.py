@@ -8,7 +8,6 @@ import pytest
 
 from deploy.local.machine.folders import CHECKOUT
 from service.postgres import schema
-from tests.deploy.pages import INSTALLATION, section
 from tests.harness import databases
 from tests.harness.command_line import run
 from tests.harness.processes import bare_environment
@@ -73,7 +72,7 @@ async def test_apply_takes_from_all_users_what_no_role_needs(database_url, datab
 
 
 async def test_administrator_can_take_locks_and_large_objects_from_users(database_url, database):
-    (statements,) = re.findall(r"```sql\n(DO .*?)```", section(INSTALLATION, "Users"), re.DOTALL)
+    statements = (CHECKOUT / "deploy" / "restrict-users.sql").read_text()
     await database.execute(statements.replace("OWNER", databases.user_of("owner")))
 
     sessions = [f"SELECT {name}(1, 2)" for name in ("pg_advisory_lock", "pg_try_advisory_lock_shared")]
