@@ -28,7 +28,7 @@ _PAUSE_SECONDS = 0.5  # between two faults
 _STAGGER_SECONDS = 1.0  # between faults that are mixed
 _GIVE_UP_SECONDS = 60.0  # waiting for a recovery, unless more is allowed
 _AT_ONCE = 3  # faults
-_OVERTIME = 2.0  # of the planned seconds, for the faults and requests that are still missing
+_OVERTIME = 2.5  # of the planned seconds, for the faults and requests that are still missing
 
 
 async def run(plan: Plan, report: Report) -> Record:
