@@ -52,6 +52,7 @@ class Nginx(Process):
     def _configure(self) -> None:
         settings = self._settings
         for port in self._out:
+            assert f":{port} " in settings
             settings = settings.replace(f":{port} ", f":{port} down ")
         folder = self._configuration.parent
         kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -101,12 +102,12 @@ class HAProxy(Process):
     async def take_out(self, api: Process) -> None:
         """Send *api* no more calls, and wait until it has answered those that it got."""
         name = self._names[api.port]
-        await self._ask(f"set server {name} state drain")
+        assert not (await self._ask(f"set server {name} state drain")).strip()
         await eventually(lambda: self._is_idle(name))
 
     async def put_in(self, api: Process) -> None:
         """Send calls to *api* again."""
-        await self._ask(f"set server {self._names[api.port]} state ready")
+        assert not (await self._ask(f"set server {self._names[api.port]} state ready")).strip()
 
     async def _is_idle(self, name: str) -> bool:
         """Whether the server's number of current sessions is 0."""

@@ -83,10 +83,10 @@ class Process:
     def thaw(self) -> None:
         self.running.send_signal(signal.SIGCONT)
 
-    async def kill(self) -> None:
-        """Send SIGKILL, and wait for the end."""
+    async def kill(self) -> int:
+        """Send SIGKILL, and return the exit status."""
         self.running.send_signal(signal.SIGKILL)
-        await self.exit_status()
+        return await self.exit_status()
 
     async def exit_status(self, *, seconds: float = _STOP_SECONDS) -> int:
         """Wait for its end and return the exit status. Raises TimeoutError."""
@@ -132,6 +132,10 @@ class Process:
         """Raise LocalStackError if it was started here and has ended."""
         if self._running is not None and (trouble := self._running.trouble()):
             raise LocalStackError(trouble)
+
+    @property
+    def is_frozen(self) -> bool:
+        return self._status("State:") == "T"
 
     def rss_megabytes(self) -> float:
         return self._megabytes("VmRSS:")
