@@ -15,8 +15,9 @@ import msgspec
 from service.identifiers import uuid_of
 from tests.cluster.verdict import Create, Stored
 from tests.harness.waiting import until
+from worker.process import ROLES
 
-PROCESSES = ("api", "relay", "notifications", "calculations")
+PROCESSES = ("api", *ROLES)
 CALLERS = "cluster-check-callers"
 _DEPLOYMENTS = [f"deploy/{process}" for process in PROCESSES]
 _RESTARTS = "{.status.containerStatuses[0].restartCount}"

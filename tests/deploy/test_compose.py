@@ -11,19 +11,18 @@ import pytest
 
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
-from service.settings import ServiceSettings
 from tests.deploy.manifests import (
     OF_ALL,
     OF_BOUNCES,
     PROCESSES,
     SECRETS,
+    SETTINGS,
     container_of,
     grace_seconds,
     pod_of,
     schema_container_of,
     workloads,
 )
-from worker.settings import EmailSettings, WorkerSettings
 
 FILE = CHECKOUT / "deploy" / "compose.yaml"
 
@@ -61,10 +60,9 @@ def test_processes_run_as_on_kubernetes_and_as_the_user_of_the_image(services):
 
 
 def test_settings_are_complete_and_each_process_gets_only_the_secrets_that_it_uses(services):
-    of_process = {"api": ServiceSettings, "notifications": EmailSettings}
     for name in PROCESSES:
         given = services[name]["environment"]
-        msgspec.convert(given, of_process.get(name, WorkerSettings), strict=False)
+        msgspec.convert(given, SETTINGS[name], strict=False)
         assert given.keys() & OF_ALL == SECRETS[name] - {"LISTEN_DATABASE_URL", *OF_BOUNCES}
 
 

@@ -34,6 +34,7 @@ from tests.harness.processes import (
 )
 from tests.harness.servers import Servers, enable_plugin, private_servers
 from tests.harness.waiting import eventually
+from worker.process import ROLES
 
 pytestmark = pytest.mark.long
 
@@ -81,7 +82,6 @@ class World(NamedTuple):
     @property
     def outages(self) -> list[Outage]:
         """Every outage, in order. The budgets still burn after that of Postgres."""
-        roles = ("relay", "notifications", "calculations")
         postgres, broker = self.servers.postgres, self.servers.broker
         return [
             Outage(
@@ -90,7 +90,7 @@ class World(NamedTuple):
             ),
             Outage(
                 *("worker", self.worker.kill, lambda: _start(self.worker)),
-                {f"ProcessAbsent {role}" for role in roles},
+                {f"ProcessAbsent {role}" for role in ROLES},
                 *("The worker was killed", "(warning|wrong) +queue notifications"),
             ),
             Outage(

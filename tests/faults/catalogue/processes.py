@@ -8,6 +8,7 @@ from service.postgres import connections
 from tests.faults.catalogue.fault import fault
 from tests.faults.world.world import World
 from tests.harness.waiting import until
+from worker.process import ROLES
 
 _REPEATED_AT_ONCE = 10  # keys
 _HELD_SECONDS = 5.0
@@ -39,7 +40,7 @@ async def _kill(role: str, world: World) -> bool:
     return {*statuses} == {-signal.SIGKILL}
 
 
-for _name, _role in (("relay", "relay"), ("notifications",) * 2, ("calculations",) * 2, ("API", "api")):
+for _name, _role in (*zip(ROLES, ROLES, strict=True), ("API", "api")):
     fault(f"{_name} killed", _role, repeats=_role == "relay")(partial(_kill, _role))
 
 
@@ -74,7 +75,7 @@ async def freeze_notifications(world: World) -> bool:
         world.mail.release()
 
 
-@fault("rolling restart", "relay", "notifications", "calculations", "api", repeats=False)
+@fault("rolling restart", *ROLES, "api", repeats=False)
 async def restart_all(world: World) -> bool:
     """SIGTERM to one process after the other, at times before the one before is ready again."""
     before = {worker.running.pid for worker in world.workers}

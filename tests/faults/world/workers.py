@@ -16,9 +16,10 @@ from tests.harness import databases, programs
 from tests.harness.processes import Process, bare_environment, python, run_process
 from tests.harness.servers import Servers
 from tests.harness.tcp_proxy import TcpProxy
+from worker.process import ROLES
 
 RELAYS = ("relay-1", "relay-2", "relay-3")
-NAMES = ("api-1", "api-2", *RELAYS, "notifications-1", "notifications-2", "calculations-1", "calculations-2")
+NAMES = ("api-1", "api-2", *RELAYS, *(f"{role}-{n}" for role in ROLES if role != "relay" for n in (1, 2)))
 
 _EXIT_SECONDS = 30.0
 _WATCH_SECONDS = 0.2
