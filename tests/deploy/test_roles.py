@@ -62,4 +62,4 @@ class Undocumented(WorkerSettings, frozen=True, kw_only=True):
 def test_role_that_was_added_only_to_the_declaration_is_missed_in_every_file():
     made_up = ROLES["notifications"]._replace(settings=Undocumented)
 
-    assert {file for file, found in holds("callbacks", made_up).items() if found} == set()
+    assert {file for file, found in holds("made-up", made_up).items() if found} == set()
