@@ -1,7 +1,4 @@
-"""The roles of a worker, each declared once, and their process. See Shutdown in deploy/operate.md.
-
-Tests hold manifests, network policies, alerts and pages against `ROLES`.
-"""
+"""The roles of a worker, each declared once, and their process. See Shutdown in deploy/operate.md."""
 
 import asyncio
 import math
@@ -33,14 +30,7 @@ _log = structlog.get_logger()
 
 Part = Callable[[asyncio.Event], Coroutine[None, None, None]]  # runs until the event is set
 Reading = Callable[[Connection], Awaitable[None]]  # sets gauges
-
-
-class Work(NamedTuple):
-    """What runs in a role: its parts, its readiness check, and the functions that read its gauges."""
-
-    parts: Mapping[str, Part]
-    check: Check
-    readings: Sequence[Reading] = ()
+Work = tuple[dict[str, Part], Check, list[Reading]]  # what runs in a role, and its readiness check
 
 
 class Role(NamedTuple):
@@ -59,7 +49,7 @@ def _relay(settings: WorkerSettings, pool: Pool, relay_waker: RelayWaker) -> Wor
     parts["discrepancies"] = partial(reconciliation.run, pool)
     if settings.retention_days is not None:
         parts["retention"] = partial(retention.run, settings, pool, relay_waker)
-    return Work(parts, relay.check, [pointers.read_gauges])
+    return parts, relay.check, [pointers.read_gauges]
 
 
 def _notifications(settings: EmailSettings, pool: Pool, relay_waker: RelayWaker) -> Work:
@@ -67,20 +57,21 @@ def _notifications(settings: EmailSettings, pool: Pool, relay_waker: RelayWaker)
     consumer = notifications.consumer(settings, pool, wake)
     emails = Postman(settings, pool, wake, relay_waker)
     parts: dict[str, Part] = {"notifications": consumer.run, "emails": emails.run}
-    readings = [ledger.read_gauges]
+    readings: list[Reading] = [ledger.read_gauges]
     if settings.bounces_url is not None:
         from worker.mail import bounces
 
         parts["bounces"] = bounces.BounceReader(settings, pool, relay_waker).run
         readings.append(bounces.read_gauges)
-    return Work(parts, consumer.check, readings)
+    return parts, consumer.check, readings
 
 
 def _calculations(settings: WorkerSettings, pool: Pool, relay_waker: RelayWaker) -> Work:
     consumer = calculations.consumer(settings, pool, relay_waker)
-    return Work({"calculations": consumer.run}, consumer.check)
+    return {"calculations": consumer.run}, consumer.check, []
 
 
+# Tests hold manifests, network policies, alerts and pages against this declaration.
 ROLES = {
     "relay": Role(
         *(_relay, WorkerSettings, 'broker_connected{connection="relay"}'),
@@ -107,18 +98,20 @@ async def run(settings: Mapping[str, ProcessSettings], probes: Address, stop: as
     seconds = of_process.database_timeout_seconds
     async with open_pool(of_process) as pool:
         relay_waker = RelayWaker(pool, seconds=of_process.work_timeout_seconds)
-        works = {name: ROLES[name].assemble(own, pool, relay_waker) for name, own in settings.items()}
+        parts: dict[str, Part] = {}
         checks: dict[str, Check] = {"postgres": partial(schema.check_ready, pool, seconds=seconds)}
-        checks |= {name: work.check for name, work in works.items()}
-        readings = [reading for work in works.values() for reading in work.readings]
+        readings: list[Reading] = []
+        for name, own in settings.items():
+            of_role, checks[name], gauges = ROLES[name].assemble(own, pool, relay_waker)
+            parts |= of_role
+            readings += gauges
         read = partial(read_gauges, pool, readings, seconds=seconds)
         serving = server_probes.serving(checks, probes, stop, read)
         async with serving, in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
             await _wait_for_schema(checks["postgres"], stop)
             if not stop.is_set():
-                for work in works.values():
-                    for name, part in work.parts.items():
-                        running.create_task(keep_running(name, partial(part, stop)))
+                for name, part in parts.items():
+                    running.create_task(keep_running(name, partial(part, stop)))
                 _log.info("worker_started", roles=sorted(settings))
                 await stop.wait()
             _log.info("worker_stopping")

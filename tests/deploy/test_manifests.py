@@ -449,5 +449,8 @@ def test_pages_name_the_grace_period_the_replicas_and_the_pools_of_the_manifests
     assert f"`preStop` ({sleep}) and `SHUTDOWN_SECONDS` ({ending['SHUTDOWN_SECONDS']})" in pages
     assert f"(API {pools['api']}, relay {pools['relay']}, other roles {pools['calculations']})" in pages
     assert f"{counts['api']} of the API and {counts['relay']} of each role" in pages
-    for of_roles in ({pools[name] for name in WORKERS if name != "relay"}, {counts[name] for name in WORKERS}):
+    for of_roles in (
+        {pools[name] for name in WORKERS if name != "relay"},
+        {counts[name] for name in WORKERS},
+    ):
         assert len(of_roles) == 1
