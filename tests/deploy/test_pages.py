@@ -40,7 +40,9 @@ def test_every_setting_is_listed_once_with_its_default(process, settings):
     expected = set().union(*(_defaults(each).items() for each in settings)) - of_both
 
     listed = rows(REFERENCE, "Settings", process)
-    assert sorted((name.strip("`"), default.strip("`")) for name, default, _ in listed) == sorted(expected)
+    assert sorted((name.strip("`"), default.strip("`")) for name, default, _ in listed) == sorted(expected), (
+        REFERENCE
+    )
 
 
 def test_every_process_is_listed():
