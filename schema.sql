@@ -173,13 +173,6 @@ CREATE UNLOGGED TABLE postgres_up (
 );
 INSERT INTO postgres_up (since) VALUES (pg_postmaster_start_time());
 
--- When a process last read the mailbox of MAIL_FROM for bounces, in one row.
-CREATE TABLE bounce_mailbox (
-    is_only   boolean PRIMARY KEY DEFAULT true CHECK (is_only),
-    looked_at timestamptz NOT NULL DEFAULT now()
-);
-INSERT INTO bounce_mailbox DEFAULT VALUES;
-
 -- The changes that operators made, with one row per request or conveyancer. No row contains personal data of
 -- a customer.
 CREATE TABLE operator_action (

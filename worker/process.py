@@ -67,7 +67,6 @@ class Worker:
                 from worker.mail import bounces
 
                 self.parts["bounces"] = bounces.BounceReader(email_settings, pool, relay_waker).run
-                readings.append(bounces.read_gauges)
         if "calculations" in roles:
             calculation_consumer = calculations.consumer(settings, pool, relay_waker)
             self.parts["calculations"] = calculation_consumer.run
