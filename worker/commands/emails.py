@@ -2,20 +2,19 @@
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Literal, get_args
 from uuid import UUID
 
+import asyncpg
 import click
 import msgspec
 
 from service.calculation_requests import conveyancers, email_changes, reading
 from service.calculation_requests.changing import LockedRequest, change, change_all
-from service.calculation_requests.email_changes import EmailId, Kind
+from service.calculation_requests.email_changes import EmailId
 from service.calculation_requests.model import AlreadyWithdrawn
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record
-from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 
 State = Literal["pending", "sent", "failed"]
@@ -35,23 +34,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         """Raise UsageError if all e-mails are chosen."""
         if self == Choice():
             raise click.UsageError("say which e-mails: --uuid, --conveyancer, --reply or --from")
-
-
-class LedgerEmail(msgspec.Struct, frozen=True):
-    """An e-mail to a customer. Addresses are removed from the mail server's reply."""
-
-    uuid: str  # of the request
-    number: int
-    kind: Kind
-    conveyancer: str | None
-    requested_by: str | None  # the caller of the API that asked for the e-mail
-    state: State
-    reason: str | None
-    attempts: int
-    server_reply: str | None
-    created_at: datetime
-    settled_at: datetime | None
-    next_attempt_at: datetime | None
 
 
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,10 +68,10 @@ async def list_emails(*, state: State | None, unresolved: bool, limit: int, choi
     if unresolved:
         state = "failed"
     async with connecting.postgres() as connection:
-        found, total = await read(connection, choice, state=state, only_last=unresolved, limit=limit)
+        found = await read(connection, choice, state=state, only_last=unresolved, limit=limit)
         if not found:
             await _check_exists(connection, choice)
-    return Answer.listing(found, total)
+    return Answer.listing(found)
 
 
 @click.command
@@ -107,11 +89,11 @@ async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice)
         raise click.UsageError("--sent needs --uuid: a sent e-mail is sent again for one request at a time")
     choice.check_is_narrow()
     async with connecting.postgres() as connection:
-        newest_first, _ = await read(connection, choice, state=None if sent else "failed", only_last=True)
+        newest_first = await read(connection, choice, state=None if sent else "failed", only_last=True)
         again = [
-            EmailId(parameters.uuid(email.uuid), email.number + 1, email.kind)
+            EmailId(email["uuid"], email["number"] + 1, email["kind"])
             for email in reversed(newest_first)
-            if choice.request_id is not None or email.reason != "cancelled"
+            if choice.request_id is not None or email["reason"] != "cancelled"
         ][:limit]
         request_ids = [email.request_id for email in again]
         add = functools.partial(email_changes.add, connection, again)
@@ -177,13 +159,13 @@ async def _why_none(connection: Connection, choice: Choice) -> str:
     async with change(connection, choice.request_id) as request:
         if request.withdrawn_at is not None:
             raise AlreadyWithdrawn
-    newest, _ = await read(connection, Choice(request_id=request.id), limit=1)
+    newest = await read(connection, Choice(request_id=request.id), limit=1)
     if not newest:
         return "It has no e-mail yet: `python -m worker trace UUID` shows how far it has come."
-    return f"Its last e-mail, number {newest[0].number}, {_LAST[newest[0].state]}"
+    return f"Its last e-mail, number {newest[0]['number']}, {_LAST[newest[0]['state']]}"
 
 
-_LAST: dict[State, str] = {
+_LAST = {
     "pending": "is pending: `python -m worker trace UUID` shows when it is sent.",
     "sent": "was sent: `python -m worker emails resend --uuid UUID --sent` sends it again.",
     "failed": "failed: `python -m worker emails resend --uuid UUID` sends it again.",
@@ -205,44 +187,42 @@ async def read(
     state: State | None = None,
     only_last: bool = False,
     limit: int | None = None,
-) -> tuple[list[LedgerEmail], int]:
-    """Return the newest of the chosen e-mails, newest first, and how many there are without the limit.
+) -> list[asyncpg.Record]:
+    """Return the newest of the chosen e-mails, newest first, without addresses in the mail server's reply.
 
     *only_last* leaves out e-mails that another one has followed, and those of withdrawn or erased requests.
     """
     choice = msgspec.structs.replace(choice, since=await parameters.at(connection, choice.since))
-    rows = await connection.fetch(_READ, *msgspec.structs.astuple(choice), state, only_last, limit)
-    emails = [LedgerEmail(uuid_of(request_id), *rest) for request_id, *rest, _ in rows]
-    return emails, rows[0]["total"] if rows else 0
+    return await connection.fetch(_READ, *msgspec.structs.astuple(choice), state, only_last, limit)
 
 
 _READ = r"""
-    SELECT request_id, number, kind,
-           (SELECT conveyancer_id FROM event WHERE request_id = email.request_id AND sequence = 1),
+    SELECT request_id AS uuid, number, kind,
+           (SELECT conveyancer_id
+              FROM event
+             WHERE request_id = email.request_id
+               AND sequence = 1) AS conveyancer,
            requested_by, state, reason, attempts,
-           regexp_replace(server_reply, '[^\s<>@]+@[^\s<>@]+', '[address]', 'g'),
-           created_at, settled_at, CASE WHEN state = 'pending' THEN next_attempt_at END, total
-      FROM (SELECT *, count(*) OVER () AS total
-              FROM email
-             WHERE ($1::uuid IS NULL OR request_id = $1)
-               AND ($2::text IS NULL OR request_id IN (SELECT id
-                                                         FROM calculation_request
-                                                        WHERE conveyancer_id = $2))
-               AND ($3::text IS NULL OR strpos(concat_ws(' ', smtp_code, server_reply), $3) > 0)
-               AND ($4::timestamptz IS NULL OR coalesce(settled_at, created_at) >= $4)
-               AND ($5::text IS NULL OR state = $5)
-               AND (NOT $6
-                    OR (EXISTS (SELECT
-                                  FROM calculation_request AS request
-                                 WHERE request.id = email.request_id
-                                   AND request.withdrawn_at IS NULL)
-                        AND NOT EXISTS (SELECT
-                                          FROM email AS later
-                                         WHERE later.request_id = email.request_id
-                                           AND later.number > email.number)))
-             ORDER BY created_at DESC, request_id DESC, number DESC
-             LIMIT $7) AS email
+           regexp_replace(server_reply, '[^\s<>@]+@[^\s<>@]+', '[address]', 'g') AS server_reply,
+           created_at, settled_at, CASE WHEN state = 'pending' THEN next_attempt_at END AS next_attempt_at,
+           count(*) OVER () AS total
+      FROM email
+     WHERE ($1::uuid IS NULL OR request_id = $1)
+       AND ($2::text IS NULL OR request_id IN (SELECT id FROM calculation_request WHERE conveyancer_id = $2))
+       AND ($3::text IS NULL OR strpos(concat_ws(' ', smtp_code, server_reply), $3) > 0)
+       AND ($4::timestamptz IS NULL OR coalesce(settled_at, created_at) >= $4)
+       AND ($5::text IS NULL OR state = $5)
+       AND (NOT $6
+            OR (EXISTS (SELECT
+                          FROM calculation_request AS request
+                         WHERE request.id = email.request_id
+                           AND request.withdrawn_at IS NULL)
+                AND NOT EXISTS (SELECT
+                                  FROM email AS later
+                                 WHERE later.request_id = email.request_id
+                                   AND later.number > email.number)))
      ORDER BY created_at DESC, request_id DESC, number DESC
+     LIMIT $7
 """
 
 

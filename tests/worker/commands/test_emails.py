@@ -141,7 +141,7 @@ async def test_pending_email_is_chosen_by_the_code_of_the_last_reply_which_it_ke
 
     cancelled = await changed("cancel", "--uuid", intended.uuid)
 
-    assert [email.state for email in found["451"]] == ["pending"]
+    assert [email["state"] for email in found["451"]] == ["pending"]
     assert (found["450"], cancelled) == ([], 1)
     assert await database.fetchrow("SELECT state, server_reply FROM email") == ("failed", reply)
 
@@ -152,7 +152,7 @@ async def test_list_begins_with_the_newest_and_says_why_emails_failed(stored_req
 
     answer = await command("emails", "list")
     chosen = [
-        [email.number for email in (await command("emails", "list", *words)).data]
+        [email["number"] for email in (await command("emails", "list", *words)).data]
         for words in (("--limit", "1"), ("--state", "failed"), ("--state", "sent"))
     ]
 

@@ -16,7 +16,6 @@ from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store
 from tests.worker.relay.conftest import id_of
 from tests.worker.steps import calculate, finish, store_many
 from worker.commands import replay
-from worker.commands.outbox import Backlog
 from worker.commands.replay import Tally
 
 pytestmark = pytest.mark.usefixtures("on_servers")
@@ -41,20 +40,20 @@ async def test_events_are_counted_and_held_ones_listed_first_with_their_errors(d
 
     found = (await command("outbox", "list", "--limit", "4")).data
 
-    pending, *held = sorted(found["counts"], key=lambda part: -part.oldest_seconds)
-    assert pending == Backlog("pending", "request.created", 3, pending.oldest_seconds)
-    assert 90 <= pending.oldest_seconds < 120
-    assert {(part.state, part.type, part.events) for part in held} == {
+    pending, *held = sorted(found["counts"], key=lambda part: -part["oldest_seconds"])
+    assert 90 <= pending.pop("oldest_seconds") < 120
+    assert pending == {"state": "pending", "type": "request.created", "events": 3}
+    assert {(part["state"], part["type"], part["events"]) for part in held} == {
         ("retrying", "request.created", 1),
         ("waiting", "request.email_sent", 1),
     }
     first, second, *others = found["events"]
-    assert (first.event_id, first.state, first.attempts) == (id_of(retrying), "retrying", 3)
-    assert first.last_error == "returned: no queue is bound for it"
-    assert first.next_attempt_at is not None
-    assert (second.event_id, second.state) == (f"{retrying.uuid}.request.email_sent.2", "waiting")
-    assert second.next_attempt_at is None
-    assert [event.event_id for event in others] == [id_of(request) for request in requests[:2]]
+    assert (first["event_id"], first["state"], first["attempts"]) == (id_of(retrying), "retrying", 3)
+    assert first["last_error"] == "returned: no queue is bound for it"
+    assert first["next_attempt_at"] is not None
+    assert (second["event_id"], second["state"]) == (f"{retrying.uuid}.request.email_sent.2", "waiting")
+    assert second["next_attempt_at"] is None
+    assert [event["event_id"] for event in others] == [id_of(request) for request in requests[:2]]
 
 
 async def test_replayed_events_are_the_same_but_for_the_trace(database, postman):

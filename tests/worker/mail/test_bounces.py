@@ -92,8 +92,8 @@ async def test_bounce_fails_the_sent_email_and_announces_it(reader, database, ma
     assert events.keys() == {unknown.uuid, refused.uuid}
     expected = {"email": 1, "kind": "invitation", "reason": "bounced", "smtp_code": 550}
     assert {field: events[unknown.uuid][field] for field in expected} == expected
-    ((to_resend,), _) = await read(database, Choice(reply="5.7."), state="failed", only_last=True)
-    assert (to_resend.uuid, to_resend.reason) == (refused.uuid, "bounced")
+    (to_resend,) = await read(database, Choice(reply="5.7."), state="failed", only_last=True)
+    assert (to_resend["uuid"], to_resend["reason"]) == (refused.id, "bounced")
     (kept,) = mailbox.messages  # the customer's answer
     assert ("\\Flagged" in kept.flags, "\\Seen" in kept.flags) == (True, False)
 
