@@ -1,6 +1,7 @@
 """The code that the commands of `python -m service` and `python -m worker` share, on top of click.
 
-A command is an async function that returns an Answer. Its decorators are click's and then `@answering`.
+A command is an async function that returns an Answer. Its decorators are click's and then `@answering` or, if
+it changes something, `@on_record`.
 click.ClickException and the errors that `run` expects are printed as one line for the operator.
 """
 
@@ -104,7 +105,7 @@ class Operator(msgspec.Struct, frozen=True):
 
 
 def on_record(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options --by and --note to a command that changes something. The command gets both as *by*."""
+    """Do what `answering` does for a command that changes something. Adds --by and --note, for its *by*."""
 
     @click.option(
         "--by", metavar="NAME", default=_login, type=parameters.line, help="Who acts. Default: your login."
@@ -114,7 +115,7 @@ def on_record(function: Callable[..., Any]) -> Callable[..., Any]:
     def callback(*, by: str, note: str | None, **arguments: Any) -> Any:  # noqa: ANN401 - click's
         return function(by=Operator(by, note), **arguments)
 
-    return callback
+    return answering(callback)
 
 
 def _login() -> str:

@@ -95,7 +95,6 @@ _FIND = r"""
 @click.argument("uuid", type=parameters.uuid)
 @click.option("--customer-email", metavar="ADDRESS", type=parameters.email_address, required=True)
 @click.option("--no-email", is_flag=True, help="Send no e-mail with the new link.")
-@answering
 @on_record
 async def correct(uuid: UUID, customer_email: str, by: Operator, *, no_email: bool) -> Answer:
     """Correct the customer's address. Send a new link to this address. The old link is no longer valid."""
@@ -105,7 +104,6 @@ async def correct(uuid: UUID, customer_email: str, by: Operator, *, no_email: bo
 @request.command("new-secret")
 @click.argument("uuid", type=parameters.uuid)
 @click.option("--no-email", is_flag=True, help="Send no e-mail with the new link.")
-@answering
 @on_record
 async def new_secret(uuid: UUID, by: Operator, *, no_email: bool) -> Answer:
     """Make a new link for the customer, and send it. All earlier links are no longer valid."""
@@ -138,7 +136,6 @@ async def _answer(request_id: UUID, action: str, by: Operator, address: str | No
 
 @request.command()
 @click.argument("uuids", type=parameters.uuid, nargs=-1, required=True, metavar="UUID...")
-@answering
 @on_record
 async def erase(uuids: Sequence[UUID], by: Operator) -> Answer:
     """Permanently delete requests, and the personal data in their e-mails and events.

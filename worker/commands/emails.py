@@ -21,6 +21,8 @@ State = Literal["pending", "sent", "failed"]
 
 _BATCH = 200  # requests whose e-mails are changed in one transaction
 
+emails = click.Group("emails", help="Show the e-mails to customers, send them again, and stop them.")
+
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Chooses the e-mails that meet every condition, except conditions that are None."""
@@ -57,7 +59,7 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
     return callback
 
 
-@click.command("list")
+@emails.command("list")
 @click.option("--state", type=click.Choice(get_args(State)), help="Default: all.")
 @click.option("--unresolved", is_flag=True, help="Only failed e-mails with no later e-mail.")
 @parameters.limit
@@ -74,10 +76,9 @@ async def list_emails(*, state: State | None, unresolved: bool, limit: int, choi
     return Answer.listing(found)
 
 
-@click.command
+@emails.command()
 @click.option("--sent", is_flag=True, help="Include an e-mail that was sent. Needs --uuid.")
 @click.option("--limit", type=parameters.COUNT, help="The most e-mails, the oldest first (default: all).")
-@answering
 @on_record
 @_choosing
 async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice) -> Answer:
@@ -100,9 +101,8 @@ async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice)
         return await _change(connection, choice, request_ids, add, action="emails resend", by=by)
 
 
-@click.command
+@emails.command()
 @click.option("--resent", is_flag=True, help="Only e-mails that are not their request's first.")
-@answering
 @on_record
 @_choosing
 async def cancel(*, resent: bool, by: Operator, choice: Choice) -> Answer:
@@ -112,13 +112,6 @@ async def cancel(*, resent: bool, by: Operator, choice: Choice) -> Answer:
         request_ids = await _find_pending(connection, choice, only_resent=resent)
         cancel_all = functools.partial(email_changes.cancel, connection)
         return await _change(connection, choice, request_ids, cancel_all, action="emails cancel", by=by)
-
-
-emails = click.Group(
-    "emails",
-    help="Show the e-mails to customers, send them again, and stop them.",
-    commands=[list_emails, resend, cancel],
-)
 
 
 async def _change(

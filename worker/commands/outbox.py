@@ -13,8 +13,11 @@ from service.outbox.events import event_id
 from service.postgres.pool import Connection
 from worker.commands import replay
 
+outbox = click.Group("outbox", help="Show events that have not been published, or replay events.")
+outbox.add_command(replay.replay_events)
 
-@click.command("list")
+
+@outbox.command("list")
 @parameters.limit
 @answering
 async def list_events(limit: int) -> Answer:
@@ -23,13 +26,6 @@ async def list_events(limit: int) -> Answer:
         counts = Answer.listing(await _count(connection))
         events = Answer.listing(await read(connection, limit=limit))
     return Answer({"counts": counts.data, "events": events.data}, f"{counts.text}\n\n{events.text}")
-
-
-outbox = click.Group(
-    "outbox",
-    help="Show events that have not been published, or replay events.",
-    commands=[list_events, replay.replay_events],
-)
 
 
 async def _count(connection: Connection) -> list[asyncpg.Record]:

@@ -11,7 +11,7 @@ import msgspec
 from service.calculation_requests import reading
 from service.calculation_requests.changing import change_all
 from service.command_line import connecting, operator_actions, parameters
-from service.command_line.answering import Answer, Operator, answering, cell, on_record
+from service.command_line.answering import Answer, Operator, cell, on_record
 from service.outbox import events, waking
 from service.postgres.pool import Connection
 
@@ -32,7 +32,6 @@ class Tally(msgspec.Struct):
     "--from", "since", type=parameters.time, metavar="TIME", help="ISO 8601, or 2h for two hours ago."
 )
 @click.option("--uuid", "request_id", type=parameters.uuid, help="Only events of this request: req_…")
-@answering
 @on_record
 async def replay_events(*, since: parameters.Time | None, request_id: UUID | None, by: Operator) -> Answer:
     """Publish events again with the same ids and bodies, but without their traces."""
