@@ -37,15 +37,12 @@ async def trace(request_id: UUID) -> Answer:
 
 # The request may have been erased. It is shown without personal data and secrets.
 _FIND = """
-    SELECT id AS uuid, tenant, stored_at, request.calculation_id, withdrawn_at, erased_at,
-           refused.calculation_id AS refused_calculation, refused_at
-      FROM (SELECT id, conveyancer_id AS tenant, created_at AS stored_at, calculation_id, withdrawn_at,
-                   NULL::timestamptz AS erased_at
-              FROM calculation_request
-             UNION ALL
-            SELECT id, conveyancer_id, created_at, calculation_id, NULL, erased_at
-              FROM erased_request) AS request
-      LEFT JOIN refused_calculation AS refused
-        ON refused.request_id = id
+    SELECT id AS uuid, conveyancer_id AS tenant, created_at AS stored_at, calculation_id, withdrawn_at,
+           NULL::timestamptz AS erased_at, refused_calculation_id AS refused_calculation
+      FROM calculation_request
+     WHERE id = $1
+     UNION ALL
+    SELECT id, conveyancer_id, created_at, calculation_id, NULL, erased_at, NULL
+      FROM erased_request
      WHERE id = $1
 """
