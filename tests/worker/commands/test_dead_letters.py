@@ -176,11 +176,10 @@ async def test_dead_letters_that_cannot_be_decoded_are_redriven_and_named_as_suc
 
 @pytest.mark.parametrize("words", [("list",), ("redrive", QUEUE)])
 async def test_command_that_reads_fewer_than_were_counted_fails(*, words, channel, monkeypatch):
-    monkeypatch.setattr(dead_letters, "ARRIVAL_SECONDS", 0.5)
     read = dead_letters._read  # noqa: SLF001 - another consumer could take one after the count
 
-    def read_one_more(channel, queue, number, *, prefetch) -> Any:
-        return read(channel, queue, number + 1, prefetch=prefetch)
+    def read_one_more(channel, queue, number) -> Any:
+        return read(channel, queue, number + 1)
 
     monkeypatch.setattr(dead_letters, "_read", read_one_more)
     await bury_many(channel, 2)
