@@ -109,7 +109,8 @@ async def cancel(*, resent: bool, by: Operator, choice: Choice) -> Answer:
     """Cancel pending e-mails, even those not recorded yet. An e-mail that is being sent may still arrive."""
     choice.check_is_narrow()
     async with connecting.postgres() as connection:
-        request_ids = await _find_pending(connection, choice, only_resent=resent)
+        pending = await read(connection, choice, state="pending", with_expected=not resent)
+        request_ids = [email["uuid"] for email in pending if email["number"] > 1 or not resent]
         cancel_all = functools.partial(email_changes.cancel, connection)
         return await _change(connection, choice, request_ids, cancel_all, action="emails cancel", by=by)
 
@@ -179,14 +180,17 @@ async def read(
     *,
     state: State | None = None,
     only_last: bool = False,
+    with_expected: bool = False,
     limit: int | None = None,
 ) -> list[asyncpg.Record]:
     """Return the newest of the chosen e-mails, newest first, without addresses in the mail server's reply.
 
     *only_last* leaves out e-mails that another one has followed, and those of withdrawn or erased requests.
+    *with_expected* adds, as pending, first e-mails that no consumer has recorded yet.
     """
     choice = msgspec.structs.replace(choice, since=await parameters.at(connection, choice.since))
-    return await connection.fetch(_READ, *msgspec.structs.astuple(choice), state, only_last, limit)
+    conditions = (*msgspec.structs.astuple(choice), state, only_last)
+    return await connection.fetch(_READ, *conditions, limit, with_expected)
 
 
 _READ = r"""
@@ -199,7 +203,14 @@ _READ = r"""
            regexp_replace(server_reply, '[^\s<>@]+@[^\s<>@]+', '[address]', 'g') AS server_reply,
            created_at, settled_at, CASE WHEN state = 'pending' THEN next_attempt_at END AS next_attempt_at,
            count(*) OVER () AS total
-      FROM email
+      FROM (SELECT request_id, number, kind, requested_by, state, reason, attempts, server_reply, smtp_code,
+                   created_at, settled_at, next_attempt_at
+              FROM email
+             UNION ALL
+            SELECT id, 1, 'invitation', NULL, 'pending', NULL, 0, NULL, NULL, created_at, NULL, NULL
+              FROM calculation_request AS request
+             WHERE $8
+               AND NOT EXISTS (SELECT FROM email WHERE request_id = request.id)) AS email
      WHERE ($1::uuid IS NULL OR request_id = $1)
        AND ($2::text IS NULL OR request_id IN (SELECT id FROM calculation_request WHERE conveyancer_id = $2))
        AND ($3::text IS NULL OR strpos(concat_ws(' ', smtp_code, server_reply), $3) > 0)
@@ -217,29 +228,3 @@ _READ = r"""
      ORDER BY created_at DESC, request_id DESC, number DESC
      LIMIT $7
 """
-
-
-async def _find_pending(connection: Connection, choice: Choice, *, only_resent: bool) -> list[UUID]:
-    """Return the requests whose pending e-mail is chosen, or whose first e-mail no consumer has recorded yet.
-
-    Such an e-mail is chosen by the uuid, firm and created_at of its request.
-    """
-    since = await parameters.at(connection, choice.since)
-    rows = await connection.fetch(
-        """
-        SELECT id
-          FROM calculation_request AS request
-          LEFT JOIN email
-            ON request_id = id
-         WHERE ($1::uuid IS NULL OR id = $1)
-           AND ($2::text IS NULL OR conveyancer_id = $2)
-           AND ($3::text IS NULL OR strpos(concat_ws(' ', smtp_code, server_reply), $3) > 0)
-           AND ($4::timestamptz IS NULL OR coalesce(email.created_at, request.created_at) >= $4)
-           AND coalesce(state, 'pending') = 'pending'
-           AND (NOT $5 OR number > 1)
-         ORDER BY id
-        """,
-        *msgspec.structs.astuple(msgspec.structs.replace(choice, since=since)),
-        only_resent,
-    )
-    return [row["id"] for row in rows]
