@@ -22,7 +22,7 @@ from worker.settings import AmqpUrl
 
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
 ANSWER_SECONDS = 10.0  # for each reply from the broker
-_MOST_SEARCHED = 10_000  # messages, if not all are chosen
+_MOST_SEARCHED = 10_000  # messages, which RabbitMQ holds for the command, if not all are chosen
 
 # Headers that record how a message was dead-lettered. A redriven message does not have them.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
