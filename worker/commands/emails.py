@@ -153,10 +153,8 @@ async def _why_none(connection: Connection, choice: Choice) -> str:
     async with change(connection, choice.request_id) as request:
         if request.withdrawn_at is not None:
             raise AlreadyWithdrawn
-    newest = await read(connection, Choice(request_id=request.id), limit=1)
-    if not newest:
-        return "It has no e-mail yet: `python -m worker trace UUID` shows how far it has come."
-    return f"Its last e-mail, number {newest[0]['number']}, {_LAST[newest[0]['state']]}"
+    last, *_ = await read(connection, Choice(request_id=request.id), with_expected=True, limit=1)
+    return f"Its last e-mail, number {last['number']}, {_LAST[last['state']]}"
 
 
 _LAST = {

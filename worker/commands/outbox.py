@@ -1,6 +1,5 @@
 """`outbox list`: the number of events that have not been published, the oldest events, and their errors."""
 
-from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -8,8 +7,6 @@ import click
 
 from service.command_line import connecting, parameters
 from service.command_line.answering import Answer, answering
-from service.identifiers import uuid_of
-from service.outbox.events import event_id
 from service.postgres.pool import Connection
 from worker.commands import replay
 
@@ -50,14 +47,14 @@ _STATE = """CASE WHEN outbox.request_id IS NULL THEN 'published'
 
 async def read(
     connection: Connection, *, request_id: UUID | None = None, limit: int | None = None
-) -> list[dict[str, Any]]:
+) -> list[asyncpg.Record]:
     """Return all events of a request, which may have been erased; without one, the oldest unpublished events.
 
     Pending events come last. Only a retrying event has a time for its next attempt.
     """
-    rows = await connection.fetch(
+    return await connection.fetch(
         f"""
-        SELECT request_id, type, sequence, {_STATE} AS state, time AS written_at,
+        SELECT request_id AS uuid, type, sequence, {_STATE} AS state, time AS written_at,
                coalesce(attempts, 0) AS attempts, last_error,
                CASE WHEN attempts > 0 THEN next_attempt_at END AS next_attempt_at
           FROM event
@@ -69,8 +66,3 @@ async def read(
         request_id,
         limit,
     )
-    events = []
-    for row in map(dict, rows):
-        key = uuid_of(row.pop("request_id")), row["type"], row["sequence"]
-        events.append({"event_id": event_id(*key), **row})
-    return events
