@@ -23,12 +23,7 @@ request = click.Group("request", help="Find, correct or erase a request, or make
 
 @request.command()
 @click.option("--external-id", type=parameters.line, help="The firm's own identifier.")
-@click.option(
-    "--customer-email",
-    metavar="ADDRESS",
-    type=parameters.email_address,
-    help="The customer's, in any case, its domain in Unicode or punycode.",
-)
+@click.option("--customer-email", metavar="ADDRESS", type=parameters.email_address, help="In any spelling.")
 @click.option("--case-ref", type=parameters.line, help="The case reference, whatever its case and spaces.")
 @parameters.firm
 @parameters.limit

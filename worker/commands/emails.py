@@ -44,13 +44,7 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--uuid", "request_id", type=parameters.uuid, help="Only those of this request: req_…")
     @parameters.firm
     @click.option("--reply", type=parameters.line, help="Only those whose last reply has this code or text.")
-    @click.option(
-        "--from",
-        "since",
-        type=parameters.time,
-        metavar="TIME",
-        help="Only those sent, failed or (if pending) added since TIME: ISO 8601, or 2h for two hours ago.",
-    )
+    @parameters.since
     @functools.wraps(function)
     def callback(**arguments: Any) -> Any:  # noqa: ANN401 - click's
         choice = Choice(**{field: arguments.pop(field) for field in Choice.__struct_fields__})

@@ -20,9 +20,7 @@ EVENTS_PER_SECOND = 200
 
 
 @click.command("replay")
-@click.option(
-    "--from", "since", type=parameters.time, metavar="TIME", help="ISO 8601, or 2h for two hours ago."
-)
+@parameters.since
 @click.option("--uuid", "request_id", type=parameters.uuid, help="Only events of this request: req_…")
 @on_record
 async def replay_events(*, since: parameters.Time | None, request_id: UUID | None, by: Operator) -> Answer:
