@@ -3,8 +3,6 @@
 from collections.abc import Collection
 from uuid import UUID
 
-import asyncpg
-
 from service.command_line.answering import Operator
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
@@ -47,16 +45,3 @@ async def record(
             operator=by.name,
             note=by.note,
         )
-
-
-async def read(connection: Connection, request_id: UUID) -> list[asyncpg.Record]:
-    """Return the changes that operators made to a request, oldest first."""
-    return await connection.fetch(
-        """
-        SELECT action, subject, operator, note, at
-          FROM operator_action
-         WHERE request_id = $1
-         ORDER BY id
-        """,
-        request_id,
-    )

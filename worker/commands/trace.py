@@ -5,7 +5,7 @@ from uuid import UUID
 import click
 
 from service.calculation_requests.model import RequestNotFound
-from service.command_line import connecting, operator_actions, parameters
+from service.command_line import connecting, parameters
 from service.command_line.answering import Answer, answering
 from worker.commands import emails as emails_command
 from worker.commands import outbox
@@ -29,7 +29,7 @@ async def trace(request_id: UUID) -> Answer:
             "request": Answer.listing([stored]),
             "events": Answer.listing(await outbox.read(connection, request_id=request_id)),
             "emails": Answer.listing(newest_first[::-1]),
-            "actions": Answer.listing(await operator_actions.read(connection, request_id)),
+            "actions": Answer.listing(await connection.fetch(_ACTIONS, request_id)),
         }
     data = {name: listing.data for name, listing in lists.items()} | {"request": dict(stored)}
     return Answer(data, "\n\n".join(f"{name}:\n{listing.text}" for name, listing in lists.items()))
@@ -45,4 +45,11 @@ _FIND = """
     SELECT id, conveyancer_id, created_at, calculation_id, NULL, erased_at, NULL
       FROM erased_request
      WHERE id = $1
+"""
+
+_ACTIONS = """
+    SELECT action, subject, operator, note, at
+      FROM operator_action
+     WHERE request_id = $1
+     ORDER BY id
 """

@@ -37,7 +37,6 @@ class BounceReader:
         self._keys = SecretKeyRing.parse(settings.request_secret_keys)
         self._pool = pool
         self._relay = relay
-        self._seconds = settings.work_timeout_seconds
         self._looked_at = time.monotonic()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -81,7 +80,7 @@ class BounceReader:
         """Record and announce bounces. Returns which e-mails exist, and whether they have ended by now."""
         ids = {email.request_id for email in failures}
         async with (
-            connections.transaction(self._pool, seconds=self._seconds) as connection,
+            connections.transaction(self._pool, seconds=self._settings.work_timeout_seconds) as connection,
             change_all(connection, ids, waits=False) as requests,
         ):
             rows = await connection.fetch(_LOCK, ids, list(requests))
