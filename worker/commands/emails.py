@@ -179,14 +179,14 @@ async def _why_none(connection: Connection, choice: Choice) -> str:
             raise AlreadyWithdrawn
     newest, _ = await read(connection, Choice(request_id=request.id), limit=1)
     if not newest:
-        return "It has no e-mail yet: `python -m worker trace UUID` shows how far it has come."
-    return f"Its last e-mail, number {newest[0].number}, {_LAST[newest[0].state]}"
+        return f"It has no e-mail yet: `python -m worker trace {uuid_of(request.id)}` shows how far it came."
+    return f"Its last e-mail, number {newest[0].number}, {_LAST[newest[0].state].format(newest[0].uuid)}"
 
 
 _LAST: dict[State, str] = {
-    "pending": "is pending: `python -m worker trace UUID` shows when it is sent.",
-    "sent": "was sent: `python -m worker emails resend --uuid UUID --sent` sends it again.",
-    "failed": "failed: `python -m worker emails resend --uuid UUID` sends it again.",
+    "pending": "is pending: `python -m worker trace {}` shows when it is sent.",
+    "sent": "was sent: `python -m worker emails resend --uuid {} --sent` sends it again.",
+    "failed": "failed: `python -m worker emails resend --uuid {}` sends it again.",
 }
 
 
