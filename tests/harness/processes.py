@@ -153,14 +153,11 @@ class Process:
         return status.partition(name)[2].split()[0]
 
 
-def api_process(
-    settings: ServiceSettings, folder: Path, *, broken: str | None = None, **variables: str
-) -> Process:
-    """Return an API, not yet started, on a free port. *broken* names a part that is broken on purpose."""
+def api_process(settings: ServiceSettings, folder: Path, **variables: str) -> Process:
+    """Return an API, not yet started, on a free port."""
     port, probes_port = free_port(), free_port()
     environment = environment_of(settings, PORT=str(port), HEALTH_PORT=str(probes_port), **variables)
-    module = ["tests.faults.broken_programs", broken] if broken else []
-    command = python(*module, "service", "serve")
+    command = python("service", "serve")
     return Process("api", command, environment=environment, port=port, probes_port=probes_port, folder=folder)
 
 
