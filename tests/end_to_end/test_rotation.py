@@ -18,14 +18,9 @@ from service.settings import ServiceSettings
 from tests.deploy.pages import code_blocks
 from tests.end_to_end.callers import another_request, client_of
 from tests.end_to_end.events import ALL_ARE_DONE
-from tests.harness.certificates import Authority
-from tests.harness.command_line import run
-from tests.harness.examples import STRUCTURE
 from tests.harness.http import bearer
-from tests.harness.mail_server import Login, MailServer
 from tests.harness.processes import api_process, started, worker_process
 from tests.harness.servers import run_as_operator
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.settings import WorkerSettings
 
@@ -49,7 +44,6 @@ class Installation:
     secret: dict[str, str] = field(default_factory=dict)  # variables of the Kubernetes Secret
     # Makes the DATABASE_URL of a process from the one in its settings.
     database_url: Callable[[str], str] = str
-    api_key: str = ""
     statuses: Counter[int | str] = field(default_factory=Counter)
     request_secrets: list[tuple[str, str]] = field(default_factory=list)
     # The present processes with their callers, and what ends these callers.
@@ -103,8 +97,6 @@ class Installation:
                 self.request_secrets.append((request["uuid"], request["secret"]))
             for uuid, secret in (self.request_secrets[0], self.request_secrets[-1]):
                 await self._answer(client.get(f"/v1/request/{uuid}", headers=bearer(secret)))
-            if self.api_key:
-                await self._answer(client.get(STRUCTURE, headers=bearer(self.api_key)))
             await asyncio.sleep(0.05)
 
     async def _answer(self, call: Awaitable[httpx.Response]) -> httpx.Response | None:
@@ -180,20 +172,6 @@ async def test_rabbitmq_password(installation, own_broker, amqp_url):
     await asyncio.to_thread(run_as_operator, "rabbitmqctl delete_user relay-2", own_broker)
 
 
-async def test_mail_password(installation, authority):
-    first, second = Login("first", "made-up"), Login("second", "made-up")
-    async with MailServer("smtp+starttls", authority.server_context(), first) as server:
-        installation.secret |= {"SMTP_URL": server.url, "SSL_CERT_FILE": str(authority.file)}
-        async with installation.serving():
-            await eventually(lambda: server.accepted)
-            server.logins_accepted.add(second)
-            installation.secret["SMTP_URL"] = server.url_for(second)
-            await installation.replace_pods()
-            server.logins_accepted.remove(first)
-
-    assert installation.statuses.keys() == {200}
-
-
 async def test_request_secret_keys(installation, service_settings, database):
     old, new = service_settings.request_secret_keys, f"new:{'C' * 43}"
     async with installation.serving():
@@ -204,40 +182,3 @@ async def test_request_secret_keys(installation, service_settings, database):
     assert installation.statuses.keys() == {200}
     used = await database.fetch("SELECT DISTINCT secret_key_id FROM calculation_request")
     assert {row["secret_key_id"] for row in used} == {"current", "new"}
-
-
-async def test_api_keys(installation, environment):
-    async def create() -> str:
-        return (await run("service", "api-key", "create", "page", environment=environment)).output.strip()
-
-    installation.api_key = old = await create()
-    async with installation.serving():
-        installation.api_key = await create()
-        changed = installation.statuses.total()
-        await eventually(lambda: installation.statuses.total() >= changed + 10 * _CALLERS)
-        revoked = await run("service", "api-key", "revoke", old.split("_")[1], environment=environment)
-
-    assert revoked.status == 0
-    assert installation.statuses.keys() == {200}
-
-
-async def test_authority(installation, service_settings, authority, tmp_path):
-    """Of Postgres. The other servers' authorities are in the same file."""
-    (tmp_path / "new").mkdir()
-    new = Authority(tmp_path / "new")
-    bundle = tmp_path / "ca.crt"
-    bundle.write_bytes(authority.file.read_bytes())
-    async with TcpProxy(service_settings.database_url, context=authority.server_context()) as postgres:
-        port = URL(postgres.url).port
-        installation.database_url = lambda url: str(
-            URL(url).with_port(port).update_query(sslmode="verify-full")
-        )
-        installation.secret["PGSSLROOTCERT"] = str(bundle)
-        async with installation.serving():
-            bundle.write_bytes(authority.file.read_bytes() + new.file.read_bytes())
-            await installation.replace_pods()
-            postgres.context = new.server_context()
-            bundle.write_bytes(new.file.read_bytes())
-            await installation.replace_pods()
-
-    assert installation.statuses.keys() == {200}
