@@ -78,16 +78,6 @@ async def test_contents_lead_to_an_operation(page):
     assert page.url.endswith("/schema#post-/v1/request")
 
 
-async def test_whole_page_is_printed_black_on_white(page):
-    await page.emulate_media(media="print")
-    await page.evaluate("dispatchEvent(new Event('beforeprint'))")
-
-    await expect(page.locator("rapi-doc nav").first).not_to_be_visible()
-    assert await page.evaluate("document.documentElement.scrollHeight") > 8000
-    await expect(page.locator("rapi-doc")).to_have_attribute("theme", "light")
-    assert await page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
-
-
 async def test_calls_can_be_tried_out(page, reader, issuer, database):
     sent: list[Any] = []
     page.on("request", lambda each: sent.append(each))  # noqa: PLW0108 - Playwright takes no builtin
