@@ -1,8 +1,6 @@
 """One trace from the caller to the e-mail, exported over OTLP; and no tracing unless it is configured."""
 
 import re
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -186,23 +184,6 @@ async def test_internal_error_is_marked_and_its_text_left_out(traced_chain, coll
         assert span.status.code == Status.STATUS_CODE_ERROR
         assert (span.status.message, list(span.events)) == ("", [])
     assert attributes_of(spans["POST /v1/request"])["error.type"] == "503"
-
-
-def test_exporter_is_not_imported_without_tracing():
-    program = """
-import sys
-import service.__main__, worker.__main__
-from service.telemetry import tracing
-from service.settings import DatabaseSettings
-class Off: otel_exporter_otlp_endpoint = None
-with tracing.exporting(Off, service="x"):
-    with tracing.span("x", "client", dict):
-        assert tracing.onward("as it came") == "as it came"
-print([name for name in sys.modules if name.startswith(("opentelemetry.sdk", "requests", "google"))])
-"""
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-
-    assert ended.stdout.strip() == "[]"
 
 
 async def _create(caller: httpx.AsyncClient, *, sampled: bool) -> str:
