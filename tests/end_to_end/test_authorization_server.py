@@ -13,7 +13,7 @@ from tests.harness.waiting import eventually
 pytestmark = pytest.mark.long
 
 
-async def test_token_opens_what_its_scopes_allow_also_after_a_rotation_and_an_opaque_one_gets_401_with_the_cause(
+async def test_token_opens_what_its_scopes_allow_also_after_a_rotation_and_an_opaque_one_gets_401(
     authority, service_settings, tmp_path
 ):
     provider = AuthorizationServer(authority, tmp_path)
