@@ -54,7 +54,7 @@ def mutants(chance: random.Random) -> Iterator[bytes]:
         members = ",".join(f"{name}:{value}" for name, value in fields)
         body = f"{{{members}}}".encode(errors="surrogatepass")
         if chance.random() < 0.3:
-            body = chance.choice(_BYTE_MUTATIONS)(body, chance)
+            body = _change_bytes(body, chance)
         yield body
 
 
@@ -80,46 +80,18 @@ def _nest(name: str, value: str, chance: random.Random) -> Fields:
     return [(name, value), ('"meta_data"', f'{{"a":{opening * depth}1{closing * depth}}}')]
 
 
-def _rename(_: str, value: str, chance: random.Random) -> Fields:
-    return [(chance.choice(_NAMES), value)]
-
-
-def _drop(*_: object) -> Fields:
-    return []
-
-
-def _repeat(name: str, value: str, chance: random.Random) -> Fields:
-    return [(name, value), (name, chance.choice([value, *_VALUES]))]
-
-
-def _insert_bytes(body: bytes, chance: random.Random) -> bytes:
-    at = chance.randrange(len(body) + 1)
-    return body[:at] + chance.choice(_BYTES) + body[at:]
-
-
-def _flip_bit(body: bytes, chance: random.Random) -> bytes:
-    at = chance.randrange(len(body))
-    return body[:at] + bytes([body[at] ^ (1 << chance.randrange(8))]) + body[at + 1 :]
-
-
-def _cut_out(body: bytes, chance: random.Random) -> bytes:
-    start, end = sorted(chance.choices(range(len(body) + 1), k=2))
-    return body[:start] + body[end:]
-
-
-def _wrap(body: bytes, chance: random.Random) -> bytes:
-    around = [(b"[", b"]"), (b'"', b'"'), (b"", b"{}"), (b" \n", b"\t "), (b'{"a":', b"}")]
-    before, after = chance.choice(around)
-    return before + body + after
-
-
-def _encode_otherwise(body: bytes, chance: random.Random) -> bytes:
-    encoding = chance.choice(["utf-16", "utf-32", "utf-8-sig", "latin-1"])
-    return body.decode(errors="replace").encode(encoding, errors="replace")
-
-
 _FIELD_MUTATIONS: list[Callable[[str, str, random.Random], Fields]] = [
-    *(_replace_value, _replace_value, _insert_character, _insert_character),
-    *(_stretch, _nest, _rename, _drop, _repeat),
+    *(_replace_value, _replace_value, _insert_character, _insert_character, _stretch, _nest),
+    lambda _, value, chance: [(chance.choice(_NAMES), value)],
+    lambda *_: [],
+    lambda name, value, chance: [(name, value), (name, chance.choice([value, *_VALUES]))],
 ]
-_BYTE_MUTATIONS = [_insert_bytes, _flip_bit, _cut_out, _wrap, _encode_otherwise]
+
+
+def _change_bytes(body: bytes, chance: random.Random) -> bytes:
+    """Put other bytes in the place of some, or of none, or encode the text otherwise."""
+    if chance.random() < 0.2:
+        encoding = chance.choice(["utf-16", "utf-32", "utf-8-sig", "latin-1"])
+        return body.decode(errors="replace").encode(encoding, errors="replace")
+    start, end = sorted(chance.choices(range(len(body) + 1), k=2))
+    return body[:start] + chance.choice([*_BYTES, b""]) + body[chance.choice([start, end]) :]
