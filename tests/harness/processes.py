@@ -112,8 +112,8 @@ class Process:
         """The log, of all its lives."""
         return self.log.read_text() if self.log.exists() else ""
 
-    async def becomes_ready(self, *, status: int = 200, path: str = "/readyz") -> None:
-        """Wait until its readiness probe answers with this status. Raises LocalStackError."""
+    async def becomes_ready(self, path: str = "/readyz") -> None:
+        """Wait until its readiness probe answers with 200. Raises LocalStackError."""
         began = time.monotonic()
         async with httpx.AsyncClient(base_url=self.probes_url, timeout=10, verify=NO_TLS) as client:
 
@@ -121,11 +121,11 @@ class Process:
                 self.check()
                 with suppress(httpx.TransportError):
                     # The API is ready some milliseconds before its port opens.
-                    return (await client.get(path)).status_code == status and accepts(self.port)
+                    return (await client.get(path)).status_code == 200 and accepts(self.port)
                 return False
 
             if not await until(answers, seconds=_START_SECONDS, pause_seconds=3 * _POLL_SECONDS):
-                raise LocalStackError(f"The {self.name} does not answer {path} with {status}.")
+                raise LocalStackError(f"The {self.name} does not answer {path} with 200.")
         self.seconds_to_ready = time.monotonic() - began
 
     def check(self) -> None:
