@@ -1,4 +1,4 @@
-"""Outages of RabbitMQ and Postgres, and the recovery."""
+"""Outages of Postgres, and the recovery."""
 
 import asyncio
 
@@ -11,7 +11,6 @@ from tests.end_to_end.callers import (
     answers,
     become_alive_but_not_ready,
     create_if_possible,
-    create_many,
 )
 from tests.end_to_end.events import complete
 from tests.harness import databases
@@ -37,40 +36,7 @@ async def restore(network: TcpProxy) -> None:
     await network.start()
 
 
-OUTAGES = pytest.mark.parametrize("outage", [unreachable, silent])
-
-_REQUESTS = 20  # before the outage, and during it
-
-
-@OUTAGES
-async def test_api_works_without_the_broker_and_all_is_delivered_when_it_is_back(
-    *, outage, service_settings, worker_settings, issuer, subscriber, mail_server, database
-):
-    async with TcpProxy(worker_settings.amqp_url) as network:
-        settings = replace(worker_settings, amqp_url=network.url, broker_timeout_seconds=1.0)
-        async with (
-            api_and_probes(service_settings, issuer.token()) as (client, probes),
-            worker_probes(settings) as worker,
-        ):
-            await eventually(lambda: answers(worker, "/readyz", 200))
-            await create_many(client, _REQUESTS)
-            await outage(network)
-            await become_alive_but_not_ready(worker)
-            await create_many(client, _REQUESTS)
-            api_ready = await answers(probes, "/readyz", 200)
-            waiting = await database.fetchval("SELECT count(*) FROM outbox")
-            held = await database.fetchval("SELECT count(*) FROM outbox WHERE next_attempt_at IS NOT NULL")
-            await restore(network)
-            await eventually(lambda: len(subscriber.event_ids) == 4 * _REQUESTS)
-            await eventually(lambda: answers(worker, "/readyz", 200))
-
-    assert api_ready
-    assert waiting >= _REQUESTS
-    assert held == 0, "an attempt was counted during an outage"
-    assert len(mail_server.accepted) == 2 * _REQUESTS
-
-
-@OUTAGES
+@pytest.mark.parametrize("outage", [unreachable, silent])
 async def test_both_start_without_postgres_say_so_in_time_when_it_is_away_and_recover_by_themselves(
     *, outage, service_settings, worker_settings, issuer, database, channel, subscriber
 ):
