@@ -1,33 +1,27 @@
 """openapi-generator makes clients from the OpenAPI document, in languages that check types, and they work."""
 
-import asyncio
 import os
 import shutil
 import subprocess
-from collections.abc import Coroutine
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from deploy.local.machine.folders import LOCAL
 from service import app
-from service.identifiers import uuid_of
-from service.outbox.events import event_id
 from tests.end_to_end.client_programs import GENERATED, JAVA, TYPESCRIPT
 from tests.harness import stored
 from tests.harness.examples import A_REQUEST
 from tests.harness.processes import started
-from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.long
 
 BODY = A_REQUEST | {"property_value": 300_000, "meta_data": {"source": "website"}}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def jar():
     """The archive of openapi-generator. It also has the libraries that the generated Java uses."""
     reason = "openapi-generator is installed by `make test-long`"
@@ -66,19 +60,18 @@ def generate(folder: Path, jar: str, *options: str) -> None:
     run(folder, "java", "-jar", jar, "generate", "-i", "openapi.json", "-o", ".", "-g", *options)
 
 
-def run(folder: Path, *command: str, seconds: float = 300.0) -> str:
+def run(folder: Path, *command: str) -> str:
     """Run a command to its end; return what it printed."""
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout
 
 
-@pytest.fixture(scope="module", params=[in_java, in_typescript])
-def call(request, tmp_path_factory, jar):
-    """Runs the program of a client, which is made once, with these arguments; returns what it printed."""
-    folder = tmp_path_factory.mktemp("client")
-    command = request.param(folder, jar)
-    return lambda *arguments: msgspec.json.decode(run(folder, *command, *arguments, seconds=120.0))
+@pytest.fixture(params=[in_java, in_typescript])
+def call(request, tmp_path, jar):
+    """Runs the program of a client with these arguments; returns what it printed."""
+    command = request.param(tmp_path, jar)
+    return lambda *arguments: msgspec.json.decode(run(tmp_path, *command, *arguments))
 
 
 async def test_client_made_by_openapi_generator_creates_reads_and_tells_events_of_each_type_apart(
@@ -88,7 +81,7 @@ async def test_client_made_by_openapi_generator_creates_reads_and_tells_events_o
     body = msgspec.json.encode(BODY).decode()
     async with started(api):
         sent = (await caller.get(f"/v1/request/{request.uuid}/events")).json()
-        got = call(api.base_url, issuer.token(), "each", body, request.uuid)
+        got = call(api.base_url, issuer.token(), body, request.uuid)
 
     created, read, questions, events, error, *reasons = got
     assert created["data"].items() >= BODY.items()
@@ -100,29 +93,3 @@ async def test_client_made_by_openapi_generator_creates_reads_and_tells_events_o
     assert reasons == ["refused"]
     for event, each in zip(events["data"]["events"], sent["data"]["events"], strict=True):
         assert (event["type"], event["data"]) == (each["type"], each["data"])
-
-
-@pytest.mark.parametrize("call", [in_typescript], indirect=True)
-async def test_client_made_by_openapi_generator_misses_no_event_over_a_restart(call, api, issuer, database):
-    requests = [stored.new_request() for _ in range(4)]
-
-    def program(uuid: str, *kept: Any) -> Coroutine[Any, Any, Any]:
-        arguments = (api.base_url, issuer.token(), "feed", msgspec.json.encode(kept).decode(), uuid)
-        return asyncio.to_thread(call, *arguments)
-
-    for each in requests:
-        await stored.insert(database, each)
-    async with started(api):
-        after, ids = await program(requests[0].uuid, None, [])
-        async with database.transaction():
-            await database.execute("SELECT FROM calculation_request FOR UPDATE")
-            restart = asyncio.create_task(program(requests[1].uuid, after, ids))
-            await eventually(lambda: '"status":503' in api.output)
-        _, everything = await restart
-        _, from_the_beginning = await program(requests[1].uuid, None, [])
-
-    assert [len(ids), len(everything)] == [6, 8]  # A withdrawal also ends the e-mail.
-    assert from_the_beginning == everything
-    rows = await database.fetch("SELECT request_id, type, sequence FROM event")
-    kept = [event_id(uuid_of(row["request_id"]), row["type"], row["sequence"]) for row in rows]
-    assert sorted(everything) == sorted(kept)
