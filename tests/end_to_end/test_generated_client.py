@@ -18,22 +18,24 @@ from tests.harness.processes import started
 BODY = A_REQUEST | {"property_value": 300_000, "meta_data": {"source": "website"}}
 
 
-@pytest.fixture
-def generated(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory):
     """The name of a client that openapi-python-client has generated, and which can be imported."""
-    (tmp_path / "openapi.json").write_bytes(msgspec.json.encode(app.describe()))
-    (tmp_path / "configuration.json").write_text('{"post_hooks": []}')
+    folder = tmp_path_factory.mktemp("generated")
+    (folder / "openapi.json").write_bytes(msgspec.json.encode(app.describe()))
+    (folder / "configuration.json").write_text('{"post_hooks": []}')
     subprocess.run(
         [
             *(sys.executable, "-m", "openapi_python_client", "generate", "--meta", "none"),
             *("--path", "openapi.json", "--output-path", "calculations_client"),
             *("--config", "configuration.json", "--fail-on-warning"),
         ],
-        cwd=tmp_path,
+        cwd=folder,
         check=True,
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    return "calculations_client"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield "calculations_client"
 
 
 def calls(generated: str, *names: str) -> list[Any]:
