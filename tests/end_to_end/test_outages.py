@@ -1,4 +1,4 @@
-"""Outages of Postgres, and the recovery."""
+"""Outages of RabbitMQ and Postgres, and the recovery."""
 
 import asyncio
 
@@ -10,14 +10,17 @@ from tests.end_to_end.callers import (
     another_request,
     answers,
     become_alive_but_not_ready,
+    create,
     create_if_possible,
 )
 from tests.end_to_end.events import complete
 from tests.harness import databases
 from tests.harness.examples import CONVEYANCER
-from tests.harness.in_process import api_and_probes, worker_probes
+from tests.harness.in_process import api_and_probes, api_client, worker_probes
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
+
+_REQUESTS = 20  # during an outage
 
 
 async def unreachable(network: TcpProxy) -> None:
@@ -36,7 +39,30 @@ async def restore(network: TcpProxy) -> None:
     await network.start()
 
 
-@pytest.mark.parametrize("outage", [unreachable, silent])
+OUTAGES = pytest.mark.parametrize("outage", [unreachable, silent])
+
+
+@OUTAGES
+async def test_api_works_without_the_broker_and_all_is_delivered_when_it_is_back(
+    *, outage, service_settings, worker_settings, issuer, subscriber, mail_server, database
+):
+    async with TcpProxy(worker_settings.amqp_url) as network:
+        settings = replace(worker_settings, amqp_url=network.url, broker_timeout_seconds=1.0)
+        async with api_client(service_settings, issuer.token()) as client, worker_probes(settings) as worker:
+            await eventually(lambda: answers(worker, "/readyz", 200))
+            await outage(network)
+            await become_alive_but_not_ready(worker)
+            await asyncio.gather(*(create(client) for _ in range(_REQUESTS)))
+            held = await database.fetchval("SELECT count(*) FROM outbox WHERE next_attempt_at IS NOT NULL")
+            await restore(network)
+            await eventually(lambda: len(subscriber.event_ids) == 2 * _REQUESTS)
+            await eventually(lambda: answers(worker, "/readyz", 200))
+
+    assert held == 0, "an attempt was counted during an outage"
+    assert len(mail_server.accepted) == _REQUESTS
+
+
+@OUTAGES
 async def test_both_start_without_postgres_say_so_in_time_when_it_is_away_and_recover_by_themselves(
     *, outage, service_settings, worker_settings, issuer, database, channel, subscriber
 ):
