@@ -1,14 +1,14 @@
-"""The data goes back to an earlier moment, as by a restore: what is repeated, lost, and to be done again."""
+"""Postgres goes back to an earlier moment: what is repeated, lost, and to be done again."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
-from service.postgres.pool import Connection
 from tests.end_to_end.callers import another_request, create
 from tests.end_to_end.events import publish_calculation
 from tests.harness import command_line, databases
@@ -17,6 +17,7 @@ from tests.harness.in_process import api_client, worker_probes
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import environment_of
 from tests.harness.queues import holds
+from tests.harness.restorable import restorable
 from tests.harness.waiting import eventually
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
@@ -25,19 +26,30 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def open_api(service_settings, issuer):
-    """Serve an API; yields a client of it."""
-    return lambda: api_client(service_settings, issuer.token())
+async def postgres():
+    """A Postgres that can go back, private."""
+    async with restorable() as server:
+        yield server
 
 
 @pytest.fixture
-def operate(worker_settings):
+def worker(worker_settings, postgres):
+    return replace(worker_settings, database_url=postgres.url)
+
+
+@pytest.fixture
+def open_api(service_settings, issuer, postgres):
+    """Serve an API on that Postgres; yields a client of it."""
+    settings = replace(service_settings, database_url=postgres.url)
+    return lambda: api_client(settings, issuer.token())
+
+
+@pytest.fixture
+def operate(worker):
     """Run an operator's command, and return its exit status and what it printed."""
-    operator = databases.as_role(worker_settings.database_url, "operator")
 
     async def run(*words: str) -> tuple[int, str]:
-        environment = environment_of(worker_settings, DATABASE_URL=operator)
-        ended = await command_line.run(*words, environment=environment)
+        ended = await command_line.run(*words, environment=environment_of(worker))
         assert "Error" not in ended.errors, ended.errors
         return ended.status, ended.output
 
@@ -45,32 +57,12 @@ def operate(worker_settings):
 
 
 @pytest.fixture
-def stored(database):
-    def is_true(condition: str, *values: object) -> Awaitable[bool]:
-        return database.fetchval(f"SELECT {condition}", *values)
+def stored(postgres):
+    async def is_true(condition: str, *values: object) -> bool:
+        async with databases.connected(postgres.url) as connection:
+            return bool(await connection.fetchval(f"SELECT {condition}", *values))
 
     return lambda condition, *values: eventually(partial(is_true, condition, *values))
-
-
-async def keep_data(database: Connection) -> list[str]:
-    """Copy every row as of this moment. Returns the tables."""
-    async with database.transaction(isolation="repeatable_read"):
-        rows = await database.fetch(
-            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
-        )
-        await database.execute("CREATE SCHEMA kept")
-        for table in (tables := [row["relname"] for row in rows]):
-            await database.execute(f"CREATE TABLE kept.{table} AS TABLE public.{table}")
-    return tables
-
-
-async def restore_data(database: Connection, tables: list[str]) -> None:
-    """Let the tables have the rows that were copied, and no others."""
-    async with database.transaction():
-        await database.execute("SET LOCAL session_replication_role = replica")  # No foreign key is checked.
-        await database.execute(f"TRUNCATE {', '.join(tables)}")
-        for table in tables:
-            await database.execute(f"INSERT INTO {table} OVERRIDING SYSTEM VALUE TABLE kept.{table}")
 
 
 @asynccontextmanager
@@ -100,10 +92,10 @@ CALCULATED = f"count(*) = $1 FROM calculation_request WHERE calculation_id IS NO
 
 
 async def test_what_came_after_the_moment_is_lost_or_repeated_as_the_page_says(
-    *, database, worker_settings, open_api, operate, stored, channel, subscriber, mail_server
+    *, postgres, worker, open_api, operate, stored, channel, subscriber, mail_server
 ):
-    async with all_but_emails(open_api, worker_settings) as client:
-        async with worker_probes(worker_settings, "notifications"):
+    async with all_but_emails(open_api, worker) as client:
+        async with worker_probes(worker, "notifications"):
             finished, uncalculated = await create(client), await create(client)
             await publish_calculation(channel, finished["uuid"], "calculation")
             await stored(SENT, 2)
@@ -113,12 +105,12 @@ async def test_what_came_after_the_moment_is_lost_or_repeated_as_the_page_says(
             await stored("EXISTS (SELECT FROM email WHERE attempts > 0 AND state = 'pending')")
         queued = await create(client)
         await stored(PUBLISHED)
-        tables = await keep_data(database)
+        moment = await postgres.now()
 
         mail_server.rcpt_reply = "250 OK"
         body, key = another_request(), {"Idempotency-Key": "case-18"}
         lost = (await client.post("/v1/request", json=body, headers=key)).json()["data"]
-        async with worker_probes(worker_settings, "notifications"):
+        async with worker_probes(worker, "notifications"):
             await stored(SENT, 5)
         for record in (uncalculated, queued):
             await publish_calculation(channel, record["uuid"], "calculation")
@@ -127,8 +119,8 @@ async def test_what_came_after_the_moment_is_lost_or_repeated_as_the_page_says(
     before = {event["id"]: event for event in subscriber.received}
     assert all(len(to(record, mail_server)) == 1 for record in (finished, uncalculated, unsent, queued, lost))
 
-    await restore_data(database, tables)
-    async with all_but_emails(open_api, worker_settings) as client:
+    await postgres.restore(moment)
+    async with all_but_emails(open_api, worker) as client:
         assert [await status(client, each) for each in (finished, queued, lost)] == [200, 200, 404]
         assert await status(client, lost, **bearer(lost["secret"])) == 401
         again = (await client.post("/v1/request", json=body, headers=key)).json()["data"]
@@ -140,9 +132,10 @@ async def test_what_came_after_the_moment_is_lost_or_repeated_as_the_page_says(
             "RequestNotFound"
             in (await operate("worker", "dead-letters", "list", CALCULATION_RESULTS.name))[1]
         )
-        async with worker_probes(worker_settings, "notifications"):
+        async with worker_probes(worker, "notifications"):
             await stored(SENT, 4)  # `queued` is forgotten
-            await database.execute(MAKE_OLD)
+            async with databases.connected(postgres.url) as connection:
+                await connection.execute(MAKE_OLD)
             found = await operate("worker", "reconcile", "--since", "1h")
             replayed = await operate("worker", "outbox", "replay", "--from", "1h", "--by", "Ada")
             await stored(SENT, 5)

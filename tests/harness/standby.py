@@ -11,7 +11,7 @@ from yarl import URL
 
 from deploy.local.machine.folders import Place
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.processes import run_command, running
+from deploy.local.machine.processes import Program, run_command, running
 from deploy.local.servers.postgres_process import postgres_process, postgres_programs
 from deploy.local.servers.server import check_postgres
 from tests.harness import databases, scratch
@@ -72,7 +72,7 @@ async def replicated() -> AsyncIterator[Replicated]:
         async with TcpProxy(primary.url) as network:
             async with databases.connected(primary.url) as administrator:
                 await databases.prepare(administrator)
-                port = await asyncio.to_thread(_start_standby, stack, primary, network)
+                port = await _start_standby(stack, primary, network)
                 await administrator.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
                 await administrator.execute("SELECT pg_reload_conf()")
             servers = Replicated(primary, primary.url, str(URL(primary.url).with_port(port)), network)
@@ -80,26 +80,32 @@ async def replicated() -> AsyncIterator[Replicated]:
             yield servers
 
 
-def _start_standby(stack: ExitStack, primary: KillableServer, network: TcpProxy) -> int:
+async def _start_standby(stack: ExitStack, primary: KillableServer, network: TcpProxy) -> int:
     """Copy the primary's data, and start a standby that streams over *network*. Returns its port."""
-    program, port = primary.process.program, free_port()
+    program = await asyncio.to_thread(copy_data, primary, network.url, "standby", "-R")
+    port = free_port()
     command = list(program.command)
-    place_of_data = command.index("-D") + 1
-    data = Path(command[place_of_data])
-    copy = data.with_name("standby")
+    command[command.index("-p") + 1] = str(port)
+    stack.enter_context(running(replace(program, command=command)))
+    return port
+
+
+def copy_data(primary: KillableServer, url: str, name: str, *options: str) -> Program:
+    """Copy the data of a running server with pg_basebackup, over *url*. Returns the program of the copy."""
+    program = primary.process.program
+    command = list(program.command)
+    data = Path(command[command.index("-D") + 1])
+    copy = data.with_name(name)
     copy.mkdir(mode=0o700)
     os.chown(copy, data.stat().st_uid, data.stat().st_gid)
     server = command.index(postgres_programs() / "postgres")
-    options = ("-D", copy, "-d", network.url, "-X", "stream", "-c", "fast", "--no-sync", "-R")
+    usual = ("-D", copy, "-d", url, "-X", "stream", "-c", "fast", "--no-sync")
     run_command(
         "pg_basebackup",
-        [*command[:server], postgres_programs() / "pg_basebackup", *options],
+        [*command[:server], postgres_programs() / "pg_basebackup", *usual, *options],
         environment=program.environment,
         folder=program.folder,
         seconds=_COPY_SECONDS,
     )
-    command[place_of_data] = copy
-    command[command.index("-p") + 1] = str(port)
-    log = program.log.with_name("standby.log")
-    stack.enter_context(running(replace(program, name="standby", command=command, log=log)))
-    return port
+    command[command.index("-D") + 1] = copy
+    return replace(program, name=name, command=command, log=program.log.with_name(f"{name}.log"))
