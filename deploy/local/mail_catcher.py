@@ -4,17 +4,14 @@
 """
 
 import os
-import re
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
-_NEWEST = 500
 # What these mailboxes answer in each domain that ends with `.test`.
 _REFUSALS = {"perm-fail": "550 5.1.1 No such mailbox", "temp-fail": "451 4.2.1 Try again later"}
 
@@ -46,17 +43,6 @@ class MailCatcher:
         except OSError as error:
             return f"451 4.3.0 Not kept: {error.strerror}"
         return f"250 2.0.0 Kept as {file.name}"
-
-
-def newest(folder: Path, uuid: str) -> tuple[Path, bytes] | None:
-    """Return the newest e-mail about a request and its source, if it is among the newest e-mails."""
-    for file in sorted(folder.glob("*.eml"), reverse=True)[:_NEWEST]:
-        with suppress(FileNotFoundError):  # It was removed at this moment.
-            if re.search(
-                rb"Message-ID:\s+<%b\." % uuid.encode(), source := file.read_bytes()
-            ):  # may be folded
-                return file, source
-    return None
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """`make run`: the whole service on this machine until Ctrl-C."""
 
-import itertools
 import os
 import time
 
@@ -10,7 +9,6 @@ from deploy.local.machine.folders import LOCAL, Claimed, Place, Report, claimed
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.waiting import is_interrupted
 from deploy.local.stack import running_stack
-from deploy.local.story import Story
 
 _LOOK_SECONDS = 0.5
 _LEFTOVER_SECONDS = 10.0  # The children of a run that was killed end on their own, and free its lock.
@@ -38,15 +36,12 @@ def _run(place: Place) -> None:
         journey=port_from("JOURNEY_PORT", default=8010),
     )
     with running_stack(place, ports) as stack:
-        story = Story(place.folder)
         place.report(f"API at {stack.variables['BASE_URL']}, worker at {stack.variables['WORKER_URL']}.")
         place.report("Calls to copy are in README.md. Logs are in .local/logs. Ctrl-C stops everything.\n")
         place.report("ready")
         place.report(f"Open {stack.journey_url}")
         while not is_interrupted():
             stack.look_after(place)
-            for line in itertools.islice(story.go_on(), 100):
-                place.report(line)
             time.sleep(_LOOK_SECONDS)
         place.report("Stopping …")
     place.report("Stopped. The data is kept in .local.")

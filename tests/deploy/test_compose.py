@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
+from deploy.local.machine.ports import free_port
 from service.settings import ServiceSettings
 from tests.deploy.manifests import (
     OF_ALL,
@@ -70,6 +72,17 @@ def test_health_checks_ask_the_probes_of_their_process(services):
     for name in PROCESSES:
         port = services[name]["environment"]["HEALTH_PORT"]
         assert f"http://127.0.0.1:{port}/readyz" in str(services[name]["healthcheck"]["test"])
+
+
+def test_rabbitmq_is_healthy_once_its_port_is_open(services):
+    port = free_port()
+    check = services["rabbitmq"]["healthcheck"]
+    _, *command = [word.replace("/5672", f"/{port}") for word in check["test"]]
+
+    assert check["start_period"] == "120s"
+    assert run(*command).returncode != 0
+    with socket.create_server(("127.0.0.1", port)):
+        assert run(*command).returncode == 0
 
 
 def test_nothing_listens_beyond_this_machine(services):

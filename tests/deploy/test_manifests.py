@@ -9,6 +9,7 @@ from yarl import URL
 
 from service.settings import ServiceSettings, Settings
 from service.telemetry import tracing
+from tests.cluster.kubernetes import callers_pod
 from tests.deploy.manifests import (
     K8S,
     OF_ALL,
@@ -22,6 +23,7 @@ from tests.deploy.manifests import (
     configuration,
     container_of,
     environment_of,
+    grace_seconds,
     of_kind,
     pod_of,
     rendered,
@@ -31,7 +33,7 @@ from tests.deploy.manifests import (
     valid_kinds,
     workloads,
 )
-from tests.deploy.pages import INSTALLATION, rows
+from tests.deploy.pages import INSTALLATION, OPERATING, REFERENCE, rows
 from worker.settings import EmailSettings, WorkerSettings
 
 OF_LIBRARIES = {"PGSSLROOTCERT", "SSL_CERT_FILE"}
@@ -65,7 +67,9 @@ def test_every_object_is_in_the_namespace_so_that_its_tenant_may_apply_it_and_de
 @each_overlay
 def test_pods_meet_the_restricted_pod_security_standard(overlay):
     assert "label namespace calculation-requests pod-security.kubernetes.io/enforce=restricted\n" in PAGE
-    for workload in workloads(overlay).values():
+    found = list(workloads(overlay).values())
+    callers = {"metadata": {"name": "api"}, "spec": {"template": callers_pod(workloads(overlay)["api"], {})}}
+    for workload in (*found, callers):  # `make cluster-check` runs these callers.
         pod, container = pod_of(workload), container_of(workload)
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -75,6 +79,12 @@ def test_pods_meet_the_restricted_pod_security_standard(overlay):
         for one in (container, *pod.get("initContainers", [])):
             expected = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, **read_only}
             assert one["securityContext"] == one["securityContext"] | expected
+
+
+@each_overlay
+def test_every_pod_requests_what_it_needs_so_that_it_gets_processor_time_beside_others(overlay):
+    for workload in workloads(overlay).values():
+        assert min(requested(container_of(workload))) > 0
 
 
 @each_overlay
@@ -445,3 +455,18 @@ def test_engines_have_exact_versions():
     assert len(images) == 4
     assert all(re.search(r":\d+\.\d+", image) for image in images)
     assert all(re.search(r":4\.\d+\.\d+-", image) for image in images if "rabbitmq" in image)
+
+
+def test_pages_name_the_grace_period_the_replicas_and_the_pools_of_the_manifests():
+    pages = " ".join("".join(page.read_text() for page in (INSTALLATION, OPERATING, REFERENCE)).split())
+    api = container_of(workloads("external")["api"])
+    pools = {name: environment_of("external", name)["DATABASE_POOL_SIZE"] for name in PROCESSES}
+    counts = {name: least for name, (least, _) in replicas("external").items()}
+    sleep, ending = api["lifecycle"]["preStop"]["sleep"]["seconds"], configuration("external")
+
+    assert f"kills a process {grace_seconds():.0f} seconds after its pod is deleted" in pages
+    assert f"`preStop` ({sleep}) and `SHUTDOWN_SECONDS` ({ending['SHUTDOWN_SECONDS']})" in pages
+    assert f"(API {pools['api']}, relay {pools['relay']}, other roles {pools['calculations']})" in pages
+    assert f"{counts['api']} of the API and {counts['relay']} of each role" in pages
+    for of_roles in ({pools[name] for name in WORKERS[1:]}, {counts[name] for name in WORKERS}):
+        assert len(of_roles) == 1

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.harness.processes import Process
 
-# The types of the events of a request that was clicked through. Their order depends on the load.
-EVENTS = {"request.created", "request.email_sent", "request.calculated"}
+# The types of the events of a request that was clicked through, in order.
+EVENTS = ["request.created", "request.email_sent", "request.calculated"]
 
 
 @dataclass(frozen=True)

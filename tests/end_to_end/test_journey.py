@@ -25,17 +25,17 @@ class Visitor(httpx.AsyncClient):
     pages: list[str]
 
     async def read(self, path: str) -> str:
-        """Return a page."""
+        """Return the text of a page. The keys of messages look like the rest."""
         response = await self.get(path)
         assert response.status_code == 200, (path, response.text)
         self.pages.append(response.text)
-        return html.unescape(response.text)
+        return html.unescape(re.sub("</?b>", "", response.text))
 
     async def submit(self, path: str, answers: Mapping[str, str]) -> str:
         """Send a form, and return the path that it leads to."""
-        response = await self.post(path, data=answers, headers={"Origin": str(self.base_url)})
+        response = await self.post(path, data=answers)
         assert response.status_code == 303, (path, response.text)
-        return response.headers["Location"]
+        return response.headers["Location"].partition("#")[0]
 
     async def answer(self, path: str, answers: Mapping[str, str], *, until: str) -> tuple[str, set[str]]:
         """Answer questions until a page shows a text; return its path and what was asked."""
@@ -50,7 +50,8 @@ class Visitor(httpx.AsyncClient):
 @pytest.fixture
 async def visitor(journey: JourneyStack) -> AsyncIterator[Visitor]:
     """A visitor of the pages."""
-    async with Visitor(base_url=journey.pages.base_url, timeout=30) as client:
+    origin = {"Origin": journey.pages.base_url}
+    async with Visitor(base_url=journey.pages.base_url, headers=origin, timeout=30) as client:
         client.pages = []
         yield client
 
@@ -72,8 +73,7 @@ async def test_one_request_is_clicked_through_the_whole_chain_and_leaks_nothing(
     *, journey, visitor, channel, calculations, subscriber
 ):
     form = inputs(await visitor.read("/"))
-    mistyped = form | {"customer_email": "ada"}
-    refused = await visitor.post("/", data=mistyped, headers={"Origin": str(visitor.base_url)})
+    refused = await visitor.post("/", data=form | {"customer_email": "ada"})
     path, repeated = await asyncio.gather(visitor.submit("/", form), visitor.submit("/", form))
     uuid = path.removeprefix("/requests/")
     await eventually(lambda: shows(visitor, path, "Step 2 of 5: click the link"))
@@ -81,8 +81,7 @@ async def test_one_request_is_clicked_through_the_whole_chain_and_leaks_nothing(
     link = link_in(email.text)
     opened = await visitor.get(link)
 
-    assert re.search('"customer_email">E-mail address <span class="error">Expected an', refused.text)
-    assert (refused.status_code, inputs(refused.text)) == (422, mistyped)
+    assert "customer_email: Expected an address" in refused.text
     assert repeated == path
     assert len([*journey.mails.iterdir()]) == 1
     assert "sandbox allow-popups allow-popups-to-escape-sandbox" in email.headers["Content-Security-Policy"]
@@ -100,19 +99,19 @@ async def test_one_request_is_clicked_through_the_whole_chain_and_leaks_nothing(
     assert not {"lease_rent_year_1", "being_converted", "is_development"} & asked_again
     assert (await visitor.get(f"{questions}/99")).headers["Location"] == f"{questions}/1"
     calculator = await visitor.read(path)
-    answers = dict(re.findall("<dt>(.+)</dt><dd>(.+)</dd>", calculator))
-    assert answers == {"is_leasehold": "YES", "lease_type": "PREMIUM", "is_dwelling": "YES"}
+    answers = {"is_leasehold": "YES", "lease_type": "PREMIUM", "is_dwelling": "YES"}
+    assert f"\n{json.dumps(answers, indent=2)}\n" in calculator
     assert re.search("If-None-Match: .+\n\n304 Not Modified", calculator)
     assert "Thank you" in await visitor.read(last)
 
-    await visitor.submit(f"{path}/broken", {})
-    assert "makes it a dead letter" in await visitor.read(path)
+    await visitor.submit(f"{path}/calculation", {"is_broken": ""})
+    assert "But the worker cannot use it" in await visitor.read(path)
     await eventually(lambda: holds(channel, topology.CALCULATION_RESULTS.dead_letters, 1))
     await eventually(lambda: "request.email_sent" in subscriber.types(uuid))  # recorded after the e-mail came
     for _ in range(2):  # a double click
         await visitor.submit(f"{path}/calculation", {})
     await eventually(lambda: shows(visitor, path, "Done: the firm has its calculation."))
-    assert sorted(re.findall(r"<li>([\w.]+)", await visitor.read(path))) == sorted(EVENTS)
+    assert re.findall(r"</time> ([\w.]+)", await visitor.read(path)) == EVENTS
 
     created = subscriber.about(uuid)[0]
     sent = [await calculations.get(no_ack=True) for _ in range(3)]
@@ -129,12 +128,18 @@ async def test_one_request_is_clicked_through_the_whole_chain_and_leaks_nothing(
     assert f"GET '{questions}' 303" in journey.logs
 
 
-async def test_panel_of_the_inbox_says_that_an_email_has_failed(visitor):
+async def test_failed_email_is_in_the_feed_and_is_sent_to_the_corrected_address(visitor):
     form = inputs(await visitor.read("/")) | {"customer_email": "perm-fail@example.test"}
     path = await visitor.submit("/", form)
 
     await eventually(lambda: shows(visitor, path, "Step 2 of 5: the e-mail has failed."))
-    assert "<p>The e-mail has failed: <code>refused</code>, 550.</p>" in await visitor.read(path)
+    failed = await visitor.read(path)
+    await visitor.submit(f"{path}/email", {"customer_email": "ada@example.com"})
+    await eventually(lambda: shows(visitor, path, "Step 2 of 5: click the link"))
+
+    assert "The mail server has refused perm-fail@example.test." in failed
+    assert '"type": "request.email_failed"' in failed
+    assert "/email\n" in await visitor.read(path)
 
 
 async def test_malformed_event_does_not_stop_the_pages(visitor, channel):

@@ -61,12 +61,18 @@ async def open_link(page: Page, press: Press = click) -> Page:
 
 
 async def click_through(
-    journey: JourneyStack, page: Page, *, press: Press = click, look: Look = look_away
-) -> None:
-    """Fill nothing in, and press on until the firm has its calculation."""
+    journey: JourneyStack, page: Page, *, press: Press = click, look: Look = look_away, address: str = ""
+) -> list[str]:
+    """Press on until the firm has its calculation, and return the events that it sees."""
     await page.goto(journey.pages.base_url)
     await look(page, "firm")
+    if address:
+        await page.get_by_label("E-mail address").fill(address)
     await press(page, button(page, "Send"))
+    if address:
+        await expect(button(page, "Correct the address")).to_be_visible()
+        await look(page, "failed")
+        await press(page, button(page, "Correct the address"))
     await expect(in_email(page).get_by_role("link")).to_be_visible()
     await look(page, "inbox")
     form = await open_link(page, press)
@@ -85,7 +91,9 @@ async def click_through(
     await press(page, button(page, "Announce the calculation"))
     await expect(page.get_by_text(DONE)).to_be_visible()
     await look(page, "done")
-    assert sorted(text.split()[0] for text in await page.locator("li").all_inner_texts()) == sorted(EVENTS)
+    await press(page, page.get_by_role("link", name="created"))
+    await expect(page.get_by_text('"type": "request.created"')).to_be_in_viewport()
+    return await page.locator(".feed b").all_inner_texts()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -96,21 +104,20 @@ async def test_journey_works_on_any_screen_and_is_accessible_and_the_secret_stay
     sources: list[str] = []
 
     async def look(page: Page, name: str) -> None:
-        for fold in await page.locator("section summary").all():
-            if name in {"done", "calculation"}:
-                await fold.evaluate("(summary) => { summary.parentElement.open = true }")
-        await page.screenshot(path=SCREENSHOTS / f"journey-{name}-{screen}-{scheme}.png", full_page=True)
+        await expect(page.locator("h1, section.now h2").last).to_be_in_viewport()
+        await page.screenshot(path=SCREENSHOTS / f"journey-{name}-{screen}-{scheme}.png")
         assert await page.evaluate("document.documentElement.scrollWidth <= screen.width")
         await expect(page.get_by_role("banner")).to_have_text(BANNER)
         assert await faults(page) == []
         sources.append(page.url + await page.content())
 
     async with watched(chromium, SCREENS[screen], scheme) as (page, requests):
-        await click_through(journey, page, look=look)
+        events = await click_through(journey, page, look=look, address="perm-fail@example.test")
         link = link_in(await in_email(page).locator("html").inner_html())
 
     secret = secret_of(link)
     assert secret
+    assert events == [EVENTS[0], "request.email_failed", "request.corrected", *EVENTS[1:]]
     assert not any(secret in text for text in (*sources, journey.logs))
     assert [url for url, _ in requests if secret in url] == [link]
     assert not any(secret in referer for _, referer in requests)
@@ -119,12 +126,12 @@ async def test_journey_works_on_any_screen_and_is_accessible_and_the_secret_stay
 
 async def test_keyboard_is_enough(journey, chromium):
     async with watched(chromium, DESK) as (page, _):
-        await click_through(journey, page, press=by_keyboard)
+        assert await click_through(journey, page, press=by_keyboard) == EVENTS
 
 
 async def test_scripts_are_not_needed(journey, chromium):
     async with watched(chromium, DESK, scripts=False) as (page, _):
-        await click_through(journey, page)
+        assert await click_through(journey, page) == EVENTS
 
 
 async def test_double_click_and_reload_are_one_request_and_one_email(journey, chromium, database):
@@ -163,13 +170,14 @@ async def test_new_secret_invalidates_the_old_link_and_its_email_opens_the_form(
         old_link = link_in(await in_email(page).locator("html").inner_html())
         form = await open_link(page)
         await expect(button(form, "Continue")).to_be_visible()
-        uuid = page.url.rpartition("/")[2]
+        uuid = page.url.partition("#")[0].rpartition("/")[2]
         replaced = await run("service", "request", "new-secret", uuid, environment=environment)
         await eventually(lambda: len([*journey.mails.glob("*.eml")]) == 2)
         refused = await form.goto(old_link)
         sentence = await form.locator("main p").inner_text()
         assert await faults(form) == []
         await page.reload()
+        await page.get_by_role("heading", name="The customer gets an e-mail").click()
         form = await open_link(page)
         await expect(button(form, "Continue")).to_be_visible()
 

@@ -115,7 +115,7 @@ async def _settle(
 
     The others are held until the connection closes, when RabbitMQ returns them to their queue.
     """
-    settled: list[str | None] = []
+    settled: list[tuple[str | None, str | None]] = []
     async with _opened(queue) as (channel, count):
         async with connecting.postgres() as postgres:
             action = f"dead-letters {'redrive' if is_redrive else 'discard'}"
@@ -129,10 +129,10 @@ async def _settle(
                     if is_redrive:
                         await _move_back(channel, queue, message)
                     await message.ack()
-                settled.append(message.message_id)
-    missing = [each for each in ids if each not in settled]
+                settled.append((letter["message_id"], letter["reason"]))
+    missing = [each for each in (*ids, *reasons) if not any(each in values for values in settled)]
     text = f"{len(settled)} of {count} messages {'moved' if is_redrive else 'discarded'}"
-    text += f"; none has the id {', '.join(missing)}" if missing else ""
+    text += f"; none that meets all conditions has {', '.join(missing)}" if missing else ""
     text += f"; only the first {searched} were searched" if searched < count else ""
     data = {"queue": queue.name, "messages": len(settled), "missing": missing}
     return Answer(data, printable(text), status=int(not settled or bool(missing)))

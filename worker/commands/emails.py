@@ -15,6 +15,7 @@ from service.calculation_requests.email_changes import EmailId
 from service.calculation_requests.model import AlreadyWithdrawn
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record
+from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 
 State = Literal["pending", "sent", "failed"]
@@ -148,13 +149,13 @@ async def _why_none(connection: Connection, choice: Choice) -> str:
         if request.withdrawn_at is not None:
             raise AlreadyWithdrawn
     last, *_ = await read(connection, Choice(request_id=request.id), with_expected=True, limit=1)
-    return f"Its last e-mail, number {last['number']}, {_LAST[last['state']]}"
+    return f"Its last e-mail, number {last['number']}, {_LAST[last['state']].format(uuid_of(request.id))}"
 
 
 _LAST = {
-    "pending": "is pending: `python -m worker trace UUID` shows when it is sent.",
-    "sent": "was sent: `python -m worker emails resend --uuid UUID --sent` sends it again.",
-    "failed": "failed: `python -m worker emails resend --uuid UUID` sends it again.",
+    "pending": "is pending: `python -m worker trace {}` shows when it is sent.",
+    "sent": "was sent: `python -m worker emails resend --uuid {} --sent` sends it again.",
+    "failed": "failed: `python -m worker emails resend --uuid {}` sends it again.",
 }
 
 

@@ -21,8 +21,7 @@ async def _serve(settings: Settings) -> None:
         websockets=False,
         log_enabled=False,
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, server.stop)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.stop)
     await server.serve()
 
 

@@ -8,16 +8,15 @@ from typing import Any
 
 from litestar import get, post
 from litestar.datastructures import Cookie
-from litestar.exceptions import ClientException, HTTPException
+from litestar.exceptions import HTTPException
 from litestar.params import FromPath
 from litestar.response import Redirect, Template
 
 from deploy.local.journey.questionnaire import Question, Questionnaire
-from deploy.local.journey.resources import Journey, TeamRequest, bearer, transcript
+from deploy.local.journey.resources import Journey, TeamRequest, as_text, bearer, now, transcript
 
 _COOKIE = "request_secret"
 _NO_SECRET = "none"  # noqa: S105 - opens nothing
-_LONGEST_ANSWER = 255
 _NOT_VALID = (
     "This link is not valid, or no longer valid. Please open the link in the newest e-mail from your "
     "conveyancer, or ask your conveyancer for another."
@@ -43,12 +42,10 @@ class Form:
         return {number: questions for number, questions in found.items() if questions}
 
     def keep(self, step: int, sent: Mapping[str, Any]) -> None:
-        """Keep the answers of a step. An empty or impossible answer is none. Raises ClientException."""
+        """Keep the answers of a step. An empty or impossible answer is none."""
         for question in self.steps.get(step, []):
             ref, options = question["ref"], question["responseOptions"]
             answer = str(sent.get(ref, "")).strip()
-            if len(answer) > _LONGEST_ANSWER:
-                raise ClientException(f"An answer may have at most {_LONGEST_ANSWER} characters.")
             if answer and (not options or answer in {option["value"] for option in options}):
                 self.journey.answers[ref] = answer
             else:
@@ -80,13 +77,13 @@ async def take_answers(request: TeamRequest, step: FromPath[int]) -> Redirect:
     """Keep the answers of a step. After the last step, send all answers to the calculation team."""
     form = await _open(request, step)
     journey = form.journey
-    if journey.sent_answers is None:
+    if "answers" not in journey.sent:
         form.keep(step, await request.form())
-        following = [number for number in form.steps if number > step]
-        if following:
+        if following := [number for number in form.steps if number > step]:
             return Redirect(f"{form.path}/{following[0]}", status_code=303)
-        shown = [question["ref"] for question in form.questionnaire.shown(journey.answers)]
-        journey.sent_answers = {ref: journey.answers[ref] for ref in shown if ref in journey.answers}
+        shown = {question["ref"] for question in form.questionnaire.shown(journey.answers)}
+        answers = {ref: answer for ref, answer in journey.answers.items() if ref in shown}
+        journey.sent["answers"], journey.times[3] = as_text(answers), now()
     return Redirect(f"{form.path}/{step}", status_code=303)
 
 
@@ -100,7 +97,7 @@ async def _open(request: TeamRequest, step: int) -> Form:
         raise HTTPException(_NOT_VALID if is_refused else _LATER, status_code=opened.status_code)
     fetched = await resources.questionnaire.fetch(resources.http, bearer(resources.settings.api_key))
     journey = resources.journeys[uuid]
-    if step > 1 and not journey.opened:
+    if step > 1 and "opened" not in journey.sent:
         raise HTTPException("Your earlier answers are gone. Please open the link again.", status_code=410)
-    journey.opened = f"{transcript(opened, 'the secret')}\n\n{transcript(fetched, '$API_KEY')}"
+    journey.sent["opened"] = f"{transcript(opened, 'the secret')}\n\n{transcript(fetched, '$API_KEY')}"
     return Form(f"/calculator/request/{uuid}", opened.json()["data"], journey, resources.questionnaire)

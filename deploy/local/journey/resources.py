@@ -3,6 +3,8 @@
 import json
 import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
 
 import httpx
 import msgspec
@@ -13,7 +15,6 @@ from litestar.exceptions import NotFoundException
 from deploy.local.journey.questionnaire import Questionnaire
 
 _REMEMBERED = 100
-_LONGEST_SHOWN = 4_000  # bytes of the answers to calls
 
 
 class Settings(msgspec.Struct, frozen=True, rename="upper"):
@@ -35,19 +36,18 @@ class Settings(msgspec.Struct, frozen=True, rename="upper"):
 
 @dataclass
 class Journey:
-    """What the teams remember of a request. The texts show what they have sent."""
+    """What the teams remember of a request."""
 
-    created: str = ""
-    opened: str = ""
+    sent: dict[str, str] = field(default_factory=dict)  # calls and messages, as text
+    events: dict[str, dict[str, Any]] = field(default_factory=dict)  # in the firm's feed, by their ids
     answers: dict[str, str] = field(default_factory=dict)
-    sent_answers: dict[str, str] | None = None
-    trace: str = ""  # of the event `request.created`
-    announced: str = ""
-    broken: str = ""
+    times: dict[int, str] = field(default_factory=dict)  # when the steps ended
 
 
 class Journeys(dict[str, Journey]):
     """The newest journeys, by the uuids of their requests."""
+
+    after: str | None = None  # how far the firm has read its feed
 
     def __missing__(self, uuid: str) -> Journey:
         if len(self) >= _REMEMBERED:
@@ -91,13 +91,18 @@ def bearer(token: str) -> dict[str, str]:
 def transcript(response: httpx.Response, token: str) -> str:
     """Return a call to the API as text, without secrets. *token* is the name of the token."""
     request = response.request
-    lines = [f"{request.method} {request.url.path}", f"Authorization: Bearer {token}"]
+    lines = [f"{request.method} {request.url.raw_path.decode()}", f"Authorization: Bearer {token}"]
     for name in ("Content-Type", "Idempotency-Key", "If-None-Match"):
         lines += [f"{name}: {request.headers[name]}"] if name in request.headers else []
     lines += ["", as_text(json.loads(request.content))] if request.content else []
     lines += ["", f"{response.status_code} {response.reason_phrase}"]
-    lines += [as_text(response.json())] if 0 < len(response.content) < _LONGEST_SHOWN else []
+    lines += [as_text(response.json())] if response.content else []
     return re.sub(r'("secret": "|secret=)[\w-]+', r"\1…", "\n".join(lines))
+
+
+def now() -> str:
+    """Return the time, as the API writes times."""
+    return datetime.now(UTC).isoformat()
 
 
 def as_text(value: object) -> str:

@@ -123,8 +123,9 @@ async def test_letters_are_redriven_and_discarded_by_id_and_reason_and_the_other
 
     assert (by_reason.status, by_reason.data["messages"]) == (0, 3)
     assert (by_both.status, by_both.data["messages"], by_both.data["missing"]) == (1, 1, ["m-0"])
+    assert by_both.text == "1 of 6 messages discarded; none that meets all conditions has m-0"
     assert (by_id.status, left) == (0, {"m-2", "m-4", "m-5", "m-7"})
-    assert (rest.data["messages"], nothing.status) == (4, 1)
+    assert (rest.data["messages"], nothing.status, nothing.data["missing"]) == (4, 1, ["Malformed"])
     assert sorted(await ids_in(channel, QUEUE, 4), key=str) == ["m-0", "m-3", "m-6", "m-8"]
     subjects = [row[0] for row in await database.fetch("SELECT subject FROM operator_action ORDER BY id")]
     assert subjects[:2] == [f"{QUEUE}: RequestNotFound", f"{QUEUE}: m-1, m-0, Malformed"]

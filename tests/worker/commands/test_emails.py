@@ -192,7 +192,7 @@ async def test_command_that_changes_nothing_says_why_and_what_to_do(database, po
             with pytest.raises(error):
                 await command("emails", action, *words)
     answers: dict[str, tuple[str, ...]] = {
-        "--sent` sends it again": ("resend", "--uuid", sent.uuid),
+        f"--uuid {sent.uuid} --sent` sends it again": ("resend", "--uuid", sent.uuid),
         "number 1, was sent": ("cancel", "--uuid", sent.uuid),
         "number 1, is pending": ("resend", "--uuid", new.uuid),
         "`python -m worker emails list` shows": ("resend", "--conveyancer", CONVEYANCER),
