@@ -14,7 +14,7 @@ from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.errors import Failure
 from service.api.guards import requires
 from service.api.openapi import examples
-from service.api.openapi.documenting import Documented, link, refusal
+from service.api.openapi.documenting import Documented, refusal
 from service.authentication.access_tokens import READ, Caller
 from service.calculation_requests import event_history
 from service.calculation_requests.event_history import CursorOutdated, EventPage
@@ -48,7 +48,6 @@ class FeedQuery(Sent, frozen=True, kw_only=True):
     security=[{"access_token": [READ]}],
     documented=Documented(
         answers=examples.FEED,
-        links=link("next_page", to="read_feed", after="$response.body#/data/after"),
         failures={
             "refused_parameters": refusal(parse_query, FeedQuery, examples.REFUSED_FEED_QUERY.encode()),
             "cursor_outdated": CursorOutdated(),

@@ -1,7 +1,7 @@
 """What Litestar's OpenAPI generator cannot do, with the places in Litestar's source.
 
-- A handler has no arguments for examples of bodies and of successful answers, for links, and for headers of
-  errors (`_openapi/responses.py`, `_openapi/request_body.py`), and examples lose their nulls
+- A handler has no arguments for examples of bodies and of successful answers, and for headers of errors
+  (`_openapi/responses.py`, `_openapi/request_body.py`), and examples lose their nulls
   (`openapi/spec/base.py`). So a handler's `opt` has a Documented.
 - Schemas lack constraints, `extra_json_schema` and `additionalProperties`
   (`_openapi/schema_generation/schema.py`). `complete` replaces them by those that msgspec makes.
@@ -9,7 +9,7 @@
   has not. `complete` adds them.
 
 The same document by `operation_class`, an `OpenAPISchemaPlugin` and a render plugin took 367 lines, and lost
-second examples, links, headers, the waiver's rule, and the page's dark theme and accessibility.
+second examples, headers, the waiver's rule, and the page's dark theme and accessibility.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,16 +63,10 @@ class Documented(msgspec.Struct, frozen=True, kw_only=True):
     failures: Mapping[str, Exception] = {}
     parameters: Sequence[Parameter] = ()
     headers: Sequence[AbstractSet[str]] = (frozenset(),)
-    links: Mapping[str, Any] = {}
 
     def __deepcopy__(self, _memo: object) -> Self:
         """Return itself. Litestar copies handlers, and not every exception can be copied."""
         return self
-
-
-def link(name: str, *, to: str, **parameters: str) -> dict[str, Any]:
-    """Return a link to another operation, whose parameters are taken from the answer."""
-    return {name: {"operationId": to, "parameters": parameters}}
 
 
 def refusal(check: Callable[..., object], *arguments: object) -> ApiError:
@@ -166,7 +160,7 @@ def _answers(answer: object, documented: Documented) -> dict[str, dict[str, Any]
     headers = schemas.headers(*documented.headers)
     examples = {name: replace(succeed(payload), meta=_META) for name, payload in documented.answers.items()}
     ok = {"description": HTTPStatus.OK.phrase, "headers": headers, "content": _content(answer, examples)}
-    answers = {"200": ok | ({"links": documented.links} if documented.links else {})}
+    answers = {"200": ok}
     if any(parameter.name == "If-None-Match" for parameter in documented.parameters):
         answers["304"] = {"description": HTTPStatus.NOT_MODIFIED.phrase, "headers": headers}
     return answers
