@@ -9,12 +9,12 @@ from litestar.params import SkipValidation
 from msgspec import UNSET, Meta, UnsetType
 
 from service.api.api_request import ApiRequest
-from service.api.decoding import CheckedBy, Sent, parse_query, provide_query
+from service.api.decoding import CheckedBy, Sent, provide_query
 from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.errors import Failure
 from service.api.guards import requires
 from service.api.openapi import examples
-from service.api.openapi.documenting import Documented, refusal
+from service.api.openapi.documenting import Documented
 from service.authentication.access_tokens import READ, Caller
 from service.calculation_requests import event_history
 from service.calculation_requests.event_history import CursorOutdated, EventPage
@@ -48,10 +48,8 @@ class FeedQuery(Sent, frozen=True, kw_only=True):
     security=[{"access_token": [READ]}],
     documented=Documented(
         answers=examples.FEED,
-        failures={
-            "refused_parameters": refusal(parse_query, FeedQuery, examples.REFUSED_FEED_QUERY.encode()),
-            "cursor_outdated": CursorOutdated(),
-        },
+        refused=b"after=2026-03-02T09:30:00Z&limit=501",
+        failures={"cursor_outdated": CursorOutdated()},
     ),
 )
 async def read_feed(

@@ -14,7 +14,7 @@ from litestar.status_codes import HTTP_200_OK
 
 from service.api.api_request import ApiRequest
 from service.api.bodies import CreateBody
-from service.api.decoding import BodyDecoder, parse_query, provide_query
+from service.api.decoding import BodyDecoder, provide_query
 from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.guards import SecretHolder, requires, requires_reader, requires_reader_or_secret
 from service.api.idempotency_key_header import IDEMPOTENCY_KEY, REPLAYED, parse_key
@@ -63,8 +63,8 @@ class Requests(Controller):
         documented=Documented(
             answers={"ok": examples.RECORD},
             parameters=[IDEMPOTENCY_KEY],
-            refused_body=b'{"customer_email": "ada", "property_value": -1, "waive_fee": true}',
-            headers=[frozenset(), {REPLAYED.lower()}],
+            refused=b'{"customer_email": "ada", "property_value": -1, "waive_fee": true}',
+            headers=[REPLAYED.lower()],
             failures={
                 "malformed_key": refusal(parse_key, ["a key"]),
                 "two_keys": refusal(parse_key, ["one", "two"]),
@@ -107,10 +107,7 @@ class Requests(Controller):
         before_request=requires(READ),
         dependencies={"parameters": provide_query(ListQuery)},
         security=[{"access_token": [READ]}],
-        documented=Documented(
-            answers=examples.LISTED,
-            failures={"refused_parameters": refusal(parse_query, ListQuery, examples.REFUSED_QUERY.encode())},
-        ),
+        documented=Documented(answers=examples.LISTED, refused=b"limit=0&cursor=next&sort=name"),
     )
     async def list_requests(
         self, request: ApiRequest[Caller], parameters: NamedDependency[SkipValidation[ListQuery]]

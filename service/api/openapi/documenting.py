@@ -12,8 +12,7 @@ The same document by `operation_class`, an `OpenAPISchemaPlugin` and a render pl
 second examples, headers, the waiver's rule, and the page's dark theme and accessibility.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Self, get_args
@@ -27,7 +26,7 @@ from litestar.routes import HTTPRoute
 from msgspec.structs import replace
 
 from service.api.api_request import body_overdue, body_too_large, check_declared
-from service.api.decoding import Sent, parse
+from service.api.decoding import Sent, parse, parse_query
 from service.api.envelope import ErrorEnvelope, Meta, fail, succeed
 from service.api.errors import ApiError, translate
 from service.api.guards import bearer_token
@@ -52,17 +51,17 @@ class Documented(msgspec.Struct, frozen=True, kw_only=True):
     """What the document says of a handler, beside what follows from its signature and decorator.
 
     *answers* are payloads, and *failures* are errors, by the names of their examples. The example of an error
-    is the actual response to it. What `_failures` adds need not be listed. A handler with a body has a
-    *refused_body*, in which fields are invalid. Valid bodies are made of the examples of the fields.
+    is the actual response to it. What `_failures` adds need not be listed. A handler with a body or a query
+    has one that is *refused*, with invalid fields. Valid bodies are made of the examples of the fields.
     *parameters* are headers that the handler reads itself. *headers* are those that successful answers can
-    have: sets of names, in lower case.
+    have, in lower case.
     """
 
     answers: Mapping[str, msgspec.Struct] = {}
-    refused_body: bytes = b""
+    refused: bytes = b""
     failures: Mapping[str, Exception] = {}
     parameters: Sequence[Parameter] = ()
-    headers: Sequence[AbstractSet[str]] = (frozenset(),)
+    headers: Collection[str] = ()
 
     def __deepcopy__(self, _memo: object) -> Self:
         """Return itself. Litestar copies handlers, and not every exception can be copied."""
@@ -112,11 +111,13 @@ def _describe(operation: dict[str, Any], path: str, handler: HTTPRouteHandler) -
         *({"$ref": f"#/components/parameters/{name}"} for name in schemas.PARAMETERS),
     ]
     failures = _failures(operation, path, answer) | dict(documented.failures)
+    for query in queries:
+        failures["refused_parameters"] = refusal(parse_query, query, documented.refused)
     types = [answer]
     if handler.parsed_data_field:
         body = handler.parsed_data_field.annotation
         operation["requestBody"]["content"] = _content(body, bodies_of(body))
-        failures["refused_fields"] = refusal(parse, body, documented.refused_body)
+        failures["refused_fields"] = refusal(parse, body, documented.refused)
         types.append(body)
     operation["responses"] = _answers(answer, documented) | _refusals(failures)
     return types
@@ -157,7 +158,7 @@ def _failures(operation: dict[str, Any], path: str, answer: object) -> dict[str,
 
 def _answers(answer: object, documented: Documented) -> dict[str, dict[str, Any]]:
     """Return the responses that are no errors: 304, too, if the caller may send what it has."""
-    headers = schemas.headers(*documented.headers)
+    headers = schemas.headers(documented.headers)
     examples = {name: replace(succeed(payload), meta=_META) for name, payload in documented.answers.items()}
     ok = {"description": HTTPStatus.OK.phrase, "headers": headers, "content": _content(answer, examples)}
     answers = {"200": ok}
@@ -176,7 +177,7 @@ def _refusals(failures: Mapping[str, Exception]) -> dict[str, dict[str, Any]]:
         examples = {name: replace(fail(status, error.errors), meta=_META) for name, error in named.items()}
         refusals[str(status.value)] = {
             "description": status.phrase,
-            "headers": schemas.headers(*(error.headers.keys() for error in named.values())),
+            "headers": schemas.headers([name for error in named.values() for name in error.headers]),
             "content": _content(ErrorEnvelope, examples),
         }
     return refusals

@@ -1,7 +1,7 @@
 """The schemas of the OpenAPI document, as msgspec makes them, its parameters and headers."""
 
 import inspect
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -144,11 +144,6 @@ _HEADERS = {
 }
 
 
-def headers(*answers: AbstractSet[str]) -> dict[str, Any]:
-    """Describe the headers of answers, of which each has those with these names, in lower case."""
-    found = [{"x-request-id", *names} for names in answers]
-    return {
-        name: described | {"required": all(name.lower() in names for names in found)}
-        for name, described in _HEADERS.items()
-        if any(name.lower() in names for names in found)
-    }
+def headers(names: Collection[str]) -> dict[str, Any]:
+    """Describe the headers of an answer that can have those with these names, in lower case."""
+    return {name: _HEADERS[name] for name in _HEADERS if name.lower() in {"x-request-id", *names}}

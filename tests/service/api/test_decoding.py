@@ -170,7 +170,7 @@ class CountQuery(Sent, frozen=True, kw_only=True):
     dto=BodyDecoder[NotesBody],
     dependencies={"parameters": provide_query(CountQuery)},
     security=[{"access_token": [WRITE]}],
-    documented=Documented(answers={"ok": Changed(["notes"])}, refused_body=b'{"notes": 1}'),
+    documented=Documented(answers={"ok": Changed(["notes"])}, refused=b'{"notes": 1}'),
 )
 async def change(
     uuid: Uuid,  # noqa: ARG001
