@@ -8,6 +8,7 @@ from typing import Any, Literal
 import structlog
 from litestar import Request
 from litestar.exceptions import ClientException, HTTPException, MethodNotAllowedException, NotFoundException
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
 from service.api.envelope import ErrorCode, ErrorEnvelope, FieldError, JSONResponse, fail
 from service.authentication.access_tokens import InvalidCredentials
@@ -28,6 +29,7 @@ from service.calculation_requests.request_secrets import SecretKeyMissing, Wrong
 from service.identifiers import parse_uuid
 from service.postgres.outages import PostgresUnavailable
 from service.server.asgi import Scope
+from service.server.limits import LARGEST_BODY
 from service.telemetry import logs
 
 Failure = tuple[ErrorCode, str]  # why a field is rejected: the code, and the message for the caller
@@ -94,6 +96,12 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
     ),
     NotFoundException: ApiError(
         HTTPStatus.NOT_FOUND, "not_found", "There is nothing at this path: /schema lists the paths."
+    ),
+    RequestEntityTooLarge: ApiError(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        "body_too_large",
+        f"The body is larger than {LARGEST_BODY // 1024} KiB: send less.",
+        CLOSE,
     ),
     WrongSecret: ApiError(
         HTTPStatus.UNAUTHORIZED,
