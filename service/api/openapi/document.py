@@ -89,22 +89,10 @@ _SECURITY_SCHEMES: dict[str, spec.SecurityScheme | spec.Reference] = {
         description="An API key, issued by the operators of the service.",
     ),
 }
-_SCOPES = {
-    WRITE: "Write requests.",
-    READ: "Read requests.",
-    READ_ALL: "Read the requests of every firm: for internal readers.",
-}
 
 
-def config(token_url: str | None = None) -> OpenAPIConfig:
-    """Return Litestar's settings for the document. With *token_url* it says where to get access tokens."""
-    schemes = dict(_SECURITY_SCHEMES)
-    if token_url is not None:
-        schemes[documenting.CLIENT_CREDENTIALS] = spec.SecurityScheme(
-            type="oauth2",
-            description="An access token, requested with the id and the secret of a client of the issuer.",
-            flows=spec.OAuthFlows(client_credentials=spec.OAuthFlow(token_url=token_url, scopes=_SCOPES)),
-        )
+def config() -> OpenAPIConfig:
+    """Return Litestar's settings for the document."""
     return OpenAPIConfig(
         title="Calculation requests",
         version="1",
@@ -115,11 +103,11 @@ def config(token_url: str | None = None) -> OpenAPIConfig:
             spec.Tag(name="requests", description="Requests for calculations."),
             spec.Tag(name="questionnaire", description="The questions that customers answer."),
         ],
-        components=spec.Components(security_schemes=schemes),
+        components=spec.Components(security_schemes=_SECURITY_SCHEMES),
         use_handler_docstrings=True,
         operation_id_creator=lambda handler, *_: handler.handler_name,
         render_plugins=[page.ApiPage(path="/"), Document(media_type=MediaType.JSON)],
-        openapi_router=page.router(token_url),
+        openapi_router=page.router(),
     )
 
 

@@ -42,8 +42,6 @@ from service.calculation_requests.request_secrets import SecretKeyMissing
 from service.postgres.outages import PostgresUnavailable
 
 MALFORMED_BODY = b'{"customer_email": "ada@customer.example.com",}'
-# The same access tokens as those of the scheme access_token: it shows how to request them.
-CLIENT_CREDENTIALS = "client_credentials"
 _META = Meta("2026-03-02T09:30:00.123456+00:00")  # of all examples, so that the document does not change
 
 
@@ -87,9 +85,6 @@ def complete(app: Litestar) -> dict[str, Any]:
     for path, item in document["paths"].items():
         for operation in item.values():
             types += _describe(operation, path, handlers[operation["operationId"]])
-            if CLIENT_CREDENTIALS in document["components"]["securitySchemes"]:
-                scopes = [each["access_token"] for each in operation["security"] if "access_token" in each]
-                operation["security"] += [{CLIENT_CREDENTIALS: each} for each in scopes]
     document["components"] |= {"parameters": schemas.PARAMETERS, "schemas": schemas.generate(*types)}
     return document
 
