@@ -58,7 +58,8 @@ async def read_feed(
     """List the events of all the caller's requests, erased ones included, oldest first.
 
     Store `after` with the events, in one transaction, and send it for the next page: at once if `more` is
-    true, otherwise after a pause. An event may come again: drop an `id` that you have.
+    true, otherwise after a pause, such as a minute. An event may come again: drop an `id` that you have.
+    After 410 `cursor_outdated`, keep the events, and begin again without `after`.
     """
     after, firm = parameters.after or "", request.user.conveyancer_id
     async with request.resources.connection(request.user) as connection:

@@ -28,6 +28,12 @@ curl "$BASE_URL/v1/request" -H "Authorization: Bearer $ACCESS_TOKEN" \\
   -H "Idempotency-Key: $(date +%s)" -H "Content-Type: application/json" -d '{_FIRST_BODY}'
 ```
 
+# Headers
+
+Any call may have an `X-Request-Id`, which is repeated in the answer and logged if it has at most 128 letters,
+digits, `.`, `_` or `-`, and begins with a letter or digit; otherwise it is replaced. Any call may have a
+`traceparent` (W3C Trace Context), which is passed on with the events.
+
 # Errors
 
 Every answer is an envelope. On success `errors` is null; on failure `data` is null and `errors` lists every
@@ -53,15 +59,6 @@ and after 501, correct the call.
 Wait for the seconds in `Retry-After`, which every 503 of this service has. Without that header, wait for a
 second, then twice as long each time, up to a minute. Multiply each wait by a random number from 1 to 1.5, so
 that your retries do not all come at once.
-
-# The feed
-
-To miss no event of your requests:
-
-1. Call `GET /v1/event` without `after`.
-2. Store the events and the `after` of the page in one transaction. Drop each event whose `id` you have.
-3. Call it with the stored `after`: at once if `more` is true, otherwise after a pause, such as a minute.
-4. After 410 `cursor_outdated`, keep the events, and begin again at step 1.
 
 # Versions
 

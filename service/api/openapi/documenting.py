@@ -85,7 +85,7 @@ def complete(app: Litestar) -> dict[str, Any]:
     for path, item in document["paths"].items():
         for operation in item.values():
             types += _describe(operation, path, handlers[operation["operationId"]])
-    document["components"] |= {"parameters": schemas.PARAMETERS, "schemas": schemas.generate(*types)}
+    document["components"]["schemas"] = schemas.generate(*types)
     return document
 
 
@@ -103,7 +103,6 @@ def _describe(operation: dict[str, Any], path: str, handler: HTTPRouteHandler) -
         *operation.get("parameters", ()),
         *(parameter for query in queries for parameter in schemas.parameters(query)),
         *(each.to_schema() for each in documented.parameters),
-        *({"$ref": f"#/components/parameters/{name}"} for name in schemas.PARAMETERS),
     ]
     failures = _failures(operation, path, answer) | dict(documented.failures)
     for query in queries:

@@ -1,6 +1,5 @@
 """Serves the documents, and a page for the HTTP API, which loads nothing from other servers."""
 
-import re
 from html import escape
 from http import HTTPStatus
 from importlib import resources
@@ -14,7 +13,6 @@ from litestar.exceptions import NotFoundException
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 from litestar.response import Redirect
 
-from service.api.openapi import documenting
 from service.authentication.access_tokens import READ, WRITE
 from service.outbox import asyncapi
 from service.settings import ServiceSettings
@@ -39,10 +37,9 @@ def lead_to_page() -> Redirect:
 class ApiPage(OpenAPIRenderPlugin):
     """The page of the HTTP API: how to get a token, and RapiDoc."""
 
-    def render(self, request: Request[Any, Any, Any], _generated: dict[str, Any]) -> bytes:
+    def render(self, request: Request[Any, Any, Any], generated: dict[str, Any]) -> bytes:
         """Return the page."""
         settings: ServiceSettings = request.app.state.resources.settings
-        document = documenting.complete(request.app)
         prefix = escape(settings.auth_scope_prefix)
         audience = settings.auth_audience
         of_audience = f"the audience <code>{escape(audience)}</code>, " if audience is not None else ""
@@ -65,9 +62,8 @@ class ApiPage(OpenAPIRenderPlugin):
  default-schema-tab="schema" schema-description-expanded="true"
  allow-schema-description-expand-toggle="false">
 <header slot="overview">
-<p>{document["info"]["summary"]} <a href="/schema/openapi.json">OpenAPI document</a>,
+<p>{generated["info"]["summary"]} <a href="/schema/openapi.json">OpenAPI document</a>,
 <a href="/schema/asyncapi.json">AsyncAPI document of the events</a></p>
-<ul>{_contents(document)}</ul>
 <p>Access tokens come from the issuer <code>{escape(settings.auth_issuer)}</code>, by the client-credentials
 grant of OAuth 2.0. Ask its operators for a client whose tokens have {of_audience}
 the scopes <code>{prefix}{WRITE}</code> and <code>{prefix}{READ}</code>, and
@@ -79,15 +75,6 @@ your firm in the claim <code>{escape(settings.auth_client_claim)}</code>.</p>
 </body></html>
 """
         return page.encode()
-
-
-def _contents(document: dict[str, Any]) -> str:
-    return "".join(
-        f'<li><a href="#{method}-{re.sub("[{}]", "-", path)}">{method.upper()} {path}</a><br>'
-        f"{escape(operation['summary'])}</li>"
-        for path, item in document["paths"].items()
-        for method, operation in item.items()
-    )
 
 
 @get("/asyncapi.json", sync_to_thread=True)

@@ -14,24 +14,6 @@ from service.calculation_requests.field_docs import REASON_CHARACTERS
 from service.outbox import asyncapi, events
 from service.outbox.events import RequestCreated, RequestEvent
 
-NO_FILL = {"x-fill-example": "no"}  # Otherwise RapiDoc would send the example with every call.
-PARAMETERS = {
-    "X-Request-Id": {
-        "name": "X-Request-Id",
-        "in": "header",
-        "description": "Repeated in the answer and logged, if it has at most 128 letters, digits, `.`, `_` "
-        "or `-` and begins with a letter or digit. Otherwise it is replaced.",
-        "schema": {"type": "string", "examples": ["case-17"]},
-        **NO_FILL,
-    },
-    "traceparent": {
-        "name": "traceparent",
-        "in": "header",
-        "description": "W3C Trace Context, passed on with the events. If missing or invalid, a trace begins.",
-        "schema": {"type": "string", "examples": [asyncapi.TRACEPARENT]},
-        **NO_FILL,
-    },
-}
 _SCHEMAS = "#/components/schemas/"
 _ANOTHER = "AnotherEvent"
 
@@ -114,8 +96,9 @@ def parameters(query: type[Sent]) -> list[dict[str, Any]]:
     described = []
     for name, schema in asyncapi.generate(query)[query.__name__]["properties"].items():
         parameter = {"name": name, "in": "query", "required": False, "description": schema.pop("description")}
-        example = {"example": schema.pop("examples")[0], **NO_FILL} if "examples" in schema else {}
-        described.append({**parameter, **example, "schema": schema})
+        if "examples" in schema:  # Without x-fill-example, RapiDoc would send the example with every call.
+            parameter |= {"example": schema.pop("examples")[0], "x-fill-example": "no"}
+        described.append(parameter | {"schema": schema})
     return described
 
 
