@@ -85,7 +85,7 @@ async def test_calls_can_be_tried_out(page, reader, issuer, database):
     await page.get_by_role("link", name="Authentication").click()
     await page.get_by_label("access token", exact=True).fill(issuer.token())
     await page.get_by_role("button", name="SET", exact=True).first.click()
-    await expect(page.get_by_text("1 API key applied")).to_be_visible()
+    await expect(page.get_by_text("1 credential applied")).to_be_visible()
     for name in ("request secret", "API key"):
         await expect(page.get_by_label(name, exact=True)).to_be_visible()
     assert await page.get_by_text("HTTP Bearer").count() == 0

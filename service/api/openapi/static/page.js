@@ -25,6 +25,12 @@ Element.prototype.attachShadow = function (options) {
       field.ariaLabel ??= field.dataset.pname || credential || field.placeholder || "Body";
     }
     for (const text of root.querySelectorAll("pre")) text.tabIndex = 0;
+    // RapiDoc counts every credential as an API key.
+    for (const { childNodes } of root.querySelectorAll("#auth > div *, #auth .blue-text")) {
+      for (const text of childNodes) {
+        text.data = text.data?.replace(/API key(?= a)/, "credential").replace(/ API KEYS|Key (?=A)/, "");
+      }
+    }
     // On a phone, where RapiDoc hides descriptions, they are below their fields.
     for (const text of innerWidth < 500 ? root.querySelectorAll(".key-descr") : []) {
       text.style.cssText += "; display: block; flex-basis: 100%";
