@@ -7,9 +7,8 @@ decoded here by its `dto`. All that is needed of a struct are the annotations of
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from enum import Enum
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 from urllib.parse import parse_qsl
@@ -146,7 +145,7 @@ def _convert_fields(
             try:
                 values[name] = _convert(sent[name], fields[name].type)
             except msgspec.ValidationError as error:
-                errors[name] = _classify(name, str(error), sent[name], fields[name].type)
+                errors[name] = _classify(name, error, sent[name], fields[name].type)
         elif fields[name].required:
             errors[name] = field_error(_REQUIRED, name)
     for name in islice((name for name in sent if name not in fields), UNKNOWN_FIELDS_NAMED):
@@ -179,57 +178,31 @@ def _convert(value: Any, kind: Any) -> Any:  # noqa: ANN401 - any JSON value, an
     return msgspec.convert(value, kind)
 
 
-def field_error(failure: Failure, *path: str) -> FieldError:
-    """Return an error of the field, or of the part of a field, at a path in the body."""
-    steps = [step[: text_rules.CHARACTERS].replace("~", "~0").replace("/", "~1") for step in path]
-    return FieldError(*failure, path[0][: text_rules.CHARACTERS], "".join(f"/{step}" for step in steps))
+def field_error(failure: Failure, name: str) -> FieldError:
+    """Return an error of the field with this name."""
+    shown = name[: text_rules.CHARACTERS]
+    return FieldError(*failure, shown, "/" + shown.replace("~", "~0").replace("/", "~1"))
 
 
 _REQUIRED: Failure = ("required", "This field is required.")
-# What is expected of a text that msgspec refuses with one of these messages.
-_FORMATS = {
-    "Invalid RFC3339 encoded date": "a date, such as 2026-03-02",
-    "Invalid RFC3339 encoded datetime": "a time with its zone, such as 2026-03-02T09:30:00Z",
-    "Expected `datetime` with a timezone component": "a time with its zone, such as 2026-03-02T09:30:00Z",
-    "Invalid UUID": "a UUID",
-    "Invalid decimal string": "a decimal number",
-}
-_COUNTED = {"str": "characters", "array": "items", "object": "fields"}
 
 
-def _classify(name: str, problem: str, value: Any, kind: Any) -> FieldError:  # noqa: ANN401 - as in _convert
-    """Return the error for a problem that msgspec reports about a field's value, or about a part of it."""
-    problem, _, place = problem.partition(" - at `$")
-    path = [name, *(member or index for member, index in re.findall(r"\.(\w+)|\[([0-9]+)\]", place))]
-    words = json_faults.in_json_words(problem)
-    if missing := re.fullmatch("Object missing required field `(.*)`", problem):
-        return field_error(_REQUIRED, *path, missing[1])
-    if problem in _FORMATS:
-        failure: Failure = ("invalid_type", f"Expected {_FORMATS[problem]}, got another string.")
-    elif length := re.fullmatch("Expected `(str|array|object)` of length <= ([0-9]+)", problem):
-        failure = too_long(int(length[2]), None if place else value, of=_COUNTED[length[1]])
-    elif problem.startswith("Expected "):
-        failure = ("invalid_type" if ", got " in problem else "out_of_range", f"{words}.")
-    elif problem.startswith("Object contains unknown field"):
-        failure = ("unknown_field", "It has a field that does not exist: check their names.")
-    else:  # an invalid choice, which msgspec quotes
-        choices = " or ".join(_choices(kind)) if not place else ""
-        failure = ("invalid_choice", f"Expected {choices or 'another value'}.")
-    return field_error(failure, *path)
+def _classify(name: str, error: msgspec.ValidationError, value: Any, kind: Any) -> FieldError:  # noqa: ANN401
+    """Return the error for what msgspec reports about a field's value."""
+    problem = json_faults.describe(error)
+    if length := re.fullmatch("Expected a string of length <= ([0-9]+)", problem):
+        return field_error(too_long(int(length[1]), value), name)
+    if problem == json_faults.NOT_ALLOWED:
+        choices = [get_args(part) for part in _parts(kind) if get_origin(part) is Literal]
+        expected = " or ".join(str(choice) for choice in chain(*choices) if choice is not None)
+        return field_error(("invalid_choice", f"Expected {expected or 'another value'}."), name)
+    is_beyond = problem.startswith("Expected ") and ", got " not in problem
+    return field_error(("out_of_range" if is_beyond else "invalid_type", f"{problem}."), name)
 
 
-def too_long(longest: int, value: Any, *, of: str = "characters") -> Failure:  # noqa: ANN401 - with a length
-    """Return the failure of a value that is too long."""
-    got = "" if value is None else f", got {len(value)}"
-    return "too_long", f"Expected at most {longest} {of}{got}."
-
-
-def _choices(kind: object) -> Iterator[str]:
-    for part in _parts(kind):
-        if get_origin(part) is Literal:
-            yield from (str(choice) for choice in get_args(part) if choice is not None)
-        elif isinstance(part, type) and issubclass(part, Enum):
-            yield from (str(choice.value) for choice in part)
+def too_long(longest: int, value: str) -> Failure:
+    """Return the failure of a text that is too long."""
+    return "too_long", f"Expected at most {longest} characters, got {len(value)}."
 
 
 @cache

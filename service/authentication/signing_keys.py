@@ -44,7 +44,7 @@ with suppress(ValueError):  # PyJWT 2.15 lacks it. A release that has it raises 
 
 
 class SigningKeysUnavailable(Exception):
-    """The issuer's keys cannot be fetched now, so the token can be neither accepted nor refused."""
+    """The access token cannot be verified now: keep it, and try again after the time in Retry-After."""
 
 
 class SigningKey(msgspec.Struct, frozen=True):
