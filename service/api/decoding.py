@@ -111,31 +111,24 @@ def parse_query(kind: type[Kind], query_string: bytes) -> Kind:
     parts = [part for part in query_string.decode("latin-1").split("&") if part]
     most = len(kind.__struct_fields__) + UNKNOWN_FIELDS_NAMED
     query = parse_qsl("&".join(parts[:most]), keep_blank_values=True)
-    sent = {name: _integer(text) if name in _integers(kind) else text for name, text in query}
     times = Counter(name for name, _ in query)
     errors = {name: field_error(_REPEATED, name) for name in kind.__struct_fields__ if times[name] > 1}
     try:
-        return kind(**_convert_fields(kind, sent, errors, called="parameter"))
+        return kind(**_convert_fields(kind, dict(query), errors, in_query=True))
     except InvalidSubmission as refused:
         # A pointer leads into a body. And all that is sent in a query is a string.
         shown = [
-            replace(error, pointer=None, message=_GOT_STRING.sub("", error.message))
+            replace(error, pointer=None, message=error.message.replace(", got a string.", "."))
             for error in refused.errors
         ]
         raise InvalidSubmission(shown) from None
 
 
 _REPEATED: Failure = ("repeated", "This parameter was sent more than once: send it once.")
-_GOT_STRING = re.compile(r", got (a|another) string(?=\.$)")
-
-
-def _integer(text: str) -> int | str:
-    """Return the integer in a query. Of too many digits, for which `int` fails, the first are enough."""
-    return int(text[:20]) if re.fullmatch("-?[0-9]+", text) else text
 
 
 def _convert_fields(
-    kind: type[Sent], sent: Mapping[str, Any], errors: dict[str, FieldError], *, called: str = "field"
+    kind: type[Sent], sent: Mapping[str, Any], errors: dict[str, FieldError], *, in_query: bool = False
 ) -> dict[str, Any]:
     """Return the values of the fields *sent*. Raises InvalidSubmission with *errors* and those found."""
     values = dict(sent)
@@ -143,12 +136,13 @@ def _convert_fields(
     for name in fields.keys() - errors.keys():
         if name in sent:
             try:
-                values[name] = _convert(sent[name], fields[name].type)
+                values[name] = _convert(sent[name], fields[name].type, strict=not in_query)
             except msgspec.ValidationError as error:
                 errors[name] = _classify(name, error, sent[name], fields[name].type)
         elif fields[name].required:
             errors[name] = field_error(_REQUIRED, name)
     for name in islice((name for name in sent if name not in fields), UNKNOWN_FIELDS_NAMED):
+        called = "parameter" if in_query else "field"
         errors[name] = field_error(("unknown_field", f"There is no such {called}: check its name."), name)
     _check(kind, values, errors)
     return values
@@ -169,13 +163,13 @@ def _check(kind: type[Sent], values: Mapping[str, Any], errors: dict[str, FieldE
         raise InvalidSubmission([error for error in ordered.values() if error])
 
 
-def _convert(value: Any, kind: Any) -> Any:  # noqa: ANN401 - any JSON value, and any type
+def _convert(value: Any, kind: Any, *, strict: bool) -> Any:  # noqa: ANN401 - any JSON value, and any type
     if msgspec.Raw in _parts(kind):
         return msgspec.Raw(msgspec.json.encode(value))
     if isinstance(value, float) and value.is_integer():
         # 300000.0 is an integer in JSON Schema, and so in the document. Inside meta_data, 3.0 stays 3.0.
         value = int(value)
-    return msgspec.convert(value, kind)
+    return msgspec.convert(value, kind, strict=strict)
 
 
 def field_error(failure: Failure, name: str) -> FieldError:
@@ -194,10 +188,10 @@ def _classify(name: str, error: msgspec.ValidationError, value: Any, kind: Any) 
         return field_error(too_long(int(length[1]), value), name)
     if problem == json_faults.NOT_ALLOWED:
         choices = [get_args(part) for part in _parts(kind) if get_origin(part) is Literal]
-        expected = " or ".join(str(choice) for choice in chain(*choices) if choice is not None)
-        return field_error(("invalid_choice", f"Expected {expected or 'another value'}."), name)
-    is_beyond = problem.startswith("Expected ") and ", got " not in problem
-    return field_error(("out_of_range" if is_beyond else "invalid_type", f"{problem}."), name)
+        expected = " or ".join(map(str, chain(*choices))) or "another value"
+        return field_error(("invalid_choice", f"Expected {expected}."), name)
+    is_type = ", got " in problem or problem.startswith("Invalid")
+    return field_error(("invalid_type" if is_type else "out_of_range", f"{problem}."), name)
 
 
 def too_long(longest: int, value: str) -> Failure:
@@ -208,11 +202,6 @@ def too_long(longest: int, value: str) -> Failure:
 @cache
 def _fields(kind: type[Sent]) -> dict[str, msgspec.structs.FieldInfo]:
     return {field.name: field for field in msgspec.structs.fields(kind)}
-
-
-@cache
-def _integers(kind: type[Sent]) -> frozenset[str]:
-    return frozenset(name for name, field in _fields(kind).items() if int in _parts(field.type))
 
 
 @cache
