@@ -45,10 +45,6 @@ RETRIEVED = {
     "by_secret": replace(RECORD, **{name: None for name in FULL_REQUEST if name not in FOR_CUSTOMER}),
     "internal_reader": replace(RECORD, secret=None, request_url=None),
 }
-_HISTORY = [event for event in asyncapi.SENT_EXAMPLES if not isinstance(event, RequestErased)]
-EVENTS = {
-    "ok": CalculationRequestEvents(
-        [asyncapi.example_of(replace(event, sequence=sequence)) for sequence, event in enumerate(_HISTORY, 1)]
-    )
-}
-FEED = {"ok": EventPage(EVENTS["ok"].events, AFTER, more=False)}
+_HISTORY = [asyncapi.example_of(each) for each in asyncapi.SENT_EXAMPLES if type(each) is not RequestErased]
+EVENTS = {"ok": CalculationRequestEvents(_HISTORY)}
+FEED = {"ok": EventPage(_HISTORY, AFTER, more=False)}
