@@ -89,7 +89,8 @@ async def test_page_names_the_issuer_and_what_its_tokens_need(service_settings):
     ) as caller:
         page = await caller.get("/schema")
 
-    for named in ("https://<issuer>", "a&b", "firm", "id/request:write", "id/request:read"):
+    assert "the audience a&amp;b," in page.text
+    for named in ("https://<issuer>", "firm", "id/request:write", "id/request:read"):
         assert f"<code>{html.escape(named)}</code>" in page.text
 
 
