@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from service import text_rules
-from service.api.decoding import CheckedBy, Sent, field_error, too_long
+from service.api.decoding import Sent, field_error, too_long
 from service.api.envelope import FieldError
 from service.api.errors import Failure, InvalidSubmission
 from service.calculation_requests import email_addresses, field_docs
@@ -66,13 +66,13 @@ def _at_most(characters: int, schema: dict[str, Any]) -> msgspec.Meta:
 
 
 # Where null is allowed, it means the same in a create as leaving the field out.
-Name = Annotated[str, _at_most(text_rules.CHARACTERS, _FILLED_LINE), CheckedBy(text_rules.check_filled_line)]
-EmailAddress = Annotated[str, _at_most(email_addresses.LONGEST, _EMAIL), CheckedBy(_check_email)]
-PhoneNumber = Annotated[str, _at_most(32, LINE), CheckedBy(text_rules.check_line)]
-ExternalId = Annotated[str, _at_most(text_rules.CHARACTERS, LINE), CheckedBy(text_rules.check_line)]
-Notes = Annotated[str, _at_most(10_000, TEXT), CheckedBy(_check_text)]
+Name = Annotated[str, _at_most(text_rules.CHARACTERS, _FILLED_LINE), text_rules.check_filled_line]
+EmailAddress = Annotated[str, _at_most(email_addresses.LONGEST, _EMAIL), _check_email]
+PhoneNumber = Annotated[str, _at_most(32, LINE), text_rules.check_line]
+ExternalId = Annotated[str, _at_most(text_rules.CHARACTERS, LINE), text_rules.check_line]
+Notes = Annotated[str, _at_most(10_000, TEXT), _check_text]
 Pounds = Annotated[int, msgspec.Meta(ge=0, le=10**12, extra_json_schema={"format": "int64"})]
-MetaData = Annotated[dict[str, Any], CheckedBy(_check_meta_data)]
+MetaData = Annotated[dict[str, Any], _check_meta_data]
 _NULL = msgspec.Raw(b"null")
 
 

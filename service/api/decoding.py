@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import chain, islice
-from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from types import FunctionType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -29,7 +29,10 @@ UNKNOWN_FIELDS_NAMED = 50  # Naming thousands would take longer than storing a r
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of a body, or the parameters of a query. Their annotations say what is valid."""
+    """The fields of a body, or the parameters of a query. Their annotations say what is valid.
+
+    A function in an Annotated type checks what msgspec cannot. It gets no null.
+    """
 
     @classmethod
     def joint_errors(cls, _sent: Mapping[str, Any], *, others: bool) -> list[FieldError]:  # noqa: ARG003
@@ -41,12 +44,6 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 Kind = TypeVar("Kind", bound=Sent)
-
-
-class CheckedBy(NamedTuple):
-    """The part of an Annotated type that checks what msgspec cannot. It gets no null."""
-
-    run: Callable[[Any], Failure | None]
 
 
 class BodyDecoder(MsgspecDTO[Kind]):
@@ -207,10 +204,10 @@ def _fields(kind: type[Sent]) -> dict[str, msgspec.structs.FieldInfo]:
 @cache
 def _checks(kind: type[Sent]) -> dict[str, Callable[[Any], Failure | None]]:
     return {
-        name: part.run
+        name: part
         for name, field in _fields(kind).items()
         for part in _parts(field.type)
-        if isinstance(part, CheckedBy)
+        if isinstance(part, FunctionType)
     }
 
 

@@ -9,7 +9,7 @@ from litestar.params import SkipValidation
 from msgspec import UNSET, Meta, UnsetType
 
 from service.api.api_request import ApiRequest
-from service.api.decoding import CheckedBy, Sent, provide_query
+from service.api.decoding import Sent, provide_query
 from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.errors import Failure
 from service.api.guards import requires
@@ -34,7 +34,7 @@ class FeedQuery(Sent, frozen=True, kw_only=True):
             examples=[examples.AFTER],
             extra_json_schema={"pattern": f"^{event_history.CURSOR}$"},
         ),
-        CheckedBy(lambda after: None if re.fullmatch(event_history.CURSOR, after) else _OTHER_CURSOR),
+        lambda after: None if re.fullmatch(event_history.CURSOR, after) else _OTHER_CURSOR,
     ] = UNSET
     limit: Annotated[int, Meta(ge=1, le=LARGEST_LIMIT, description="The most on a page.")] = DEFAULT_LIMIT
 
