@@ -83,13 +83,13 @@ _OVERLOADED = _unavailable(
     "The service is overloaded, or its database is down: try again after the time in Retry-After."
 )
 
-
-# Exceptions that only callers get. The docstring of the class is the message.
+# Exceptions of which callers and operators need the same words. The docstring of the class is the message.
 _IN_ITS_WORDS: Mapping[type[BaseException], tuple[HTTPStatus, ErrorCode, Mapping[str, str]]] = {
     TooManyEmails: (HTTPStatus.CONFLICT, "too_many_emails", {"retry-after": "60"}),
     CursorOutdated: (HTTPStatus.GONE, "cursor_outdated", {}),
     IdempotencyKeyInFlight: (HTTPStatus.CONFLICT, "idempotency_key_in_flight", _SOON),
     IdempotencyKeyReused: (HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency_key_reused", {}),
+    SecretKeyMissing: (HTTPStatus.SERVICE_UNAVAILABLE, "secret_unavailable", {"retry-after": "60"}),
     SigningKeysUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", _SOON),
 }
 
@@ -138,12 +138,6 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
     ),
     PostgresUnavailable: _OVERLOADED,
     RequestLocked: _OVERLOADED,
-    SecretKeyMissing: ApiError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "secret_unavailable",
-        "The secret of this request is unavailable until an operator restores its key: try again later.",
-        {"retry-after": "60"},
-    ),
     **{
         kind: ApiError(status, code, str(kind.__doc__), headers)
         for kind, (status, code, headers) in _IN_ITS_WORDS.items()
