@@ -60,7 +60,6 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
         return _encode(_digest(self.keys[key_id], f"e-mail {email_key}".encode())[:16])
 
 
-
 def looks_like_secret(text: str) -> bool:
     """Whether *text* has the form of a secret, which no access token and no API key has."""
     return _SECRET.fullmatch(text) is not None
