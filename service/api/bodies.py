@@ -158,9 +158,19 @@ class EmailBody(Sent, frozen=True, kw_only=True):
 
 
 def _errors_of_reason(values: Mapping[str, Any]) -> list[FieldError]:
+    """Return why a waiver cannot have its reason, which may be any JSON value."""
     if values.get("calculation_fee_exempt") is not True:
         return []
-    failure = _check_reason(_reason_in(values))
+    reason = _reason_in(values)
+    failure: Failure | None
+    if reason is None:
+        failure = ("required", "This field is required when calculation_fee_exempt is true.")
+    elif not isinstance(reason, str):
+        failure = ("invalid_type", "Expected a string.")
+    elif len(reason) > REASON_CHARACTERS:
+        failure = too_long(REASON_CHARACTERS, reason)
+    else:
+        failure = text_rules.BLANK if text_rules.is_blank(reason) else _check_text(reason)
     return [field_error(failure, "calculation_fee_exempt_reason")] if failure else []
 
 
@@ -171,14 +181,3 @@ def _reason_in(values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any JSON val
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(CreateBody)} | {
     "calculation_fee_exempt_reason": None
 }
-
-
-def _check_reason(value: object) -> Failure | None:
-    """Return why a waiver cannot have this reason, which may be any JSON value."""
-    if value is None:
-        return "required", "This field is required when calculation_fee_exempt is true."
-    if not isinstance(value, str):
-        return "invalid_type", "Expected a string."
-    if len(value) > REASON_CHARACTERS:
-        return too_long(REASON_CHARACTERS, value)
-    return text_rules.BLANK if text_rules.is_blank(value) else _check_text(value)

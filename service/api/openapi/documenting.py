@@ -143,8 +143,8 @@ def _failures(operation: dict[str, Any], path: str, answer: object) -> dict[str,
         failures |= {"unknown_uuid": RequestNotFound(), "erased": AlreadyErased()}
     scopes = [scope for each in operation.get("security", ()) for scope in each.get("access_token", ())]
     if scopes:
-        insufficient, unknown = InsufficientScope(scopes[0]), UnknownConveyancer()
-        failures |= {"insufficient_scope": insufficient, "unknown_conveyancer": unknown}
+        failures["insufficient_scope"] = InsufficientScope(scopes[0])
+        failures["unknown_conveyancer"] = UnknownConveyancer()
     return failures
 
 
