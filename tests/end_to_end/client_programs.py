@@ -79,7 +79,7 @@ class Calls {
     static void readUntil(Class<?> awaited) throws Exception {
         EventPage page = null;
         while (page == null || page.getMore() || events.stream().noneMatch(awaited::isInstance)) {
-            page = patiently(() -> requests.readFeed(after, 2, null, null)).getData();
+            page = patiently(() -> requests.readFeed(after, 2)).getData();
             for (var event : page.getEvents())
                 // Events of all types have an id, but the class of their union has no getter for it.
                 if (ids.add(json.valueToTree(event).get("id").asText()))
@@ -95,21 +95,21 @@ class Calls {
         requests = new RequestsApi(client);
         var got = new ArrayList<Object>();
         if (sent[2].equals("events")) {
-            EnvelopeCalculationRequestEvents events = requests.listEvents(sent[3], null, null);
+            EnvelopeCalculationRequestEvents events = requests.listEvents(sent[3]);
             got.add(events);
         } else if (sent[2].equals("walk")) {
             var body = json.readValue(sent[3], CreateBody.class);
-            EnvelopeCalculationRequestView created = requests.createRequest(body, "key", null, null);
+            EnvelopeCalculationRequestView created = requests.createRequest(body, "key");
             String uuid = created.getData().getUuid();
-            EnvelopeRetrievedCalculationRequest read = requests.retrieveRequest(uuid, null, null);
-            var questions = new QuestionnaireApi(client).questionnaireStructure(null, null, null);
+            EnvelopeRetrievedCalculationRequest read = requests.retrieveRequest(uuid);
+            var questions = new QuestionnaireApi(client).questionnaireStructure(null);
             got.addAll(List.of(created, read, questions));
             readUntil(CloudEventRequestEmailFailed.class);
             var right = new EmailBody().customerEmail("ada@customer.example.com");
-            patiently(() -> requests.sendEmail(uuid, right, null, null));
+            patiently(() -> requests.sendEmail(uuid, right));
             readUntil(CloudEventRequestEmailSent.class);
             try {
-                patiently(() -> requests.sendEmail(uuid, new EmailBody(), null, null));
+                patiently(() -> requests.sendEmail(uuid, new EmailBody()));
             } catch (ApiException refused) {
                 got.add(json.readValue(refused.getResponseBody(), ErrorEnvelope.class));
                 got.add(refused.getResponseHeaders().firstValue("Retry-After").get());
@@ -118,13 +118,13 @@ class Calls {
                 if (event instanceof CloudEventRequestEmailFailed e) got.add(e.getData().getReason());
                 else if (event instanceof CloudEventRequestCorrected e) got.add(e.getData().getChanged());
                 else if (event instanceof CloudEventRequestEmailSent e) got.add(e.getData().getEmail());
-            got.add(requests.createRequest(body, "another-key", null, null).getData().getUuid());
+            got.add(requests.createRequest(body, "another-key").getData().getUuid());
             got.addAll(List.of(after, ids));
         } else {
             var kept = json.readTree(sent[3]);
             after = kept.get(1).textValue();
             kept.get(2).forEach(id -> ids.add(id.asText()));
-            patiently(() -> requests.withdrawRequest(kept.get(0).asText(), null, null));
+            patiently(() -> requests.withdrawRequest(kept.get(0).asText()));
             readUntil(CloudEventRequestWithdrawn.class);
             got.addAll(ids);
         }
