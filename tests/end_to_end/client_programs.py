@@ -17,14 +17,14 @@ class Calls {
         var requests = new RequestsApi(client);
         var json = client.getObjectMapper();
         CreateBody body = json.readValue(sent[2], CreateBody.class);
-        EnvelopeCalculationRequestView created = requests.createRequest(body, "key", null, null);
+        EnvelopeCalculationRequestView created = requests.createRequest(body, "key");
         String uuid = created.getData().getUuid();
-        EnvelopeRetrievedCalculationRequest read = requests.retrieveRequest(uuid, null, null);
-        var questions = new QuestionnaireApi(client).questionnaireStructure(null, null, null);
-        EnvelopeCalculationRequestEvents events = requests.listEvents(sent[3], null, null);
+        EnvelopeRetrievedCalculationRequest read = requests.retrieveRequest(uuid);
+        var questions = new QuestionnaireApi(client).questionnaireStructure(null);
+        EnvelopeCalculationRequestEvents events = requests.listEvents(sent[3]);
         var got = new ArrayList<Object>(List.of(created, read, questions, events));
         try {
-            requests.createRequest(new CreateBody(), null, null, null);
+            requests.createRequest(new CreateBody(), null);
         } catch (ApiException refused) {
             got.add(json.readValue(refused.getResponseBody(), ErrorEnvelope.class));
         }
