@@ -57,13 +57,11 @@ def _notifications(settings: EmailSettings, pool: Pool, relay_waker: RelayWaker)
     consumer = notifications.consumer(settings, pool, wake)
     emails = Postman(settings, pool, wake, relay_waker)
     parts: dict[str, Part] = {"notifications": consumer.run, "emails": emails.run}
-    readings: list[Reading] = [ledger.read_gauges]
     if settings.bounces_url is not None:
         from worker.mail import bounces
 
         parts["bounces"] = bounces.BounceReader(settings, pool, relay_waker).run
-        readings.append(bounces.read_gauges)
-    return parts, consumer.check, readings
+    return parts, consumer.check, [ledger.read_gauges]
 
 
 def _calculations(settings: WorkerSettings, pool: Pool, relay_waker: RelayWaker) -> Work:

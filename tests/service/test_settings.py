@@ -43,11 +43,8 @@ def test_missing_variable_is_named(name):
         ("APP_URL", "app.example.com", None),
         ("APP_URL", "https://app.example.com/?x=1", None),
         ("AUTH_JWKS_URL", "http://issuer.test/jwks", None),
-        ("AUTH_TOKEN_URL", "http://issuer.test/token", None),
         ("AUTH_TOKEN_TYPES", 'JWT, "', None),
         ("AUTH_SCOPE_PREFIX", 'id"/', None),
-        ("AUTH_TOKEN_URL", "https://me:hunter2@issuer.test/token", None),
-        ("AUTH_TOKEN_URL", "https://issuer.test;script-src/token", None),
     ],
 )
 def test_invalid_variable_is_named_with_the_reason_and_its_value_not_shown(name, value, reason):

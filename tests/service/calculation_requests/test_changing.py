@@ -41,13 +41,14 @@ def test_requests_are_changed_in_one_way():
     assert changing_files == {"storing.py", "changing.py"}
 
 
-async def test_changed_column_moves_updated_at_and_an_event_alone_does_not(database, request_):
+async def test_change_that_the_firm_can_see_moves_updated_at_and_no_other_does(database, request_):
     long_ago = datetime(2000, 1, 1, tzinfo=UTC)
     await database.execute("UPDATE calculation_request SET updated_at = $1", long_ago)
     updated = "SELECT updated_at FROM calculation_request"
 
     async with database.transaction(), change(database, request_.id) as changed:
         changed.announce(RequestCreated)
+        changed.refused_calculation_id = "C-2"
     assert await database.fetchval(updated) == long_ago
     async with database.transaction(), change(database, request_.id) as changed:
         changed.customer_email = "eve@customer.example.com"

@@ -346,14 +346,11 @@ async def test_keys_of_the_issuer_that_are_not_usable_are_named(environment, own
     ]
 
 
-async def test_mailbox_of_bounces_that_is_not_set_unreadable_or_not_read_is_named(
-    environment, database, mailbox
-):
+async def test_mailbox_of_bounces_that_is_not_set_or_unreadable_is_named(environment, mailbox):
     unset = await found(environment, "bounces")
     refused = await found(environment, "bounces", mailbox.url.replace("INBOX", "Elsewhere"))
-    await database.execute("UPDATE bounce_mailbox SET looked_at = now() - interval '20 min'")
-    unread = await found(environment, "bounces", mailbox.url)
+    readable = await found(environment, "bounces", mailbox.url)
 
     assert unset.startswith("warning: unknown: BOUNCES_URL is not set; ")
     assert refused.startswith("wrong: the IMAP server refuses a command: does the folder exist")
-    assert unread.startswith("wrong: the mailbox can be read, and was 20 minutes ago; ")
+    assert readable.startswith("ok: the mailbox can be read; ")
