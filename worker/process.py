@@ -72,15 +72,21 @@ def _calculations(settings: WorkerSettings, pool: Pool, relay_waker: RelayWaker)
 # Tests hold manifests, network policies, alerts and pages against this declaration.
 ROLES = {
     "relay": Role(
-        *(_relay, WorkerSettings, 'broker_connected{connection="relay"}'),
+        _relay,
+        WorkerSettings,
+        liveness='broker_connected{connection="relay"}',
         servers=("rabbitmq", "direct postgres"),
     ),
     "notifications": Role(
-        *(_notifications, EmailSettings, 'consumer_reading{queue="notifications"}'),
+        _notifications,
+        EmailSettings,
+        liveness='consumer_reading{queue="notifications"}',
         servers=("rabbitmq", "mail server", "mailbox", "https"),
     ),
     "calculations": Role(
-        *(_calculations, WorkerSettings, 'consumer_reading{queue="calculation-results"}'),
+        _calculations,
+        WorkerSettings,
+        liveness='consumer_reading{queue="calculation-results"}',
         servers=("rabbitmq",),
     ),
 }
