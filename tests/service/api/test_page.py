@@ -92,12 +92,3 @@ async def test_page_names_the_issuer_and_what_its_tokens_need_and_may_ask_for_on
     for named in ("https://<issuer>", "a&b", "firm", "id/request:write", "id/request:read"):
         assert f"<code>{html.escape(named)}</code>" in page.text
     assert "connect-src 'self' https://issuer.test:8443;" in page.headers["Content-Security-Policy"]
-
-
-async def test_page_names_no_audience_where_none_is_needed(service_settings):
-    changes = {"auth_audience": None, "auth_clients": "acme"}
-    async with api_client(service_settings, None, **changes) as caller:
-        page = (await caller.get("/schema")).text
-
-    assert "audience" not in page
-    assert "None" not in page
