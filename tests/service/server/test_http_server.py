@@ -5,7 +5,6 @@ import json
 import socket
 from http import HTTPStatus
 
-import httpx
 import msgspec
 import pytest
 from structlog.testing import capture_logs
@@ -69,23 +68,6 @@ async def test_what_a_gateway_may_read_differently_is_refused_and_without_a_body
     errors = json.loads(answer.body)["errors"] if answer.body else []
     assert [error["code"] for error in errors] == ([code] if code else [])
     assert all(is_documented(status, error["code"], error["message"]) for error in errors)
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ["OPTIONS / HTTP/1.0"],  # HAProxy's usual health check
-        *(
-            ["OPTIONS / HTTP/1.1", f"Host: {host}"]
-            for host in ("a_b-1.example.com:8000", "API.", "10.0.0.7", "[::1]:80", "[fe80::1%25eth0]")
-        ),
-    ],
-)
-async def test_host_is_any_name_or_address_and_not_needed_in_http_1_0(shared_client, lines):
-    connection = await connect_to(shared_client)
-    connection.send("\r\n".join([*lines, "", ""]).encode())
-
-    assert (await connection.answer()).status == 204
 
 
 @pytest.mark.parametrize(("value", "count"), [("x" * 1000, 2 * LARGEST_HEAD // 1000), ("y", 100)])
@@ -322,34 +304,6 @@ async def test_server_whose_application_does_not_start_fails_and_logs_no_values(
     assert (failed["event"], failed["scope"]) == ("application_failed", "lifespan")
     assert (failed["error"], ended["event"]) == ("ValueError", "server_failed")
     assert "secret" not in str(logs)
-
-
-async def test_server_whose_port_is_taken_fails_and_logs_the_reason():
-    """Another process may take the port after it was checked."""
-    other = socket.create_server(("127.0.0.1", 0))
-    with other, capture_logs() as logs, pytest.raises(http_server.ServerFailed):
-        await http_server.serve(empty_answers, other.getsockname(), asyncio.Event(), shutdown_seconds=1.0)
-
-    (line,) = logs
-    assert line["event"] == "server_failed"
-    assert "in use" in line["reason"]
-
-
-async def test_server_that_is_stopped_while_it_starts_ends():
-    stop = asyncio.Event()
-    stop.set()
-    async with asyncio.timeout(10):
-        await http_server.serve(empty_answers, ("127.0.0.1", free_port()), stop, shutdown_seconds=1.0)
-
-
-@pytest.mark.parametrize("host", ["localhost", "::1"])
-async def test_host_may_be_a_name_or_an_ipv6_address(host):
-    stop = asyncio.Event()
-    async with serving(empty_answers, stop, host=host, shutdown_seconds=1.0) as (base_url, task):
-        async with httpx.AsyncClient(base_url=base_url) as client:
-            assert (await client.get("/")).status_code == 200
-        stop.set()
-        await task
 
 
 def test_port_that_another_process_listens_on_is_refused():
