@@ -1,7 +1,5 @@
 """Settings that a session takes over from role, database or server: harmless, or refused by name."""
 
-import asyncio
-
 import pytest
 
 from service.postgres import schema
@@ -9,7 +7,7 @@ from service.postgres.schema import SchemaOutdated
 from tests.harness.command_line import run
 from tests.harness.databases import connected, drop, url_of
 from tests.harness.examples import A_REQUEST
-from tests.harness.in_process import api_and_probes, api_client
+from tests.harness.in_process import api_and_probes
 from tests.harness.processes import bare_environment
 from tests.harness.waiting import eventually
 
@@ -119,22 +117,6 @@ async def test_setting_that_is_changed_later_takes_no_process_away_but_is_named(
     assert "Postgres has statement_timeout = 4999" in ready.json()["postgres"]
 
 
-@pytest.mark.parametrize("isolation", ["'repeatable read'", "'serializable'"])
-async def test_call_never_fails_for_the_isolation_of_its_session(
-    *, isolation, service_settings, issuer, database
-):
-    await set_default(database, "default_transaction_isolation", isolation)
-
-    async with api_client(service_settings, issuer.token()) as caller:
-        calls = [
-            caller.post("/v1/request", json=A_REQUEST, headers={"Idempotency-Key": f"key-{number % 20}"})
-            for number in range(200)
-        ]
-        statuses = {response.status_code for response in await asyncio.gather(*calls)}
-
-    assert statuses <= {200, 409, 503}
-
-
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 async def test_database_of_another_encoding_is_refused_by_name(encoding, administrator, postgres_server):
     name = f"of_{encoding.lower()}"
@@ -148,18 +130,3 @@ async def test_database_of_another_encoding_is_refused_by_name(encoding, adminis
     await drop(administrator, name)
 
     assert applied.errors == f"Postgres has server_encoding = {encoding}: choose UTF8 by CREATE DATABASE.\n"
-
-
-async def test_call_on_a_database_without_the_schema_gets_503_as_the_probe_does(
-    service_settings, issuer, database
-):
-    await database.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-
-    async with api_and_probes(service_settings, issuer.token()) as (caller, probes):
-        responses = [
-            await caller.post("/v1/request", json=A_REQUEST),
-            await caller.get("/v1/request"),
-            await probes.get("/readyz"),
-        ]
-
-    assert [response.status_code for response in responses] == [503] * 3

@@ -219,18 +219,18 @@ async def test_database_without_connections_counts_as_an_outage(pool, administra
 
 @pytest.fixture
 async def granting_two(service_settings, administrator):
-    """A pool that may open ten connections, whose Postgres user may open two; and that user."""
+    """A pool that may open ten connections, whose Postgres user may open two."""
     user = f"limited_{time.time_ns()}"
     await administrator.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'limited' CONNECTION LIMIT 2")
     url = str(URL(service_settings.database_url).with_user(user).with_password("limited"))
     settings = msgspec.structs.replace(service_settings, database_url=url, database_pool_size=10)
     async with open_pool(settings) as opened:
-        yield opened, user
+        yield opened
     await administrator.execute(f"DROP ROLE {user}")
 
 
 async def test_callers_wait_a_bounded_time_for_a_lent_connection_when_postgres_accepts_no_more(granting_two):
-    pool, _ = granting_two
+    pool = granting_two
 
     async def work() -> int:
         async with connections.acquired(pool, seconds=10.0) as connection:
@@ -246,20 +246,6 @@ async def test_callers_wait_a_bounded_time_for_a_lent_connection_when_postgres_a
     async with connections.acquired(pool, seconds=10.0), connections.acquired(pool, seconds=10.0):
         with pytest.raises(PostgresUnavailable):
             await asyncio.wait_for(backend(pool, seconds=0.2), 30)
-
-
-async def test_caller_fails_at_once_when_the_connections_it_waits_for_close(granting_two, administrator):
-    pool, user = granting_two
-    async with connections.acquired(pool, seconds=30.0) as one:
-        async with connections.acquired(pool, seconds=30.0) as other:
-            waiting = [asyncio.create_task(backend(pool, seconds=30.0)) for _ in range(3)]
-            await administrator.execute(f"ALTER ROLE {user} CONNECTION LIMIT 0")
-            other.terminate()
-        assert not any(task.done() for task in waiting)
-        one.terminate()
-    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
-
-    assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 3
 
 
 async def test_closing_the_pool_cancels_running_statements(service_settings, database):

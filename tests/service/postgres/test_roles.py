@@ -121,29 +121,3 @@ async def test_role_that_is_created_later_gets_its_rights_from_the_next_apply(da
         await schema.check(connection)
         await database.execute(f"REVOKE pg_read_all_data FROM {user}")
         await connection.fetch("SELECT FROM event")
-
-
-@pytest.mark.parametrize(
-    ("role", "command", "message"),
-    [
-        ("operator", "conveyancer list", "Postgres at DATABASE_URL is unavailable: it rejects the login"),
-        (
-            "api",
-            "conveyancer list",
-            "Has the user of DATABASE_URL the rights of calculation_requests_operator?",
-        ),
-        ("api", "schema apply", "Has the user of DATABASE_URL the rights of the schema's owner?"),
-    ],
-    ids=["may not connect", "may not read", "is not the owner"],
-)
-async def test_command_says_which_right_its_user_lacks(database_url, database, role, command, message):
-    if role == "operator":
-        name = await database.fetchval("SELECT current_database()")
-        await database.execute(f'REVOKE CONNECT ON DATABASE "{name}" FROM PUBLIC')
-    await database.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {databases.user_of('worker')}")
-
-    environment = bare_environment(DATABASE_URL=databases.as_role(database_url, role))
-    ended = await run("service", *command.split(), environment=environment)
-
-    assert (ended.status, ended.output) == (1, "")
-    assert message in ended.errors

@@ -13,12 +13,10 @@ from yarl import URL
 from deploy.local.machine.folders import CHECKOUT
 from service.commands import schema as schema_command
 from service.postgres import schema
-from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated, read_versions
 from tests.harness.command_line import run
 from tests.harness.databases import has_waiting_statement
-from tests.harness.metrics import rises
 from tests.harness.processes import Ended, bare_environment
 from tests.harness.stored import count_rows
 from tests.harness.tcp_proxy import TcpProxy
@@ -181,13 +179,6 @@ async def test_schema_of_others_is_refused_in_one_line(theirs, database, databas
     assert (ended.status, ended.output) == (1, "")
     assert re.fullmatch("The database has tables .+: use an empty one. .+ `make clean`.\n", ended.errors)
     assert await database.fetchval("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 1
-
-
-async def test_read_only_server_counts_as_unavailable(database):
-    await database.execute("SET default_transaction_read_only = on")
-
-    with rises("postgres_unavailable_total", by=1), pytest.raises(PostgresUnavailable):
-        await schema.check(database)
 
 
 async def test_events_of_another_server_are_refused_until_apply_has_put_them_first(database):
