@@ -17,7 +17,7 @@ from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
 from tests.worker.conftest import passes, publish, settings_with, store, take, take_all
 from tests.worker.consumers.conftest import dead_letter
-from worker.batches import LARGEST_BATCH, TryAgain
+from worker.batches import TryAgain
 from worker.consumers.dead_lettering import publish_letters
 from worker.rabbitmq import connection, topology
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
@@ -78,17 +78,6 @@ async def test_no_copy_counts_as_published_when_copies_with_one_id_are_returned(
 
     assert all(isinstance(failure, TryAgain) for failure in failures)
     assert len(failures) == len(copies)
-
-
-async def test_many_dead_letters_take_few_round_trips(worker_settings, channel, broker_link):
-    letters = [Message(str(number).encode(), message_id="same") for number in range(LARGEST_BATCH)]
-    broker_link.slow(bytes_per_second=1e9, delay_seconds=0.03)
-    settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=5.0)
-
-    failures = await publish_letters(settings, NOTIFICATIONS, letters)
-
-    assert list(failures) == [None] * LARGEST_BATCH
-    assert await count(channel, NOTIFICATIONS.dead_letters) == LARGEST_BATCH
 
 
 @pytest.mark.parametrize(("body", "is_confirmed"), [(b"not empty", False), (b"", True)])
