@@ -90,17 +90,12 @@ def test_pauses_double_up_to_the_longest(longest, logs):
 
 
 class ParticularMailServer(ScriptedMailServer):
-    """Accepts so many connections and logins at most, and refuses some recipients as if we were at fault.
-
-    It waits with its reply to a content until *goes_on*.
-    """
+    """Accepts so many connections and logins at most, and refuses some recipients as if we were at fault."""
 
     def __init__(self, *, connections: int = 100, logins: int = 100) -> None:
         super().__init__()
         self._connections = connections
         self._logins = logins
-        self.goes_on = asyncio.Event()
-        self.goes_on.set()
 
     async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
         if command == "greeting" and self.open_connections > self._connections:
@@ -110,8 +105,6 @@ class ParticularMailServer(ScriptedMailServer):
             return b"535 5.7.8 Authentication credentials invalid"
         if command == "RCPT" and b"<unlucky@" in sent:
             return b"554 5.7.1 Relay access denied"
-        if command == "content":
-            await self.goes_on.wait()
         return await super().reply_to(session, command, sent)
 
 
@@ -129,26 +122,6 @@ async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settin
         pauses = sum(log["event"] == "mail_paused" for log in logs)
         assert len(server.contents) == 60
         assert 2 < server.connections <= settings.email_concurrency + pauses
-
-
-async def test_process_claims_no_more_than_its_connections_carry_and_opens_one_when_the_last_is_closed(
-    worker_settings, database, monkeypatch
-):
-    await record_emails(database, 20)
-    server = ParticularMailServer(connections=1)
-    server.goes_on.clear()
-    async with server, running_postman(worker_settings, smtp_url=server.url, email_concurrency=8) as postman:
-        await eventually(lambda: server.connections > 1 and not postman._opening)  # noqa: SLF001
-        monkeypatch.setattr(postman._pauses, "_seconds", 60.0)  # noqa: SLF001 - as after many refusals
-        earlier = server.connections
-        await eventually(lambda: server.connections > earlier)
-        assert not await until(lambda: server.connections > earlier + 8, seconds=1.0)
-        await eventually(lambda: database.fetchval("SELECT count(claimed_by) <= 2 FROM email"))
-
-        server.replies["content"] = b"451 Try again later"  # and so the only connection is closed
-        server.goes_on.set()
-
-        assert await until(lambda: len(server.contents) > 1, seconds=15.0)
 
 
 class SilentAtFirst(ScriptedMailServer):

@@ -29,14 +29,6 @@ def test_email_of_each_kind_has_the_headers_of_an_automatic_message(kind):
     assert message["Auto-Submitted"] == "auto-generated"
 
 
-def test_link_is_broken_at_the_edge_of_a_narrow_screen():
-    assert f'<a href="{URL}" style="word-break: break-all">' in body(received(compose()), "html")
-
-
-def test_link_is_not_encoded_on_the_wire_when_the_text_is_ascii():
-    assert f"\r\n{URL}\r\n".encode() in compose()
-
-
 @pytest.mark.parametrize(
     ("first_name", "last_name"),
     [

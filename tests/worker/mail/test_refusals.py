@@ -49,16 +49,6 @@ async def test_secret_of_another_customer_that_the_mail_server_quotes_is_not_sto
     assert not any(part in reply for part in (secret[:9], secret[-9:]))
 
 
-@pytest.mark.usefixtures("intended")
-async def test_long_reply_of_a_mail_server_is_stored_in_part(postman, mail_server, database):
-    mail_server.data_reply = f"550 {'x' * 5000}"
-
-    async with running(postman.run):
-        reply = await eventually(lambda: database.fetchval("SELECT server_reply FROM email"))
-
-    assert reply == f"550 {'x' * 1000}"
-
-
 @pytest.mark.parametrize(
     ("field", "address"),
     [
