@@ -2,14 +2,10 @@
 
 import struct
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
-from aio_pika import IncomingMessage
-from aiormq.abc import DeliveredMessage
 from pamqp.base import BasicProperties
 from pamqp.commands import Basic
-from pamqp.header import ContentHeader
 
 from tests.harness.raw_messages import UNDECODABLE as RAW
 from worker.rabbitmq.message_properties import UNDECODABLE
@@ -54,34 +50,3 @@ def test_undecodable_property_is_left_out_and_named_and_the_others_are_read(what
     assert properties.headers == {UNDECODABLE: name}
     assert properties.user_id == "me"
     assert properties.app_id == (None if name == "app_id" else "we")
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("delivery_mode", [bytes([number]) for number in range(256)]),
-        ("expiration", [bytes([len(text)]) + text for text in (b"", b"x", b"1", b"1.5", b"1e9", b"-1")]),
-    ],
-)
-def test_message_of_every_value_can_be_constructed_although_aio_pika_refuses_some(name, values):
-    flag = Basic.Properties.flags[name]
-    named, refused = [], []
-    for value in values:
-        ours, theirs = Basic.Properties(), Basic.Properties()
-        ours.unmarshal(flag, value)
-        BasicProperties.unmarshal(theirs, flag, value)
-        if UNDECODABLE in construct(ours).headers:
-            named.append(value)
-        try:
-            construct(theirs)
-        except ValueError:
-            refused.append(value)
-
-    assert named == refused != []
-
-
-def construct(properties: Basic.Properties) -> IncomingMessage:
-    """Construct a message as aio-pika does when it is delivered."""
-    nowhere: Any = None
-    delivery = Basic.Deliver("consumer", 1, exchange="", routing_key="")
-    return IncomingMessage(DeliveredMessage(delivery, ContentHeader(properties=properties), b"", nowhere))

@@ -12,7 +12,7 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import Check, obstacle, passes, publish, settings_with, take
 from worker.consumers import notifications
 from worker.rabbitmq import connection, topology
-from worker.rabbitmq.connection import BrokerUnavailable, open_channel, open_role
+from worker.rabbitmq.connection import open_channel, open_role
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 
 QUEUES = pytest.mark.parametrize("queue", [NOTIFICATIONS, CALCULATION_RESULTS], ids=lambda queue: queue.name)
@@ -65,16 +65,6 @@ async def difference(check: Check) -> str:
     return reason if "PRECONDITION_FAILED" in reason else ""
 
 
-async def test_exchange_with_other_properties_stops_the_relay_which_reports_it(channel, relay):
-    await channel.exchange_delete(topology.REQUESTS)
-    await channel.declare_exchange(topology.REQUESTS, "fanout", durable=True)
-
-    async with running(relay.run):
-        says = await eventually(lambda: difference(relay.check))
-
-    assert "fanout" in says
-
-
 async def test_lost_binding_is_restored(channel, worker_settings, monkeypatch):
     monkeypatch.setattr(connection, "_DECLARE_SECONDS", 0.05)
     exchange = await channel.get_exchange(topology.REQUESTS)
@@ -89,19 +79,6 @@ async def test_lost_binding_is_restored(channel, worker_settings, monkeypatch):
     async with open_role(worker_settings, name="test", needs=[]):
         await ours.unbind(NOTIFICATIONS.exchange, NOTIFICATIONS.routing_key)
         await eventually(is_notified)
-
-
-async def test_connection_lost_before_the_topology_is_declared_is_an_outage(worker_settings, monkeypatch):
-    declare = topology.ensure
-
-    async def close_and_declare(opened, *, creates: bool) -> None:
-        await opened.transport.connection.close()
-        await declare(opened, creates=creates)
-
-    monkeypatch.setattr(topology, "ensure", close_and_declare)
-    with pytest.raises(BrokerUnavailable):
-        async with open_role(worker_settings, name="test", needs=[]):
-            pass
 
 
 async def test_refusal_of_a_virtual_host_is_logged_and_reported_in_the_words_of_rabbitmq(
