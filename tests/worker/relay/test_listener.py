@@ -57,10 +57,3 @@ async def test_connection_that_goes_silent_is_replaced(worker_settings, link, da
         link.resume()
         await eventually(lambda: is_woken(database, woken))
         assert await listeners(database) - silent
-
-
-async def test_stopped_listener_closes_its_connection(worker_settings, database):
-    async with running(partial(listener.run, worker_settings, asyncio.Event())):
-        (process,) = await eventually(lambda: listeners(database))
-
-    await eventually(lambda: is_gone(database, process))
