@@ -74,16 +74,6 @@ async def test_worker_waits_for_the_schema(worker_settings, database, logs):
     assert answer["postgres"].startswith("The database schema is older")
 
 
-async def test_worker_that_is_stopped_while_it_waits_starts_nothing(worker_settings, database, logs):
-    await database.execute("ALTER TABLE schema_version RENAME TO schema_version_elsewhere")
-
-    async with worker_probes(worker_settings):
-        await eventually(lambda: "worker_waits_for_schema" in {line["event"] for line in logs})
-
-    assert [line["event"] for line in logs][-2:] == ["worker_stopping", "worker_stopped"]
-    assert "worker_started" not in str(logs)
-
-
 async def test_fatal_failure_is_logged_and_ends_the_process(worker_settings, database, tmp_path):
     await database.execute(
         "DROP TABLE schema_version; CREATE VIEW schema_version AS SELECT 1 / 0 AS version, '' AS fingerprint;"

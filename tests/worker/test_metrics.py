@@ -9,7 +9,6 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, created_body, hold_events, publish, store, store_as
 from worker import process
 from worker.consumers import notifications
-from worker.mail import ledger
 from worker.metrics import COUNT_LIMIT
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.relay import pointers
@@ -62,26 +61,6 @@ async def test_full_outbox_is_counted_up_to_the_limit(database):
     assert (value("outbox_pending_events"), value("outbox_retrying_events")) == (COUNT_LIMIT, COUNT_LIMIT)
 
 
-async def test_many_pending_emails_are_counted_up_to_the_limit(database, stored_request):
-    await database.execute(
-        """
-        INSERT INTO email (request_id, number, kind, state, created_at)
-        SELECT $1, number, 'invitation', CASE WHEN number <= 500 THEN 'pending' ELSE 'sent' END,
-               now() - interval '1 hour'
-          FROM generate_series(1, 12000) AS number
-        """,
-        stored_request.id,
-    )
-
-    await ledger.read_gauges(database)
-    assert value("emails_pending") == 500
-    assert 3600 <= value("emails_oldest_pending_age_seconds") < 3700
-
-    await database.execute("UPDATE email SET state = 'pending'")
-    await ledger.read_gauges(database)
-    assert value("emails_pending") == COUNT_LIMIT
-
-
 async def test_gauges_are_nan_during_an_outage_of_postgres(database, linked_pool, link):
     await store(database)
     read_gauges = partial(process.read_gauges, linked_pool, [pointers.read_gauges], seconds=1.0)
@@ -93,15 +72,6 @@ async def test_gauges_are_nan_during_an_outage_of_postgres(database, linked_pool
 
     assert is_unknown("outbox_pending_events")
     assert is_unknown("outbox_oldest_event_age_seconds")
-
-
-async def test_gauges_are_nan_until_there_is_a_schema(database, pool):
-    await pointers.read_gauges(database)
-    await database.execute("ALTER TABLE outbox RENAME TO outbox_elsewhere")
-
-    await process.read_gauges(pool, [pointers.read_gauges], seconds=5.0)
-
-    assert is_unknown("outbox_pending_events")
 
 
 async def test_relay_counts_confirmed_events_by_type_and_no_returned_one(database, relay, publisher, channel):
