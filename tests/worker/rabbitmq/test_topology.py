@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 from aio_pika import Message
-from yarl import URL
 
 from tests.harness.in_process import running
 from tests.harness.queues import count, declare_topology
@@ -79,19 +78,6 @@ async def test_lost_binding_is_restored(channel, worker_settings, monkeypatch):
     async with open_role(worker_settings, name="test", needs=[]):
         await ours.unbind(NOTIFICATIONS.exchange, NOTIFICATIONS.routing_key)
         await eventually(is_notified)
-
-
-async def test_refusal_of_a_virtual_host_is_logged_and_reported_in_the_words_of_rabbitmq(
-    worker_settings, pool, logs
-):
-    url = str(URL(worker_settings.amqp_url).with_path("/nowhere"))
-    notified = notifications.consumer(settings_with(worker_settings, amqp_url=url), pool, asyncio.Event())
-    words = "RabbitMQ at AMQP_URL is unavailable: it refuses: NOT_ALLOWED - vhost nowhere not found"
-
-    async with running(notified.run):
-        await eventually(lambda: words in [line.get("obstacle") for line in logs])
-
-        assert await obstacle(notified.check) == words
 
 
 async def test_broker_that_falls_silent_is_lost_after_a_few_heartbeats(
