@@ -140,26 +140,6 @@ async def test_window_that_a_queue_blocks_is_the_last_on_its_channel(
     assert await database.fetchval("SELECT count(*) FROM outbox WHERE next_attempt_at IS NULL") == 1
 
 
-async def test_outage_of_postgres_keeps_the_connection_to_rabbitmq(
-    worker_settings, broker_link, link, linked_pool, database, tap, logs
-):
-    """Otherwise the relay would log in to RabbitMQ again and again, and its checks would blame RabbitMQ."""
-    settings = settings_with(worker_settings, amqp_url=broker_link.url)
-    relay = Relay(settings, linked_pool, asyncio.Event())
-    async with running(relay.run):
-        await eventually(lambda: passes(relay.check))
-        await link.refuse()
-        await eventually(lambda: sum(line["event"] == "relay_paused" for line in logs) == 3)
-        is_ready = await passes(relay.check)
-        link.admit()
-        request = await store(database)
-        await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
-
-    assert is_ready
-    assert broker_link.connections == 1
-    assert await take_ids(tap) == [id_of(request)]
-
-
 async def test_channel_is_not_used_again_after_postgres_has_interrupted_a_publish(
     worker_settings, broker_link, link, linked_pool, database, stored_request
 ):
