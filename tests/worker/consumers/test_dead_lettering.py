@@ -1,7 +1,6 @@
 """A message that can never be handled is moved to the dead letters of its queue, with the reason."""
 
 import asyncio
-from typing import Any
 
 import aio_pika
 import pytest
@@ -13,7 +12,6 @@ from tests.harness.in_process import running
 from tests.harness.metrics import value
 from tests.harness.queues import count, holds
 from tests.harness.raw_messages import ILLEGAL, UNDECODABLE, NotText, RawMessage
-from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
 from tests.worker.conftest import passes, publish, settings_with, store, take, take_all
 from tests.worker.consumers.conftest import dead_letter
@@ -80,22 +78,6 @@ async def test_no_copy_counts_as_published_when_copies_with_one_id_are_returned(
     assert len(failures) == len(copies)
 
 
-@pytest.mark.parametrize(("body", "is_confirmed"), [(b"not empty", False), (b"", True)])
-async def test_alarm_repeats_at_most_one_dead_letter(worker_settings, body, is_confirmed):
-    letters = [Message(body, message_id=str(number)) for number in range(20)]
-    async with ScriptedBroker() as broker:
-        settings = settings_with(worker_settings, amqp_url=broker.url, broker_timeout_seconds=0.5)
-        broker.raise_alarm()
-
-        first, *others = await publish_letters(settings, NOTIFICATIONS, letters)
-
-        assert (first is None) == is_confirmed
-        assert {type(failure) for failure in others} == {TimeoutError}
-        broker.clear_alarm()
-        assert await publish_letters(settings, NOTIFICATIONS, [Message(b"", message_id="next")]) == [None]
-    assert set(broker.taken) <= {"0", "next"}
-
-
 @pytest.mark.usefixtures("channel")  # It declares the topology.
 async def test_connection_lost_while_letters_are_sent_fails_them(worker_settings, broker_link):
     letters = [Message(str(number).encode(), message_id="same") for number in range(20)]
@@ -107,19 +89,6 @@ async def test_connection_lost_while_letters_are_sent_fails_them(worker_settings
     await broker_link.cut()
 
     assert None not in await asyncio.wait_for(publishing, 30)
-
-
-async def test_letters_behind_the_first_fail_together_when_one_of_them_is_returned(worker_settings, channel):
-    arguments: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    await channel.queue_delete(NOTIFICATIONS.dead_letters)
-    dead_letters = await channel.declare_queue(NOTIFICATIONS.dead_letters, arguments=arguments)
-    await dead_letters.bind(topology.DEAD_LETTERS, NOTIFICATIONS.dead_letters)
-    letters = [Message(str(number).encode()) for number in range(20)]
-
-    first, *others = await publish_letters(worker_settings, NOTIFICATIONS, letters)
-
-    assert first is None
-    assert {type(failure) for failure in others} == {TryAgain}
 
 
 async def test_routing_key_that_is_not_utf8_ends_no_connection(consumer, work, channel):
