@@ -13,14 +13,13 @@ from aio_pika.abc import AbstractChannel
 
 from service.identifiers import new_request_id, uuid_of
 from tests.harness.queues import count, holds
-from tests.harness.raw_messages import UNDECODABLE, RawMessage
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import publish, take_all, take_ids
 from tests.worker.steps import bury
 from worker.commands import dead_letters
 from worker.commands.dead_letters import DeadLetter, QueueListing
-from worker.rabbitmq import message_properties, topology
+from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.rabbitmq.topology import NOTIFICATIONS
 
@@ -145,22 +144,6 @@ async def test_redriven_message_is_as_it_was_before_it_died_and_reaches_no_other
         assert back.delivery_mode == DeliveryMode.PERSISTENT
         await back.reject()
     assert len(await take_all(tap)) == 1  # from its sender
-
-
-async def test_dead_letters_that_cannot_be_decoded_are_redriven_and_named_as_such(channel):
-    """So their consumer refuses them again."""
-    exchange = await channel.get_exchange(topology.DEAD_LETTERS)
-    for name, written in UNDECODABLE.values():
-        await exchange.publish(RawMessage(b"{}", name, written), NOTIFICATIONS.dead_letters, mandatory=True)
-
-    first, *_ = (await listing_of("--full")).letters
-    assert first.headers is not None
-    await command("dead-letters", "redrive", QUEUE)
-
-    assert first.headers[message_properties.UNDECODABLE] == "content_type"
-    await eventually(lambda: holds(channel, QUEUE, len(UNDECODABLE)))
-    moved = await take_all(await channel.get_queue(QUEUE))
-    assert all(message_properties.UNDECODABLE in message.headers for message in moved)
 
 
 @pytest.mark.parametrize("words", [(), ("--reason", "unknown")])
