@@ -1,6 +1,5 @@
 """Outages of the mail server and of Postgres lose no e-mail, charge no attempt and send none twice."""
 
-import asyncio
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from tests.harness.databases import failing_for_all_roles
 from tests.harness.in_process import running
 from tests.harness.mail_server import ScriptedMailServer, Session
-from tests.harness.waiting import eventually, until
+from tests.harness.waiting import eventually
 from tests.worker.conftest import postman_held_before, running_postman, settings_with, store
 from tests.worker.mail.conftest import all_are, announced, attempts, record_emails
 from tests.worker.steps import intend
@@ -122,23 +121,6 @@ async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settin
         pauses = sum(log["event"] == "mail_paused" for log in logs)
         assert len(server.contents) == 60
         assert 2 < server.connections <= settings.email_concurrency + pauses
-
-
-class SilentAtFirst(ScriptedMailServer):
-    """Sends no greeting over its first connection."""
-
-    async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
-        if command == "greeting" and self.connections == 1:
-            await asyncio.sleep(60)
-        return await super().reply_to(session, command, sent)
-
-
-async def test_silent_connection_attempt_does_not_hold_up_other_emails(worker_settings, database):
-    await record_emails(database, 10)
-    async with SilentAtFirst() as server, running_postman(worker_settings, smtp_url=server.url):
-        assert await until(lambda: all_are(database, "sent"), seconds=10.0)
-
-    assert server.commands["MAIL"] <= 12  # one for each e-mail, and for a connection that is too late
 
 
 class TiredMailServer(ScriptedMailServer):
