@@ -116,11 +116,9 @@ async def test_keys_stay_in_use_during_an_outage_and_are_fetched_after_it_withou
 
 WRONG: dict[str, Answer] = {
     "500": status(500),
-    "no body": status(200),
     "not JSON": status(200, b"<html>"),
-    "not UTF-8": status(200, b'{"keys": [{"kid": "\xff"}]}'),
-    "too deep": status(200, b'{"keys": [{"kid":' + b"[" * 50_000),
     "no usable key": status(200, b'{"keys": [{"kty": "oct", "k": "AAAA", "kid": "local"}]}'),
+    "too deep": status(200, b'{"keys": [{"kid":' + b"[" * 50_000),
     "not HTTP": babble,
     "endless": pour,
     "dripping": drip,

@@ -9,7 +9,6 @@ from tests.harness.databases import connected, drop, url_of
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_and_probes
 from tests.harness.processes import bare_environment
-from tests.harness.waiting import eventually
 
 # Each has the value that differs most from the default.
 _HARMLESS = {
@@ -52,10 +51,6 @@ async def set_default(database, name: str, value: str) -> None:
     await database.execute(f"ALTER DATABASE {own} SET {name} = {value}")
 
 
-async def answers(caller) -> bool:
-    return bool((await caller.get("/v1/request")).status_code == 200)
-
-
 async def test_harmless_settings_change_nothing_that_a_caller_sees(
     *, service_settings, issuer, database, environment
 ):
@@ -94,27 +89,6 @@ async def test_setting_that_would_break_us_is_refused_by_name(
     for says in (ready.json()["postgres"], examined.output, applied.errors):
         assert f"Postgres has {name} = {value}" in says
     assert (examined.status, applied.status) == (1, 1)
-
-
-async def test_setting_that_is_changed_later_takes_no_process_away_but_is_named(
-    service_settings, issuer, database
-):
-    async with api_and_probes(service_settings, issuer.token()) as (caller, probes):
-        before = await probes.get("/readyz")
-        await set_default(database, "statement_timeout", "4999")
-        await database.execute(
-            """
-            SELECT pg_terminate_backend(pid)
-              FROM pg_stat_activity
-             WHERE datname = current_database()
-               AND application_name = 'calculation-requests'
-            """
-        )
-        await eventually(lambda: answers(caller))
-        ready = await probes.get("/readyz")
-
-    assert (before.json()["postgres"], ready.status_code) == ("ok", 200)
-    assert "Postgres has statement_timeout = 4999" in ready.json()["postgres"]
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])

@@ -1,20 +1,17 @@
 """The connection pool: how many connections it opens, which it reuses, and what happens when one fails."""
 
 import asyncio
-import time
 from contextlib import suppress
 
 import asyncpg
 import msgspec
 import pytest
-from yarl import URL
 
 from service.postgres import connections
 from service.postgres import pool as pool_module
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool, open_pool
 from tests.harness.databases import is_gone
-from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
 
 SIZE = 2
@@ -215,37 +212,6 @@ async def test_database_without_connections_counts_as_an_outage(pool, administra
         with pytest.raises(PostgresUnavailable) as refusal:
             await backend(pool)
         assert isinstance(refusal.value.__cause__, cause)
-
-
-@pytest.fixture
-async def granting_two(service_settings, administrator):
-    """A pool that may open ten connections, whose Postgres user may open two."""
-    user = f"limited_{time.time_ns()}"
-    await administrator.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'limited' CONNECTION LIMIT 2")
-    url = str(URL(service_settings.database_url).with_user(user).with_password("limited"))
-    settings = msgspec.structs.replace(service_settings, database_url=url, database_pool_size=10)
-    async with open_pool(settings) as opened:
-        yield opened
-    await administrator.execute(f"DROP ROLE {user}")
-
-
-async def test_callers_wait_a_bounded_time_for_a_lent_connection_when_postgres_accepts_no_more(granting_two):
-    pool = granting_two
-
-    async def work() -> int:
-        async with connections.acquired(pool, seconds=10.0) as connection:
-            process: int = await connection.fetchval("SELECT pg_backend_pid() FROM pg_sleep(0.05)")
-        return process
-
-    assert await work()
-    with rises("postgres_unavailable_total", by=0):
-        served = await asyncio.gather(*(work() for _ in range(20)))
-
-    assert len(set(served)) == 2
-    assert (len(pool.opened), len(pool.idle)) == (2, 2)
-    async with connections.acquired(pool, seconds=10.0), connections.acquired(pool, seconds=10.0):
-        with pytest.raises(PostgresUnavailable):
-            await asyncio.wait_for(backend(pool, seconds=0.2), 30)
 
 
 async def test_closing_the_pool_cancels_running_statements(service_settings, database):

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from yarl import URL
 
 from deploy.local.machine.folders import CHECKOUT
-from service.commands import schema as schema_command
 from service.postgres import schema
 from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated, read_versions
@@ -71,24 +69,6 @@ async def test_command_waits_for_postgres_and_says_why(database_url):
 
     assert (applied.status, applied.output) == (0, APPLIED)
     assert re.fullmatch("Postgres at DATABASE_URL is unavailable: .+; waiting for it\n", applied.errors)
-
-
-@pytest.mark.parametrize(
-    ("limit", "user", "reason"),
-    [
-        ("_OUTAGE_SECONDS", None, "Postgres at DATABASE_URL is unavailable: connection refused"),
-        ("_REJECTED_SECONDS", "nobody_here", "Postgres at DATABASE_URL is unavailable: it rejects the login"),
-    ],
-)
-async def test_command_fails_in_the_end_for_a_new_password(monkeypatch, database_url, limit, user, reason):
-    monkeypatch.setattr(schema_command, limit, 0.5)
-    url = URL(database_url)
-    url = url.with_user(user).with_password("wrong") if user else url.with_port(1)
-
-    async with asyncio.timeout(60):
-        ended = await run("service", "schema", "apply", environment=bare_environment(DATABASE_URL=str(url)))
-
-    assert ended == Ended(1, "", f"{reason}; waiting for it\n{reason}\n")
 
 
 async def test_versions_are_applied_while_requests_are_stored(database, database_url, other_connection):

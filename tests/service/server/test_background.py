@@ -37,25 +37,6 @@ async def test_failed_work_is_logged_counted_and_restarted(error):
     assert "a secret" not in str(logs)
 
 
-async def test_work_ends_with_the_block_and_is_not_restarted_if_it_fails_then():
-    begun = 0
-
-    async def fail_at_the_end() -> None:
-        nonlocal begun
-        begun += 1
-        try:
-            await asyncio.Event().wait()
-        finally:
-            raise LookupError
-
-    with capture_logs() as logs:
-        async with asyncio.timeout(5), in_background("test", fail_at_the_end):
-            await asyncio.sleep(0)
-
-    assert begun == 1
-    assert logs[0]["error"] == "LookupError"
-
-
 async def test_cancellation_of_the_caller_is_not_lost_while_the_work_ends():
     ending, may_end = asyncio.Event(), asyncio.Event()
 

@@ -94,19 +94,3 @@ async def test_process_is_not_ready_on_an_older_schema(service_settings, databas
 
     assert response.status_code == 503
     assert "schema apply" in response.json()["postgres"]
-
-
-async def test_schema_is_looked_at_again_after_a_reconnect(service_settings, database, link):
-    """Postgres may have lost its data, as a development cluster's does when its pod ends."""
-    changes = {"database_url": link.url, "database_pool_size": 1}
-    async with api_and_probes(service_settings, None, **changes) as (client, prober):
-        before = await prober.get("/readyz")
-        await database.execute("DROP TABLE schema_version")
-        unchanged = await prober.get("/readyz")
-        await link.cut()
-        read = await client.get(f"/v1/request/{uuid_of(uuid4())}", headers=bearer("s" * 43))
-        lost = [await prober.get("/readyz") for _ in range(2)]
-
-    assert (before.status_code, unchanged.status_code, read.status_code) == (200, 200, 401)
-    assert [answer.status_code for answer in lost] == [503, 503]
-    assert "schema apply" in lost[0].json()["postgres"]
