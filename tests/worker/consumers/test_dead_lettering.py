@@ -3,7 +3,6 @@
 import asyncio
 
 import aio_pika
-import pytest
 from aio_pika import Message
 from aiormq.exceptions import AMQPError
 from pamqp.common import FieldTable
@@ -13,7 +12,7 @@ from tests.harness.metrics import value
 from tests.harness.queues import count, holds
 from tests.harness.raw_messages import ILLEGAL, UNDECODABLE, NotText, RawMessage
 from tests.harness.waiting import eventually
-from tests.worker.conftest import passes, publish, settings_with, store, take, take_all
+from tests.worker.conftest import passes, publish, store, take, take_all
 from tests.worker.consumers.conftest import dead_letter
 from worker.batches import TryAgain
 from worker.consumers.dead_lettering import publish_letters
@@ -76,19 +75,6 @@ async def test_no_copy_counts_as_published_when_copies_with_one_id_are_returned(
 
     assert all(isinstance(failure, TryAgain) for failure in failures)
     assert len(failures) == len(copies)
-
-
-@pytest.mark.usefixtures("channel")  # It declares the topology.
-async def test_connection_lost_while_letters_are_sent_fails_them(worker_settings, broker_link):
-    letters = [Message(str(number).encode(), message_id="same") for number in range(20)]
-    settings = settings_with(worker_settings, amqp_url=broker_link.url)
-    broker_link.hold_before(topology.DEAD_LETTERS.encode())
-    publishing = asyncio.create_task(publish_letters(settings, NOTIFICATIONS, letters))
-    await broker_link.marker_reached.wait()
-
-    await broker_link.cut()
-
-    assert None not in await asyncio.wait_for(publishing, 30)
 
 
 async def test_routing_key_that_is_not_utf8_ends_no_connection(consumer, work, channel):

@@ -6,29 +6,15 @@ import pytest
 from aio_pika import Message
 
 from tests.harness.in_process import running
-from tests.harness.queues import count, declare_topology
+from tests.harness.queues import count
 from tests.harness.waiting import eventually
-from tests.worker.conftest import Check, obstacle, passes, publish, settings_with, take
+from tests.worker.conftest import Check, obstacle, passes, settings_with
 from worker.consumers import notifications
 from worker.rabbitmq import connection, topology
 from worker.rabbitmq.connection import open_channel, open_role
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 
 QUEUES = pytest.mark.parametrize("queue", [NOTIFICATIONS, CALCULATION_RESULTS], ids=lambda queue: queue.name)
-
-
-@QUEUES
-async def test_message_survives_another_declaration_and_is_dead_lettered_when_rejected(channel, queue):
-    await publish(channel, queue, b"rejected")
-    await declare_topology(channel)
-    message = await (await channel.get_queue(queue.name)).get()
-
-    await message.reject()
-
-    graveyard = await channel.get_queue(queue.dead_letters)
-    dead = await eventually(lambda: take(graveyard))
-    assert dead.body == b"rejected"
-    assert dead.headers["x-death"][0]["queue"] == queue.name
 
 
 @QUEUES
