@@ -9,7 +9,6 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, created_body, hold_events, publish, store, store_as
 from worker import process
 from worker.consumers import notifications
-from worker.metrics import COUNT_LIMIT
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.relay import pointers
 
@@ -43,22 +42,6 @@ async def test_feed_is_held_back_for_as_long_as_an_older_transaction_is_open(dat
         await pointers.read_gauges(database)
 
     assert 90 <= value("feed_held_back_seconds") < 120
-
-
-async def test_full_outbox_is_counted_up_to_the_limit(database):
-    await database.execute(
-        """
-        INSERT INTO outbox (request_id, sequence, attempts, next_attempt_at)
-        SELECT gen_random_uuid(), 1, attempts, CASE WHEN attempts > 0 THEN now() END
-          FROM generate_series(1, $1)
-         CROSS JOIN (VALUES (0), (1)) AS state (attempts)
-        """,
-        COUNT_LIMIT + 2000,
-    )
-
-    await pointers.read_gauges(database)
-
-    assert (value("outbox_pending_events"), value("outbox_retrying_events")) == (COUNT_LIMIT, COUNT_LIMIT)
 
 
 async def test_gauges_are_nan_during_an_outage_of_postgres(database, linked_pool, link):

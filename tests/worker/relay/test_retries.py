@@ -37,20 +37,6 @@ async def test_wait_of_a_refused_event_doubles_up_to_the_longest(database, attem
     assert held == [(attempts + 1, pause), (0, pause), (0, pause)]
 
 
-async def test_event_behind_a_held_one_that_is_deleted_by_hand_is_published_when_that_one_was_due(
-    relay_once, database, stored_request, tap
-):
-    await announce_next(database, stored_request.id)
-    await hold_events(database, stored_request.id)
-
-    await database.execute("DELETE FROM outbox WHERE sequence = 1")
-    at_first = await relay_once()
-    await make_due(database)
-
-    assert (at_first, await relay_once()) == (0, 1)
-    assert await take_ids(tap) == [f"{stored_request.uuid}.request.email_sent.2"]
-
-
 @pytest.mark.parametrize("is_confirmed", [True, False])
 async def test_later_event_that_a_person_has_locked_delays_no_pass(
     relay_once, database, other_connection, stored_request, tap, channel, is_confirmed
