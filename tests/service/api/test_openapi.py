@@ -138,41 +138,6 @@ def test_example_of_a_parameter_is_accepted(name):
     assert getattr(parse_query(query, urlencode({name: example}).encode()), name) == example
 
 
-async def test_examples_are_what_is_answered_and_what_each_kind_of_reader_gets(service_settings, issuer):
-    bodies = DOCUMENT["paths"]["/v1/request"]["post"]["requestBody"]["content"]["application/json"]
-    records = answers_of("/v1/request/{uuid}", "get")
-    async with api_client(service_settings, issuer.token(), auth_internal_clients="reader") as client:
-        for name in ("smallest", "full"):
-            body = bodies["examples"][name]["value"]
-            created = await client.post("/v1/request", json=body)
-            path = f"/v1/request/{created.json()['data']['uuid']}"
-
-            check(bodies["schema"], body)
-            for shown, response in (
-                (answers_of("/v1/request", "post"), created),
-                (answers_of("/v1/request/{uuid}/events", "get"), await client.get(f"{path}/events")),
-                (records, await client.get(path)),
-            ):
-                check(shown["schema"], response.json())
-                assert response.json()["data"].keys() == shown["examples"]["ok"]["value"]["data"].keys()
-        assert body.items() <= records["examples"]["ok"]["value"]["data"].items()
-
-        tokens = {
-            "ok": issuer.token(),
-            "by_secret": created.json()["data"]["secret"],
-            "internal_reader": issuer.token("reader", scope="request:read-all"),
-        }
-        assert tokens.keys() == records["examples"].keys()
-        for name, token in tokens.items():
-            response = await client.get(path, headers=bearer(token))
-            check(records["schema"], response.json())
-            assert nulls(response.json()["data"]) == nulls(records["examples"][name]["value"]["data"])
-
-
-def nulls(record: dict[str, Any]) -> dict[str, bool]:
-    return {name: value is None for name, value in record.items()}
-
-
 # How to fail like the example with each name: by headers, claims of the token, or the body.
 BAD_HEADERS = {
     "bad_host": {"Host": "a/b"},
