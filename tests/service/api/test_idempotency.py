@@ -1,6 +1,5 @@
 """Idempotency-Key of POST /v1/request: a repeat with the same key and body returns the first request."""
 
-import asyncio
 import string
 from typing import Any
 
@@ -15,12 +14,10 @@ from service.api.decoding import parse
 from service.api.errors import ApiError
 from service.api.idempotency_key_header import parse_key
 from service.calculation_requests import conveyancers
-from service.identifiers import parse_uuid, uuid_of
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.http import bearer
 from tests.harness.in_process import served
 from tests.harness.stored import count_rows, holding
-from tests.harness.waiting import eventually
 
 WAIVER = {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": "Repeat client"}
 FIRST = '{"notes":"é","meta_data":{"a":[1,{"b":2,"c":3}],"z":1}'  # after the required fields
@@ -128,23 +125,6 @@ def test_key_may_be_a_token_or_a_string(sent, key):
 def test_malformed_key_is_refused_and_its_caller_told_to_quote_it(key):
     with pytest.raises(ApiError, match="in double quotes"):
         parse_key([key])
-
-
-@pytest.mark.parametrize("key", ["k", None], ids=["with a key", "without"])
-async def test_create_of_unknown_outcome_is_logged_with_uuid(watched_client, database, link, statements, key):
-    first = await post(watched_client, key and "another")  # connects, and prepares the statement
-    await eventually(lambda: "pg_notify" in statements.executed[-1])
-    await watched_client.get("/v1/request")  # over the same connection, so after the NOTIFY
-    with capture_logs() as logs:
-        cutting = asyncio.create_task(link.swallow_answers_and_cut(0.3))
-        await asyncio.sleep(0)
-        response = await post(watched_client, key)
-        await cutting
-
-    assert response.status_code == 503
-    others = "SELECT id FROM calculation_request WHERE id <> $1"
-    unanswered = await database.fetchval(others, parse_uuid(first.json()["data"]["uuid"]))
-    assert served_uuids(logs) == [uuid_of(unanswered)]
 
 
 def test_too_long_key_is_refused_with_its_length_and_two_keys_as_two():

@@ -1,6 +1,5 @@
 """The issuer's keys over real HTTPS: rotation, outage, recovery, slow and wrong answers."""
 
-import asyncio
 import gzip
 import itertools
 import time
@@ -73,18 +72,6 @@ async def test_unknown_keys_cause_no_more_than_one_fetch_in_each_interval(server
     await eventually(four_fetches)
 
     assert time.monotonic() - began >= 3 * 0.3 - 0.01
-
-
-async def test_fetch_that_began_before_a_key_was_published_is_not_the_last_word(server, own_issuer):
-    keys = SigningKeys(server.url)
-    server.answer = after(0.2, server.answer)
-    fetching = asyncio.create_task(keys.refresh())
-    await eventually(lambda: server.requests == 1)
-    own_issuer.publish("next")
-    server.answer = status(200, own_issuer.jwks.read_bytes())
-
-    await fetching
-    assert await eventually(lambda: is_found(keys, "next"))
 
 
 @pytest.mark.parametrize("has_keys", [True, False], ids=["keys were fetched", "it starts in the outage"])

@@ -35,27 +35,3 @@ async def test_failed_work_is_logged_counted_and_restarted(error):
     failed = ("background_work_failed", "test", error.__name__)
     assert [(line["event"], line["work"], line["error"]) for line in logs] == [failed] * 2
     assert "a secret" not in str(logs)
-
-
-async def test_cancellation_of_the_caller_is_not_lost_while_the_work_ends():
-    ending, may_end = asyncio.Event(), asyncio.Event()
-
-    async def end_slowly() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ending.set()
-            await may_end.wait()
-
-    async def use() -> None:
-        async with in_background("test", end_slowly):
-            await asyncio.sleep(0)
-
-    using = asyncio.create_task(use())
-    await ending.wait()
-    using.cancel()
-    await asyncio.sleep(0)
-    may_end.set()
-    await asyncio.wait([using])
-
-    assert using.cancelled()
