@@ -1,10 +1,8 @@
 """Any struct can be a body: its decoding, errors and schema follow from its annotations."""
 
-from datetime import date, datetime
-from decimal import Decimal
+from datetime import date
 from enum import Enum
 from typing import Annotated, Any, Literal
-from uuid import UUID
 
 import msgspec
 import pytest
@@ -33,13 +31,9 @@ class EveryType(Sent, frozen=True, kw_only=True):
     a_float: Annotated[float, Meta(lt=1)] | UnsetType = UNSET
     a_bool: bool | UnsetType = UNSET
     a_date: date | UnsetType | None = UNSET
-    a_datetime: Annotated[datetime, Meta(tz=True)] | UnsetType | None = UNSET
-    a_uuid: UUID | UnsetType = UNSET
-    a_decimal: Decimal | UnsetType = UNSET
     a_literal: Literal["a", "b"] | UnsetType | None = UNSET
     an_enum: Colour | UnsetType = UNSET
     a_list: Annotated[list[int], Meta(max_length=2)] | UnsetType = UNSET
-    a_dict: Annotated[dict[str, int], Meta(max_length=1)] | UnsetType = UNSET
     streets: list[Street] | UnsetType = UNSET
     a_raw: msgspec.Raw | UnsetType = UNSET
     a_union: int | str | UnsetType | None = UNSET
@@ -52,18 +46,13 @@ VALID = {
     "a_float": 0.5,
     "a_bool": True,
     "a_date": "2026-03-02",
-    "a_datetime": "2026-03-02T09:30:00Z",
-    "a_uuid": "00000000-0000-0000-0000-000000000000",
-    "a_decimal": "1.10",
     "a_literal": "a",
     "an_enum": "red",
     "a_list": [1],
-    "a_dict": {"a": 1},
     "streets": [{"name": "High", "number": 7}],
     "a_raw": {"a": [1]},
     "a_union": "x",
 }
-_A_TIME = "a time with its zone, such as 2026-03-02T09:30:00Z"
 REFUSED: list[tuple[str, Any, ErrorCode, str]] = [
     ("a_str", None, "invalid_type", "Expected a string, got null."),
     ("a_str", "zqmark", "too_long", "Expected at most 5 characters, got 6."),
@@ -76,19 +65,10 @@ REFUSED: list[tuple[str, Any, ErrorCode, str]] = [
     ("a_bool", 1, "invalid_type", "Expected a boolean, got an integer."),
     ("a_date", "zqmark", "invalid_type", "Expected a date, such as 2026-03-02, got another string."),
     ("a_date", 1, "invalid_type", "Expected a date or null, got an integer."),
-    ("a_datetime", "zqmark", "invalid_type", f"Expected {_A_TIME}, got another string."),
-    ("a_datetime", "2026-03-02T09:30:00", "invalid_type", f"Expected {_A_TIME}, got another string."),
-    ("a_datetime", [], "invalid_type", "Expected a time with its date or null, got an array."),
-    ("a_uuid", "zqmark", "invalid_type", "Expected a UUID, got another string."),
-    ("a_decimal", "zqmark", "invalid_type", "Expected a decimal number, got another string."),
-    ("a_decimal", [], "invalid_type", "Expected a decimal number, got an array."),
     ("a_literal", "zqmark", "invalid_choice", "Expected a or b."),
     ("an_enum", "zqmark", "invalid_choice", "Expected red or blue."),
     ("a_list", {}, "invalid_type", "Expected an array, got an object."),
     ("a_list", [1, 2, 3], "too_long", "Expected at most 2 items, got 3."),
-    ("a_dict", [], "invalid_type", "Expected an object, got an array."),
-    ("a_dict", {"a": 1, "b": 2}, "too_long", "Expected at most 1 fields, got 2."),
-    ("a_dict", {"a": "zqmark"}, "invalid_type", "Expected an integer, got a string."),
     ("a_union", [], "invalid_type", "Expected an integer or a string or null, got an array."),
     ("zqmark", 1, "unknown_field", "There is no such field: check its name."),
 ]
