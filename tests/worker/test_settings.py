@@ -18,14 +18,6 @@ ENVIRONMENT = {
 }
 
 
-def test_required_settings_are_sufficient():
-    settings = load(EmailSettings, ENVIRONMENT)
-
-    assert settings.amqp_url == "amqp://127.0.0.1/"
-    assert settings.relay_poll_seconds == 1.0
-    assert settings.shutdown_seconds == 20.0
-
-
 @pytest.mark.parametrize("name", ["APP_URL", "REQUEST_SECRET_KEYS", "SMTP_URL", "MAIL_FROM"])
 def test_only_the_role_that_sends_emails_needs_what_e_mails_need(name):
     given = {each: value for each, value in ENVIRONMENT.items() if each != name}
