@@ -10,7 +10,7 @@ import pytest
 from deploy.local.machine.ports import free_port
 from tests.harness.command_line import call, run
 from tests.harness.examples import CONVEYANCER
-from tests.harness.processes import Process, bare_environment, python, run_process, started
+from tests.harness.processes import Process, bare_environment, python, started
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import COMMANDS
 from tests.worker.steps import intend, store_many
@@ -115,14 +115,6 @@ def test_failure_is_one_line_that_names_its_cause_and_no_value_of_a_setting(
     assert (ended.status, len((ended.output + ended.errors).splitlines())) == (1, 1), ended
     assert part.format(**environment) in ended.output + ended.errors
     assert "zqmark" not in ended.output + ended.errors
-
-
-@pytest.mark.parametrize("command", ["service schema apply", "service serve", "worker relay"])
-async def test_process_ends_like_the_command_in_this_process(command):
-    ended = await run(*command.split(), environment=bare_environment())
-
-    assert await run_process(*command.split(), environment=bare_environment()) == ended
-    assert (ended.status, ended.output, len(ended.errors.splitlines())) == (1, "", 1)
 
 
 @pytest.mark.parametrize(

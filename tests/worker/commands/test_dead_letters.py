@@ -17,7 +17,6 @@ from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import publish, take_all, take_ids
 from tests.worker.steps import bury
-from worker.commands import dead_letters
 from worker.commands.dead_letters import DeadLetter, QueueListing
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
@@ -160,18 +159,6 @@ async def test_full_live_queue_stops_a_redrive_without_loss(channel, words):
     assert moved >= 3
     assert await ids_in(channel, QUEUE, moved) == ids[:moved]
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 30 - moved) == ids[moved:]
-
-
-@pytest.mark.parametrize("marker", [b"notifications.dead-letters", b"message-0"])
-async def test_broker_that_stops_answering_is_an_error_in_time(marker, broker_link, channel, monkeypatch):
-    monkeypatch.setattr(dead_letters, "ANSWER_SECONDS", 0.5)
-    await bury_many(channel, 3)
-    broker_link.hold_before(marker)
-    os.environ["AMQP_URL"] = broker_link.url
-
-    async with asyncio.timeout(10):
-        with pytest.raises(BrokerUnavailable):
-            await command("dead-letters", "redrive", QUEUE)
 
 
 async def test_crash_before_acknowledgements_leaves_messages_in_both_queues(channel, broker_link):

@@ -8,7 +8,6 @@ from aiormq.exceptions import AMQPError
 from pamqp.common import FieldTable
 
 from tests.harness.in_process import running
-from tests.harness.metrics import value
 from tests.harness.queues import count, holds
 from tests.harness.raw_messages import ILLEGAL, UNDECODABLE, NotText, RawMessage
 from tests.harness.waiting import eventually
@@ -16,7 +15,7 @@ from tests.worker.conftest import passes, publish, store, take, take_all
 from tests.worker.consumers.conftest import dead_letter
 from worker.batches import TryAgain
 from worker.consumers.dead_lettering import publish_letters
-from worker.rabbitmq import connection, topology
+from worker.rabbitmq import topology
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 
 PUBLISH_SECONDS = 5.0  # RabbitMQ may close the connection, or answer nothing.
@@ -84,17 +83,6 @@ async def test_routing_key_that_is_not_utf8_ends_no_connection(consumer, work, c
 
     async with running(consumer.run):
         await eventually(lambda: work.done == [1])
-
-
-async def test_dead_letters_that_come_and_go_are_counted(worker_settings, channel, monkeypatch):
-    monkeypatch.setattr(connection, "_DECLARE_SECONDS", 0.02)
-    exchange = await channel.get_exchange(topology.DEAD_LETTERS)
-    async with connection.open_role(worker_settings, name=NOTIFICATIONS.name, needs=[]):
-        for _ in range(3):
-            await exchange.publish(Message(b"dead"), NOTIFICATIONS.dead_letters, mandatory=True)
-        await eventually(lambda: value("consumer_dead_letters", queue=NOTIFICATIONS.name) == 3)
-        await (await channel.get_queue(NOTIFICATIONS.dead_letters)).purge()
-        await eventually(lambda: value("consumer_dead_letters", queue=NOTIFICATIONS.name) == 0)
 
 
 def result(uuid: str) -> bytes:

@@ -12,7 +12,6 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import postman_held_before, running_postman, settings_with, store
 from tests.worker.mail.conftest import all_are, announced, attempts, record_emails
 from tests.worker.steps import intend
-from worker.waiting import Pauses
 
 RELEASED = """
     SELECT claimed_by IS NULL AND attempts = 0 AND created_at < next_attempt_at
@@ -74,18 +73,6 @@ async def test_while_the_mail_server_refuses_us_one_email_at_a_time_is_tried_aft
     assert {log["smtp_code"] for log in pauses()} == {int(refusal[:3])}
     assert {log["log_level"] for log in logs if log.get("outcome") == "given_back"} == {"debug"}
     assert refusal[4:] not in str(logs)
-
-
-@pytest.mark.parametrize("longest", [1.0, 60.0])
-def test_pauses_double_up_to_the_longest(longest, logs):
-    pauses = Pauses("paused")
-
-    for _ in range(20):
-        pauses.log(TimeoutError(), longest=longest)
-
-    seconds = [log["pause_seconds"] for log in logs]
-    assert seconds[0] <= 0.05
-    assert longest / 2 <= min(seconds[-5:]) <= max(seconds) <= longest
 
 
 class ParticularMailServer(ScriptedMailServer):
