@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from deploy.local.machine.ports import free_port
 from service.api.outer_layer import OuterLayer
 from service.app import create_app
 from service.identifiers import parse_uuid
@@ -288,6 +289,21 @@ async def test_caller_that_reads_nothing_does_not_keep_the_process():
         async with asyncio.timeout(10):
             await task
         connection.hang_up()
+
+
+async def test_server_whose_application_does_not_start_fails_and_logs_no_values():
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.failed", "message": "secret"})
+        raise ValueError("secret")
+
+    with capture_logs() as logs, pytest.raises(http_server.ServerFailed):
+        await http_server.serve(app, ("127.0.0.1", free_port()), asyncio.Event(), shutdown_seconds=1.0)
+
+    (failed, ended) = logs
+    assert (failed["event"], failed["scope"]) == ("application_failed", "lifespan")
+    assert (failed["error"], ended["event"]) == ("ValueError", "server_failed")
+    assert "secret" not in str(logs)
 
 
 def test_port_that_another_process_listens_on_is_refused():

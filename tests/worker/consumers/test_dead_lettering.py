@@ -3,6 +3,7 @@
 import asyncio
 
 import aio_pika
+import pytest
 from aio_pika import Message
 from aiormq.exceptions import AMQPError
 from pamqp.common import FieldTable
@@ -10,8 +11,9 @@ from pamqp.common import FieldTable
 from tests.harness.in_process import running
 from tests.harness.queues import count, holds
 from tests.harness.raw_messages import ILLEGAL, UNDECODABLE, NotText, RawMessage
+from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
-from tests.worker.conftest import passes, publish, store, take, take_all
+from tests.worker.conftest import passes, publish, settings_with, store, take, take_all
 from tests.worker.consumers.conftest import dead_letter
 from worker.batches import TryAgain
 from worker.consumers.dead_lettering import publish_letters
@@ -74,6 +76,22 @@ async def test_no_copy_counts_as_published_when_copies_with_one_id_are_returned(
 
     assert all(isinstance(failure, TryAgain) for failure in failures)
     assert len(failures) == len(copies)
+
+
+@pytest.mark.parametrize(("body", "is_confirmed"), [(b"not empty", False), (b"", True)])
+async def test_alarm_repeats_at_most_one_dead_letter(worker_settings, body, is_confirmed):
+    letters = [Message(body, message_id=str(number)) for number in range(20)]
+    async with ScriptedBroker() as broker:
+        settings = settings_with(worker_settings, amqp_url=broker.url, broker_timeout_seconds=0.5)
+        broker.raise_alarm()
+
+        first, *others = await publish_letters(settings, NOTIFICATIONS, letters)
+
+        assert (first is None) == is_confirmed
+        assert {type(failure) for failure in others} == {TimeoutError}
+        broker.clear_alarm()
+        assert await publish_letters(settings, NOTIFICATIONS, [Message(b"", message_id="next")]) == [None]
+    assert set(broker.taken) <= {"0", "next"}
 
 
 async def test_routing_key_that_is_not_utf8_ends_no_connection(consumer, work, channel):

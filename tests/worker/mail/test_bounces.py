@@ -27,6 +27,7 @@ from tests.worker.conftest import settings_with
 from tests.worker.mail.conftest import announced, open_reader, record_emails
 from worker.commands.emails import Choice, read
 from worker.mail import tokens
+from worker.mail.bounces import read_gauges
 from worker.mail.mailbox import MailboxUnavailable, in_thread, opened
 from worker.settings import EmailSettings
 
@@ -203,6 +204,19 @@ async def test_many_new_messages_are_read_in_several_looks(reader, database, mai
     await reader.look()
 
     assert len(await failures(database)) == 1
+
+
+async def test_no_process_looks_just_after_another(settings, database):
+    settings = settings_with(settings, bounces_poll_seconds=60.0)
+    async with open_reader(settings) as one, open_reader(settings) as other:
+        await database.execute("UPDATE bounce_mailbox SET looked_at = now() - interval '1 min'")
+        await one.look_in_turn()
+        looked_at = await database.fetchval("SELECT looked_at FROM bounce_mailbox")
+        await other.look_in_turn()
+
+    assert await database.fetchval("SELECT looked_at FROM bounce_mailbox") == looked_at
+    await read_gauges(database)
+    assert metrics.value("bounces_look_age_seconds") < 60
 
 
 async def test_outage_of_the_imap_server_is_logged_and_ends_by_itself(settings, database, mailbox):
