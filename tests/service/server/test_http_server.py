@@ -214,19 +214,6 @@ async def test_what_follows_a_body(client, framing, sent, status, closes):
     assert not closes or b"HTTP/1.1 2" not in await connection.rest()
 
 
-@pytest.mark.parametrize(("framing", "sent"), [(LENGTH, BODY[:10]), (CHUNKED, b"")])
-async def test_caller_that_hangs_up_is_one_log_line(client, database, framing, sent):
-    connection = await connect_to(client)
-    with capture_logs() as logs:
-        connection.send(head(client, framing) + sent)
-        await eventually(lambda: value("http_requests_in_progress") == 1)
-        connection.hang_up()
-        await eventually(lambda: served(logs))
-
-    assert [(line["event"], line["log_level"]) for line in logs] == [("request_served", "info")]
-    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
-
-
 async def test_create_interrupted_by_shutdown_is_503_and_logged_with_uuid(service_settings, issuer, database):
     """It may have been stored nevertheless."""
     settings = msgspec.structs.replace(service_settings, database_timeout_seconds=20.0)
