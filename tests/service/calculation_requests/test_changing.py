@@ -1,22 +1,17 @@
 """Changes of requests: made in one way, announced, and recorded."""
 
-import asyncio
 import re
 from datetime import UTC, datetime
-from typing import Any
 
 import asyncpg
 import msgspec
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
-from service.api.resources import Resources
 from service.calculation_requests import event_history
 from service.calculation_requests.changing import change, change_all
-from service.outbox import asyncapi, events, waking
+from service.outbox import asyncapi, events
 from service.outbox.events import DetailedRequestEvent, RequestCreated
-from service.outbox.waking import RelayWaker
-from service.server.background import in_background
 from tests.deploy.pages import WORKER, section
 from tests.harness import stored
 from worker.relay import pointers
@@ -144,18 +139,3 @@ def test_page_shows_an_event_as_it_is_sent():
 
     (created,) = (each for each in asyncapi.SENT_EXAMPLES if isinstance(each, RequestCreated))
     assert msgspec.json.decode(shown)["data"] == msgspec.to_builtins(created), "worker/README.md, Events"
-
-
-async def test_change_by_an_endpoint_wakes_relays(database, pool, service_settings, request_):
-    woken = asyncio.Event()
-    await database.add_listener(waking.CHANNEL, lambda *_: woken.set())
-    relay = RelayWaker(pool, seconds=5.0)
-    unused: Any = None
-    resources = Resources(service_settings, unused, pool, relay, unused, unused)
-
-    async with in_background("relay_waker", relay.run):
-        async with resources.transaction(None) as connection, change(connection, request_.id) as changed:
-            changed.announce(RequestCreated)
-        await asyncio.wait_for(woken.wait(), 30)
-
-    assert await stored.count_rows(database) == (1, 2)

@@ -2,9 +2,23 @@
 
 import asyncio
 
+import pytest
+
+from service.outbox import waking
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client
 from tests.harness.metrics import rises
+from tests.worker.conftest import store
+
+
+@pytest.mark.parametrize(("path", "body"), [("", A_REQUEST), ("/{uuid}/withdrawal", None)])
+async def test_call_that_stores_an_event_wakes_the_relays(client, database, path, body):
+    request, woken = await store(database), asyncio.Event()
+    await database.add_listener(waking.CHANNEL, lambda *_: woken.set())
+
+    await client.post(f"/v1/request{path}".format(uuid=request.uuid), json=body)
+
+    await asyncio.wait_for(woken.wait(), 10)
 
 
 async def test_create_succeeds_while_postgres_refuses_each_notify(database, service_settings, issuer):
