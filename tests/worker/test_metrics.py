@@ -3,12 +3,15 @@
 import asyncio
 from functools import partial
 
+import pytest
+
 from tests.harness.in_process import running
 from tests.harness.metrics import is_unknown, rises, value
 from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, created_body, hold_events, publish, store, store_as
 from worker import process
 from worker.consumers import notifications
+from worker.mail import ledger
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.relay import pointers
 
@@ -42,6 +45,16 @@ async def test_feed_is_held_back_for_as_long_as_an_older_transaction_is_open(dat
         await pointers.read_gauges(database)
 
     assert 90 <= value("feed_held_back_seconds") < 120
+
+
+@pytest.mark.usefixtures("intended")
+async def test_pending_emails_are_counted_with_the_age_of_the_oldest(database):
+    await database.execute("UPDATE email SET created_at = now() - interval '1 hour'")
+
+    await ledger.read_gauges(database)
+
+    assert value("emails_pending") == 1
+    assert 3600 <= value("emails_oldest_pending_age_seconds") < 3700
 
 
 async def test_gauges_are_nan_during_an_outage_of_postgres(database, linked_pool, link):

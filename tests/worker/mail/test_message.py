@@ -35,6 +35,7 @@ def test_email_of_each_kind_has_the_headers_of_an_automatic_message(kind):
         ("Ada\\", 'O\'Brien, "Zo" (A.)'),
         ("Ada;", "[Lovelace]: <evil@elsewhere>, Countess of somewhere far away and of many other places"),
         ("👩‍💻", "😀"),
+        ("=?utf-8?q?Eve?=", "Lovelace"),
         ("x" * 255, "y" * 255),
     ],
 )
