@@ -41,12 +41,8 @@ def test_only_the_role_that_sends_emails_needs_what_e_mails_need(name):
     ("name", "value"),
     [
         ("AMQP_URL", "http://user:hunter2@127.0.0.1/"),
-        ("AMQP_URL", "amqp://user:hunter2 @127.0.0.1/"),
         ("AMQP_URL", "amqp://user:hunter2#x@127.0.0.1/"),
-        ("AMQP_URL", "amqp://user:hunter2/x@127.0.0.1/"),
-        ("SMTP_URL", "mailto:hunter2"),
         ("SMTP_URL", "smtp://user:hunter2#x@127.0.0.1:25"),
-        ("EMAIL_CONCURRENCY", "0"),
         ("EMAIL_CONCURRENCY", "1000"),
         ("RETENTION_DAYS", "29"),
         ("CONSUMER_PREFETCH", "65536"),
@@ -77,10 +73,8 @@ def test_sender_may_have_a_name_and_an_international_domain(text, sender):
     ("name", "value"),
     [
         ("AMQP_URL", "amqps://user:p%23s@rabbit.example:5671/vhost?heartbeat=5"),
-        ("AMQP_URL", "amqp://rabbit"),
         ("AMQP_URL", "amqp://guest:guest@[::1]:5672/%2F"),
         ("SMTP_URL", "smtp+starttls://user%40example.com:p%2Fs@mail.example:587"),
-        ("SMTP_URL", "smtps://mail.example/"),
         ("SMTP_URL", "smtp://[::1]:25"),
         ("DATABASE_URL", "postgresql:///calculations?host=/run/postgresql"),
         ("DATABASE_URL", "postgres://user:p%23s@one:5432,two:5432/calculations"),

@@ -5,24 +5,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
-from litestar import Litestar, patch
-from litestar.di import NamedDependency
-from litestar.params import JSONBody, SkipValidation
-from litestar.testing import AsyncTestClient
 from msgspec import UNSET, Meta, UnsetType
-from openapi_spec_validator import validate
 
-from service import app
-from service.api.bodies import ExternalId, Notes
-from service.api.controllers.requests import Uuid
-from service.api.decoding import BodyDecoder, Sent, parse, provide_query
-from service.api.envelope import Envelope, ErrorCode, FieldError, succeed
+from service.api.decoding import Sent, parse
+from service.api.envelope import ErrorCode, FieldError
 from service.api.errors import InvalidSubmission
-from service.api.openapi import document, documenting
-from service.api.openapi.documenting import Documented
-from service.authentication.access_tokens import WRITE
-from service.calculation_requests import field_docs
-from service.server.limits import LARGEST_BODY
 
 
 class EveryType(Sent, frozen=True, kw_only=True):
@@ -94,103 +81,3 @@ def test_field_of_any_type_is_refused_in_the_words_of_json_beside_others(name, v
     if name != "a_bool":
         found = refusals(EveryType, VALID | {name: value, "a_bool": "zqmark"})
         assert sorted(found, key=str) == sorted([expected, other], key=str)
-
-
-class NotesBody(Sent, frozen=True, kw_only=True):
-    """Changes of what is the firm's alone."""
-
-    notes: Annotated[Notes | UnsetType | None, field_docs.NOTES] = UNSET
-    external_id: Annotated[ExternalId | UnsetType | None, field_docs.EXTERNAL_ID] = UNSET
-
-
-class Changed(msgspec.Struct):
-    """What is to be changed."""
-
-    fields: list[str]
-
-
-class CountQuery(Sent, frozen=True, kw_only=True):
-    """How often."""
-
-    count: Annotated[int, Meta(ge=1, description="How often.")] = 1
-
-
-@patch(
-    "/v1/change/{uuid:str}",
-    dto=BodyDecoder[NotesBody],
-    dependencies={"parameters": provide_query(CountQuery)},
-    security=[{"access_token": [WRITE]}],
-    documented=Documented(answers={"ok": Changed(["notes"])}, refused=b'{"notes": 1}'),
-)
-async def change(
-    uuid: Uuid,  # noqa: ARG001
-    data: JSONBody[NotesBody],
-    parameters: NamedDependency[SkipValidation[CountQuery]],
-) -> Envelope[Changed]:
-    """Change a request. No field is required."""
-    sent = [name for name, value in msgspec.structs.asdict(data).items() if value is not UNSET]
-    return succeed(Changed(sent * parameters.count))
-
-
-@pytest.fixture
-async def client():
-    """A client of an application with an endpoint that takes a body and a query of its own."""
-    async with AsyncTestClient(Litestar([change], **app.of_endpoints())) as connected:
-        yield connected
-
-
-async def test_handler_gets_what_was_sent_of_a_body_of_its_own(client):
-    nothing = await client.patch("/v1/change/req_1", json={})
-    both = await client.patch("/v1/change/req_1?count=2", json={"notes": None, "external_id": "crm-17"})
-
-    assert nothing.json()["data"] == {"fields": []}
-    assert both.json()["data"] == {"fields": ["notes", "external_id"] * 2}
-
-
-@pytest.mark.parametrize(
-    ("sent", "status", "found"),
-    [
-        ({"json": {"notes": 1, "external_id": "a\x00b", "other": 1}}, 422, "notes external_id other"),
-        ({"json": {"notes": "a\x00b"}}, 422, "notes"),
-        ({"json": {}, "params": {"count": "0", "a": "b"}}, 422, "count a"),
-        ({"content": b"{", "headers": {"Content-Type": "application/json"}}, 400, "None"),
-        ({"content": b"{}", "headers": {"Content-Type": "text/plain"}}, 415, "None"),
-        ({"content": b"{}"}, 415, "None"),
-        ({"content": b"", "headers": {"Content-Type": "application/json"}}, 400, "None"),
-        ({"json": {"notes": "x" * LARGEST_BODY}}, 413, "None"),
-    ],
-    ids=ascii,
-)
-async def test_body_of_its_own_is_refused_as_any_other(client, sent, status, found):
-    refused = await client.patch("/v1/change/req_1", **sent)
-
-    assert refused.status_code == status
-    assert [str(error["field"]) for error in refused.json()["errors"]] == found.split()
-
-
-def test_document_describes_a_body_and_a_query_of_its_own():
-    application = Litestar([*app.ENDPOINTS, change], openapi_config=document.config(), **app.of_endpoints())
-    completed = documenting.complete(application)
-
-    validate(completed)
-    operation = completed["paths"]["/v1/change/{uuid}"]["patch"]
-    assert completed["components"]["schemas"]["NotesBody"]["properties"]["notes"] == {
-        "type": ["string", "null"],
-        "maxLength": 10_000,
-        "pattern": "^[^\\x00]*$",
-        "description": field_docs.NOTES.description,
-        "examples": field_docs.NOTES.examples,
-    }
-    assert operation["requestBody"]["content"]["application/json"] == {
-        "schema": {"$ref": "#/components/schemas/NotesBody"},
-        "examples": {
-            "full": {"value": {"notes": "Call before noon.\nCompletion is in May.", "external_id": "crm-17"}}
-        },
-    }
-    (count,) = [each for each in operation["parameters"] if each.get("in") == "query"]
-    assert count["schema"] == {"type": "integer", "minimum": 1, "default": 1}
-    assert (operation["summary"], operation["description"]) == ("Change a request", "No field is required.")
-    failures = {*operation["responses"]["415"]["content"]["application/json"]["examples"]}
-    assert failures == {"not_json", "compressed"}
-    assert "refused_fields" in operation["responses"]["422"]["content"]["application/json"]["examples"]
-    assert operation["responses"].keys() >= {"200", "400", "401", "403", "404", "408", "410", "413", "503"}

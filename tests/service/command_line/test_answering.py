@@ -8,7 +8,7 @@ import click
 import pytest
 
 from service.command_line import parameters
-from service.command_line.answering import Answer, answering, cell, printable, table
+from service.command_line.answering import Answer, answering, cell, printable
 from service.command_line.answering import run as main
 from service.identifiers import parse_uuid
 from tests.harness.command_line import restored_logging
@@ -110,7 +110,3 @@ def test_invalid_argument_is_bad_usage(kind, word, part, capsys):
 def test_cells_cannot_manipulate_the_terminal():
     assert printable("a\x1b[31m\n\u202eb\\") == "a\\x1b[31m\\n\\u202eb\\"
     assert cell("x" * 500) == "x" * 99 + "…"
-
-
-def test_columns_are_aligned():
-    assert table(("name", "n"), [("a", 1), ("bc", 22.25)]) == "name  n\na     1\nbc    22.2"

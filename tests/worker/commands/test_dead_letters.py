@@ -18,10 +18,9 @@ from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import publish, take_all, take_ids
 from tests.worker.steps import bury
-from worker.commands import dead_letters
 from worker.rabbitmq import message_properties, topology
 from worker.rabbitmq.connection import BrokerUnavailable
-from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
+from worker.rabbitmq.topology import NOTIFICATIONS
 
 pytestmark = pytest.mark.usefixtures("on_servers")
 
@@ -47,17 +46,6 @@ async def listing_of(*words: str) -> dict[str, Any]:
     answer = await command("dead-letters", "list", QUEUE, *words)
     listings: list[dict[str, Any]] = answer.data
     return listings[0]
-
-
-async def test_both_queues_are_listed_when_none_is_named(channel):
-    await bury(channel, CALCULATION_RESULTS, b"{}")
-
-    answer = await command("dead-letters", "list")
-
-    lines = answer.text.splitlines()
-    assert lines[0] == "notifications.dead-letters: 0 messages"
-    assert lines[2] == "calculation-results.dead-letters: 1 messages"
-    assert lines[4].split()[:3] == ["message_id", "uuid", "type"]
 
 
 async def test_message_is_listed_with_its_reason_and_shown_in_full_only_if_asked_for(channel):
@@ -175,20 +163,6 @@ async def test_dead_letters_that_cannot_be_decoded_are_redriven_and_named_as_suc
     assert all(message_properties.UNDECODABLE in message.headers for message in moved)
 
 
-@pytest.mark.parametrize("words", [("list",), ("redrive", QUEUE)])
-async def test_command_that_reads_fewer_than_were_counted_fails(*, words, channel, monkeypatch):
-    read = dead_letters._read  # noqa: SLF001 - another consumer could take one after the count
-
-    def read_one_more(channel, queue, number) -> Any:
-        return read(channel, queue, number + 1)
-
-    monkeypatch.setattr(dead_letters, "_read", read_one_more)
-    await bury_many(channel, 2)
-
-    with pytest.raises(click.ClickException, match="of 3 messages did not arrive"):
-        await command("dead-letters", *words)
-
-
 @pytest.mark.parametrize("words", [(), ("--reason", "unknown")])
 async def test_full_live_queue_stops_a_redrive_without_loss(channel, words):
     ids = await bury_many(channel, 30)
@@ -203,25 +177,6 @@ async def test_full_live_queue_stops_a_redrive_without_loss(channel, words):
     assert moved >= 3
     assert await ids_in(channel, QUEUE, moved) == ids[:moved]
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 30 - moved) == ids[moved:]
-
-
-@pytest.mark.parametrize("marker", [b"notifications.dead-letters", b"message-0"])
-async def test_broker_that_stops_answering_is_an_error_in_time(marker, broker_link, channel, monkeypatch):
-    monkeypatch.setattr(dead_letters, "ANSWER_SECONDS", 0.5)
-    await bury_many(channel, 3)
-    broker_link.hold_before(marker)
-    os.environ["AMQP_URL"] = broker_link.url
-
-    async with asyncio.timeout(10):
-        with pytest.raises(BrokerUnavailable):
-            await command("dead-letters", "redrive", QUEUE)
-
-
-async def test_missing_queue_is_named(channel):
-    await channel.queue_delete(NOTIFICATIONS.dead_letters)
-
-    with pytest.raises(click.ClickException, match=r"notifications\.dead-letters: no such queue"):
-        await command("dead-letters", "list", QUEUE)
 
 
 async def test_crash_before_acknowledgements_leaves_messages_in_both_queues(channel, broker_link):

@@ -129,23 +129,6 @@ async def test_resend_is_aimed_by_time_code_and_reply_tried_on_a_few_and_stopped
     assert (await states(database))[key_of(regular)] == "pending"
 
 
-@pytest.mark.parametrize("reply", ["451 4.7.1 greylisted", None])  # None: the reply was deleted
-async def test_pending_email_is_chosen_by_the_code_of_the_last_reply_which_it_keeps(
-    *, database, postman, mail_server, intended, reply
-):
-    mail_server.rcpt_reply = "451 4.7.1 greylisted"
-    await attempt_emails(database, postman)
-    await database.execute("UPDATE email SET smtp_code = 451, server_reply = $1", reply)
-
-    found = {code: (await command("emails", "list", "--reply", code)).data for code in ("450", "451")}
-
-    cancelled = await changed("cancel", "--uuid", intended.uuid)
-
-    assert [email["state"] for email in found["451"]] == ["pending"]
-    assert (found["450"], cancelled) == ([], 1)
-    assert await database.fetchrow("SELECT state, server_reply FROM email") == ("failed", reply)
-
-
 async def test_list_begins_with_the_newest_and_says_why_emails_failed(stored_request):
     await changed("cancel", "--uuid", stored_request.uuid)
     await changed("resend", "--uuid", stored_request.uuid)

@@ -151,8 +151,6 @@ async def test_correction_to_the_same_address_changes_nothing(database, intended
     ("option", "value", "other"),
     [
         ("--customer-email", "ADA@bücher.example", "ada@buecher.example"),
-        ("--customer-email", "Ada@XN--bcher-kva.example", "eva@xn--bcher-kva.example"),
-        ("--customer-email", "ada@BÜCHER.example", "ada@bücher.example.com"),
         ("--external-id", "case-1 ", "case-10"),
         ("--case-ref", "12high STREET ", "12 Low Street"),
         ("--conveyancer", FREE_CONVEYANCER, CONVEYANCER),

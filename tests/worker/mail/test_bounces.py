@@ -22,7 +22,6 @@ from tests.harness import bounces, dovecot, metrics, stored
 from tests.harness.dovecot import Dovecot, access_token
 from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.in_process import running
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
 from tests.worker.mail.conftest import announced, open_reader, record_emails
@@ -113,29 +112,6 @@ async def test_report_is_recorded_once_however_often_and_by_whomever_it_is_read(
     )
     assert mailbox.messages == []
     assert all(end is None or isinstance(end, MailboxUnavailable) for end in ends)
-
-
-async def test_report_whose_removal_failed_is_removed_later(settings, database, mailbox):
-    (request,) = await send_emails(database, 1)
-    mailbox.put(report(request))
-    async with (
-        TcpProxy(mailbox.url) as way,
-        open_reader(settings_with(settings, bounces_url=way.url)) as reader,
-    ):
-        for command in (b"STORE", b"EXPUNGE"):
-            way.hold_before(command)
-            look = asyncio.create_task(reader.look())
-            await eventually(way.marker_reached.is_set)
-            assert len(await failures(database)) == 1
-            await way.cut()
-            with pytest.raises(MailboxUnavailable):
-                await look
-            assert len(mailbox.messages) == 1
-            way.resume()
-            await reader.look()
-
-    assert mailbox.messages == []
-    assert len(await failures(database)) == 1
 
 
 async def test_report_of_a_pending_email_waits_for_its_end(reader, database, mailbox):
