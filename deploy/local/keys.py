@@ -1,8 +1,6 @@
-"""The keys of a local stack: the signing key of access tokens, and the key ring of request secrets."""
+"""The signing key of a local stack's access tokens."""
 
-import base64
 import json
-import secrets
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -31,11 +29,3 @@ def write_signing_key(private: Path, public: Path) -> None:
         raise TypeError(f"{private} is not an EC key")
     jwk = ECAlgorithm.to_jwk(key.public_key(), as_dict=True)
     public.write_text(json.dumps({"keys": [{**jwk, "kid": KEY_ID, "use": "sig", "alg": "ES256"}]}))
-
-
-def request_secret_keys(file: Path) -> str:
-    """Return the key ring of the request secrets, made once: secrets outlive a run."""
-    if not file.exists():
-        key = base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
-        write_private(file, f"{KEY_ID}:{key}\n")
-    return file.read_text().strip()

@@ -36,10 +36,7 @@ class Form:
     @property
     def steps(self) -> dict[int, list[Question]]:
         """The steps that have a question to show, by their numbers."""
-        shown = self.questionnaire.shown(self.journey.answers)
-        steps = enumerate(self.questionnaire.steps, 1)
-        found = {number: [each for each in step if each in shown] for number, step in steps}
-        return {number: questions for number, questions in found.items() if questions}
+        return self.questionnaire.steps(self.journey.answers)
 
     def keep(self, step: int, sent: Mapping[str, Any]) -> None:
         """Keep the answers of a step. An empty or impossible answer is none."""
