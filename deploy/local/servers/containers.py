@@ -16,7 +16,7 @@ from testcontainers.core.docker_client import DockerClient
 from deploy.local.errors import Interrupted
 from deploy.local.machine.folders import CHECKOUT, Place, secret_in, working_folder
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.waiting import is_interrupted, wait_until
+from deploy.local.machine.waiting import is_interrupted, trouble_before
 from deploy.local.servers.server import NotHere, Server, trouble_of_postgres, trouble_of_rabbitmq
 
 _FIRST_ANSWER_SECONDS = 3
@@ -137,7 +137,10 @@ def _started(engine: DockerClient, image: Image, place: Place, folder: Path) -> 
             name=name,
             volumes=volume if place.keep else {},
         )
-        _wait_for(started, lambda: not image.trouble_at(url))
+        if trouble := trouble_before(
+            lambda: not image.trouble_at(url), lambda: _trouble(started), seconds=_START_SECONDS
+        ):
+            raise DockerException(f"{trouble} Its last line: {started.logs(tail=1).decode(errors='replace')}")
     except _ENGINE_ERRORS as error:
         raise NotHere(f"No container for {image.server}: {error}") from None
     place.report(f"{image.server} runs in a container of {image.name}, port {port}.")
@@ -160,16 +163,6 @@ def _pull_if_missing(engine: DockerClient, image: str, place: Place) -> None:
             raise Interrupted
         if "error" in step:
             raise DockerException(step["error"])
-
-
-def _wait_for(started: Container, condition: Callable[[], bool]) -> None:
-    """Wait until *condition* is true. Raises DockerException if the container ends, or it takes too long."""
-    in_time = wait_until(
-        lambda: condition() or _trouble(started) is not None, seconds=_START_SECONDS, pause_seconds=0.1
-    )
-    trouble = _trouble(started) or (None if in_time else "It does not answer.")
-    if trouble:
-        raise DockerException(f"{trouble} Its last line: {started.logs(tail=1).decode(errors='replace')}")
 
 
 def _trouble(started: Container) -> str | None:
