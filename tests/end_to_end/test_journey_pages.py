@@ -86,7 +86,7 @@ async def click_through(
     await look(form, "thanks")
     await (
         page.bring_to_front()
-    )  # Chromium may send a click in a hidden tab to what was there before it scrolled.
+    )  # In a hidden tab, a click may reach what was there before it scrolled.
     if await page.get_by_role("link", name="Look again").is_visible():  # only without scripts
         await press(page, page.get_by_role("link", name="Look again"))
     await expect(button(page, "Announce the calculation")).to_be_visible()
