@@ -84,9 +84,7 @@ async def click_through(
     await press(form, button(form, "Send the answers"))
     await expect(form.get_by_role("heading", name="Thank you")).to_be_visible()
     await look(form, "thanks")
-    await (
-        page.bring_to_front()
-    )  # In a hidden tab, a click may reach what was there before it scrolled.
+    await page.bring_to_front()  # In a hidden tab, a click may reach what was there before it scrolled.
     if await page.get_by_role("link", name="Look again").is_visible():  # only without scripts
         await press(page, page.get_by_role("link", name="Look again"))
     await expect(button(page, "Announce the calculation")).to_be_visible()
