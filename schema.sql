@@ -56,6 +56,7 @@ CREATE TABLE calculation_request (
     calculation_fee_exempt        boolean NOT NULL,
     calculation_fee_exempt_reason text CHECK (calculation_fee_exempt OR calculation_fee_exempt_reason IS NULL),
     calculation_id                text,
+    refused_calculation_id        text,     -- the latest one that came although there is another
     withdrawn_at                  timestamptz,  -- by the firm: the link opens nothing, and no e-mail is sent
     secret_salt                   bytea NOT NULL,
     secret_key_id                 text NOT NULL,  -- the key's name in REQUEST_SECRET_KEYS, and its fingerprint
@@ -91,13 +92,6 @@ CREATE TABLE erased_request (
 -- For refusing the idempotency keys of erased requests.
 CREATE UNIQUE INDEX erased_request_key_sha256
     ON erased_request (conveyancer_id, key_sha256) WHERE key_sha256 IS NOT NULL;
-
--- The latest calculation that was refused for a request, because the request has another one or was erased.
-CREATE TABLE refused_calculation (
-    request_id     uuid PRIMARY KEY,
-    calculation_id text NOT NULL,
-    refused_at     timestamptz NOT NULL DEFAULT now()
-);
 
 -- Every event, as it is sent. It is never deleted. Only an erasure changes its data: what the firm chose becomes
 -- null. The relay, replays, the API and trace read this row.
@@ -172,13 +166,6 @@ CREATE UNLOGGED TABLE postgres_up (
     since timestamptz NOT NULL
 );
 INSERT INTO postgres_up (since) VALUES (pg_postmaster_start_time());
-
--- When a process last read the mailbox of MAIL_FROM for bounces, in one row.
-CREATE TABLE bounce_mailbox (
-    is_only   boolean PRIMARY KEY DEFAULT true CHECK (is_only),
-    looked_at timestamptz NOT NULL DEFAULT now()
-);
-INSERT INTO bounce_mailbox DEFAULT VALUES;
 
 -- The changes that operators made, with one row per request or conveyancer. No row contains personal data of
 -- a customer.

@@ -41,16 +41,15 @@ def create_app(settings: ServiceSettings | None = None) -> Litestar:
         route_handlers=[*ENDPOINTS, page.lead_to_page],
         state=State({"checks": {}}),
         lifespan=[partial(_lifespan, settings=settings, secret_keys=secret_keys)],
-        openapi_config=document.config(settings.auth_token_url),
+        openapi_config=document.config(),
         logging_config=None,  # telemetry/logs.py configures logging.
         **of_endpoints(),
     )
 
 
-def describe(token_url: str | None = None) -> dict[str, Any]:
+def describe() -> dict[str, Any]:
     """Return the OpenAPI document, which needs no settings."""
-    app = Litestar(ENDPOINTS, openapi_config=document.config(token_url), **of_endpoints())
-    return documenting.complete(app)
+    return documenting.complete(Litestar(ENDPOINTS, openapi_config=document.config(), **of_endpoints()))
 
 
 def of_endpoints() -> dict[str, Any]:

@@ -45,13 +45,6 @@ def why_unreadable(text: bytes, error: Exception) -> str:
     return next(reason for reason, applies in reasons.items() if applies)
 
 
-def in_json_words(problem: str) -> str:
-    """Return a problem that msgspec reported, with JSON's type names in place of Python's."""
-    return _QUOTED_TYPES.sub(
-        lambda types: " or ".join(_TYPES.get(name, name) for name in types[1].split(" | ")), problem
-    )
-
-
 def describe(error: msgspec.ValidationError) -> str:
     """Return what is wrong and in which field, such as `data.calculation_id`, but never the value."""
     # The last mark begins the path. What comes before it may quote the value, whatever that contains.
@@ -59,5 +52,8 @@ def describe(error: msgspec.ValidationError) -> str:
     if not mark:
         problem, path = path, ""
     field = path.rstrip("`").removeprefix(".")
-    reason = in_json_words(_QUOTING.sub(NOT_ALLOWED, problem))
+    reason = _QUOTED_TYPES.sub(
+        lambda types: " or ".join(_TYPES.get(name, name) for name in types[1].split(" | ")),
+        _QUOTING.sub(NOT_ALLOWED, problem),
+    )
     return f"{field}: {reason}" if field else reason

@@ -24,7 +24,7 @@ PostgresUrl = Annotated[str, msgspec.Meta(pattern=rf"\Apostgres(ql)?://{_POSTGRE
 
 AppUrl = Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://[^\s?#]+\Z")]
 
-# Callers see this URL, and its origin goes into a header. So it must have a plain host, and no password.
+# With a plain host, and no password: the worker sends a secret there.
 PublicUrl = Annotated[str, msgspec.Meta(pattern=rf"\Ahttps://[A-Za-z0-9.-]+({_PORT})?(/\S*)?\Z")]
 # Errors in WWW-Authenticate show these two, so they must have no quote and no backslash.
 TokenTypes = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9.+/-]+(, *[A-Za-z0-9.+/-]+)*\Z")]
@@ -66,7 +66,6 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
     keep_alive_seconds: Annotated[int, msgspec.Meta(ge=1, le=3600)] = 90
     auth_issuer: NonBlank
     auth_jwks_url: Annotated[str, msgspec.Meta(pattern=r"\A(https|file)://[^\s]+\Z")]
-    auth_token_url: PublicUrl | None = None
     # By default, access tokens are those of RFC 9068. Types and clients are separated by commas.
     auth_audience: NonBlank | None = None
     auth_token_types: TokenTypes = "at+jwt"  # noqa: S105 - no password

@@ -2,12 +2,14 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
+from tests.benchmarks.measurements import reading
 from tests.deploy.pages import sections
 
 TESTS = Path(__file__).parent
@@ -101,10 +103,26 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("every five minutes; role relay", "worker.reconciliation:INTERVAL_SECONDS", 300),
         ("waiting, at most 10,000 are examined", "worker.metrics:COUNT_LIMIT", 10_000),
         ("looks for eight seconds at each server", "service.command_line.diagnosis:CHECK_SECONDS", 8),
+        ("the next is tried, up to 20", "service.addresses:_MOST_ATTEMPTS", 20),
+        ("and for 20 of one request", "service.calculation_requests.email_changes:_MOST_REQUESTED", 20),
+        ("200 messages at most", "worker.mail.mailbox:_MOST_AT_ONCE", 200),
+        ("in the first 256 KiB", "worker.mail.reports:LARGEST_BYTES", 256 * KIB),
+        ("A message has at most 16 KiB", "worker.consumers.incoming:LARGEST_BODY", 16 * KIB),
+        ("share one queue: 5,000 repeats", "tests.faults.catalogue.floods:_REPEATS", 5_000),
+        ("less than 200 MB and still", "tests.end_to_end.test_hostile_callers:_LARGEST_MEGABYTES", 200),
+        ("at most 40 ms for a request", "tests.end_to_end.test_overload:STATEMENT_SECONDS", 0.04),
     ],
 )
-def test_bound_on_a_page_is_that_of_the_code(text, constant, value):
+def test_figure_on_a_page_is_that_of_the_code(text, constant, value):
     pages = " ".join(" ".join((CHECKOUT / page).read_text() for page in PAGES).split())
 
     assert text in pages
     assert resolve_name(constant) == value
+
+
+def test_figures_of_coverage_and_floors_are_on_the_page_of_the_tests():
+    page = " ".join((TESTS / "README.md").read_text().split())
+    coverage = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["coverage"]["report"]
+
+    assert f"is at least {coverage['fail_under']} %" in page
+    assert f"(floor: {reading.FLOORS['list']:g})" in page

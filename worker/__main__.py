@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 if __name__ == "__main__":  # PID 1 ignores signals without a handler, and the imports below take seconds.
@@ -21,7 +21,7 @@ from worker import process
 from worker.commands import dead_letters, doctor, emails, outbox, reconcile, trace
 from worker.process import ROLES
 from worker.rabbitmq.connection import BrokerUnavailable
-from worker.settings import EmailSettings, WorkerSettings
+from worker.settings import ProcessSettings
 
 _log = structlog.get_logger()
 
@@ -32,13 +32,14 @@ def main(words: Sequence[str]) -> int:
 
 
 def _work(roles: Collection[str]) -> int:
-    settings = load(EmailSettings if "notifications" in roles else WorkerSettings)
-    logs.configure(settings)
-    probes = find_address(settings.host, settings.health_port)
+    settings = {role: load(ROLES[role].settings) for role in roles}
+    of_process = next(iter(settings.values()))
+    logs.configure(of_process)
+    probes = find_address(of_process.host, of_process.health_port)
     try:
-        with tracing.exporting(settings, service="calculation-requests-worker"):
+        with tracing.exporting(of_process, service="calculation-requests-worker"):
             spare_loaded_objects()
-            uvloop.run(_run(settings, roles, probes), loop_factory=EventLoop)
+            uvloop.run(_run(settings, probes), loop_factory=EventLoop)
     except BaseExceptionGroup as failures:
         for failure in failures.exceptions:
             _log.critical("worker_failed", **logs.describe(failure))
@@ -46,8 +47,8 @@ def _work(roles: Collection[str]) -> int:
     return 0
 
 
-async def _run(settings: WorkerSettings, roles: Collection[str], probes: Address) -> None:
-    await process.run(settings, frozenset(roles), probes, stop_on_signals())
+async def _run(settings: Mapping[str, ProcessSettings], probes: Address) -> None:
+    await process.run(settings, probes, stop_on_signals())
 
 
 @click.pass_context

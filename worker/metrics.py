@@ -59,7 +59,7 @@ email_delivery_seconds = Histogram(
 bounces = Counter("bounces_total", "E-mails that have bounced, by whose fault it is.", ["fault"])
 bounces_look_age = Gauge(
     "bounces_look_age_seconds",
-    "Time since a process last read the mailbox of MAIL_FROM, if BOUNCES_URL is set.",
+    "Time since this process last read the mailbox of MAIL_FROM, or started to, if BOUNCES_URL is set.",
 )
 
 discrepancies = Gauge(
@@ -70,10 +70,10 @@ reconciliation_age = Gauge(
 )
 
 OF_RELAY = (outbox_pending, outbox_retrying, outbox_oldest_age, feed_held_back)
-FROM_POSTGRES = (*OF_RELAY, emails_pending, emails_oldest_age, bounces_look_age)
+FROM_POSTGRES = (*OF_RELAY, emails_pending, emails_oldest_age)
 
 # NaN in a process until one of its roles sets the gauge, or forever if no role does.
-for _gauge in (*FROM_POSTGRES, reconciliation_age):
+for _gauge in (*FROM_POSTGRES, bounces_look_age, reconciliation_age):
     _gauge.set(math.nan)
 
 # Create the series now, because Prometheus sees no increase in a series that starts at 1.

@@ -1,10 +1,10 @@
-"""Assembles the parts of a worker and runs them until SIGTERM. See Shutdown in deploy/operate.md."""
+"""The roles of a worker, each declared once, and their process. See Shutdown in deploy/operate.md."""
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import NamedTuple
 
 import structlog
 
@@ -23,73 +23,100 @@ from worker.mail import ledger
 from worker.mail.postman import Postman
 from worker.relay import listener, pointers
 from worker.relay.loop import Relay
-from worker.settings import EmailSettings, WorkerSettings
+from worker.settings import EmailSettings, ProcessSettings, WorkerSettings
 from worker.waiting import Pauses
-
-ROLES = ("relay", "notifications", "calculations")
 
 _log = structlog.get_logger()
 
 Part = Callable[[asyncio.Event], Coroutine[None, None, None]]  # runs until the event is set
-Reading = Callable[[Connection], Awaitable[None]]  # sets the gauges of a role
+Reading = Callable[[Connection], Awaitable[None]]  # sets gauges
+Work = tuple[dict[str, Part], Check, list[Reading]]  # what runs in a role, and its readiness check
 
 
-class Worker:
-    """The parts of *roles*, their readiness checks, and the function that reads their gauges."""
+class Role(NamedTuple):
+    """A role: what runs in it, the settings that it loads, and what its pods reach and show."""
 
-    def __init__(
-        self, settings: WorkerSettings, pool: Pool, roles: frozenset[str], relay_waker: RelayWaker
-    ) -> None:
-        seconds = settings.database_timeout_seconds
-        readings: list[Reading] = []
-        self.parts: dict[str, Part] = {}
-        self.checks: dict[str, Check] = {"postgres": partial(schema.check_ready, pool, seconds=seconds)}
-        self.read_gauges = partial(read_gauges, pool, readings, seconds=seconds)
-        if "relay" in roles:
-            woken = asyncio.Event()
-            relay = Relay(settings, pool, woken)
-            self.parts["relay"] = relay.run
-            self.parts["listener"] = partial(listener.run, settings, woken)
-            self.parts["discrepancies"] = partial(reconciliation.run, pool)
-            if settings.retention_days is not None:
-                self.parts["retention"] = partial(retention.run, settings, pool, relay_waker)
-            self.checks["relay"] = relay.check
-            readings.append(pointers.read_gauges)
-        if "notifications" in roles:
-            wake = asyncio.Event()
-            notification_consumer = notifications.consumer(settings, pool, wake)
-            self.parts["notifications"] = notification_consumer.run
-            email_settings = cast("EmailSettings", settings)  # `__main__` loads them for this role.
-            self.parts["emails"] = Postman(email_settings, pool, wake, relay_waker).run
-            self.checks["notifications"] = notification_consumer.check
-            readings.append(ledger.read_gauges)
-            if email_settings.bounces_url is not None:
-                from worker.mail import bounces
-
-                self.parts["bounces"] = bounces.BounceReader(email_settings, pool, relay_waker).run
-                readings.append(bounces.read_gauges)
-        if "calculations" in roles:
-            calculation_consumer = calculations.consumer(settings, pool, relay_waker)
-            self.parts["calculations"] = calculation_consumer.run
-            self.checks["calculations"] = calculation_consumer.check
+    assemble: Callable[..., Work]  # of its settings, the pool and the waker of relays
+    settings: type[ProcessSettings]
+    liveness: str  # a series that exists as long as a process runs this role
+    servers: Collection[str]  # besides Postgres; the names are those of tests/deploy/test_network_policy.py
 
 
-async def run(settings: WorkerSettings, roles: frozenset[str], probes: Address, stop: asyncio.Event) -> None:
-    """Run *roles* until *stop*. Then let each finish its work in progress.
+def _relay(settings: WorkerSettings, pool: Pool, relay_waker: RelayWaker) -> Work:
+    woken = asyncio.Event()
+    relay = Relay(settings, pool, woken)
+    parts: dict[str, Part] = {"relay": relay.run, "listener": partial(listener.run, settings, woken)}
+    parts["discrepancies"] = partial(reconciliation.run, pool)
+    if settings.retention_days is not None:
+        parts["retention"] = partial(retention.run, settings, pool, relay_waker)
+    return parts, relay.check, [pointers.read_gauges]
+
+
+def _notifications(settings: EmailSettings, pool: Pool, relay_waker: RelayWaker) -> Work:
+    wake = asyncio.Event()
+    consumer = notifications.consumer(settings, pool, wake)
+    emails = Postman(settings, pool, wake, relay_waker)
+    parts: dict[str, Part] = {"notifications": consumer.run, "emails": emails.run}
+    if settings.bounces_url is not None:
+        from worker.mail import bounces
+
+        parts["bounces"] = bounces.BounceReader(settings, pool, relay_waker).run
+    return parts, consumer.check, [ledger.read_gauges]
+
+
+def _calculations(settings: WorkerSettings, pool: Pool, relay_waker: RelayWaker) -> Work:
+    consumer = calculations.consumer(settings, pool, relay_waker)
+    return {"calculations": consumer.run}, consumer.check, []
+
+
+# Tests hold manifests, network policies, alerts and pages against this declaration.
+ROLES = {
+    "relay": Role(
+        _relay,
+        WorkerSettings,
+        liveness='broker_connected{connection="relay"}',
+        servers=("rabbitmq", "direct postgres"),
+    ),
+    "notifications": Role(
+        _notifications,
+        EmailSettings,
+        liveness='consumer_reading{queue="notifications"}',
+        servers=("rabbitmq", "mail server", "mailbox", "https"),
+    ),
+    "calculations": Role(
+        _calculations,
+        WorkerSettings,
+        liveness='consumer_reading{queue="calculation-results"}',
+        servers=("rabbitmq",),
+    ),
+}
+
+
+async def run(settings: Mapping[str, ProcessSettings], probes: Address, stop: asyncio.Event) -> None:
+    """Run the roles that *settings* names, until *stop*. Then let each finish its work in progress.
 
     Consumers and the postman take at most a share of SHUTDOWN_SECONDS. A relay ends its pass, which has a
     deadline of its own.
     """
-    async with open_pool(settings) as pool:
-        relay_waker = RelayWaker(pool, seconds=settings.work_timeout_seconds)
-        worker = Worker(settings, pool, roles, relay_waker)
-        serving = server_probes.serving(worker.checks, probes, stop, worker.read_gauges)
+    of_process = next(iter(settings.values()))  # What all roles need is the same for each.
+    seconds = of_process.database_timeout_seconds
+    async with open_pool(of_process) as pool:
+        relay_waker = RelayWaker(pool, seconds=of_process.work_timeout_seconds)
+        parts: dict[str, Part] = {}
+        checks: dict[str, Check] = {"postgres": partial(schema.check_ready, pool, seconds=seconds)}
+        readings: list[Reading] = []
+        for name, own in settings.items():
+            of_role, checks[name], gauges = ROLES[name].assemble(own, pool, relay_waker)
+            parts |= of_role
+            readings += gauges
+        read = partial(read_gauges, pool, readings, seconds=seconds)
+        serving = server_probes.serving(checks, probes, stop, read)
         async with serving, in_background("relay_waker", relay_waker.run), asyncio.TaskGroup() as running:
-            await _wait_for_schema(worker.checks["postgres"], stop)
+            await _wait_for_schema(checks["postgres"], stop)
             if not stop.is_set():
-                for name, part in worker.parts.items():
+                for name, part in parts.items():
                     running.create_task(keep_running(name, partial(part, stop)))
-                _log.info("worker_started", roles=sorted(roles))
+                _log.info("worker_started", roles=sorted(settings))
                 await stop.wait()
             _log.info("worker_stopping")
     _log.info("worker_stopped")

@@ -9,12 +9,22 @@ from service.settings import ADDRESS, AppUrl, NonBlank, Port, PostgresUrl, Publi
 AmqpUrl = Annotated[str, msgspec.Meta(pattern=rf"\Aamqps?://{ADDRESS}")]
 
 
-class WorkerSettings(Settings, frozen=True, kw_only=True):
+class ProcessSettings(Settings, frozen=True, kw_only=True):
+    """What a worker needs in any role. Each role loads its own subclass: worker/roles.py."""
+
+    health_port: Port = 8001
+
+    @property
+    def work_timeout_seconds(self) -> float:
+        """The deadline of one unit of work. It is longer than in the API, because no caller waits."""
+        return 5 * self.database_timeout_seconds
+
+
+class WorkerSettings(ProcessSettings, frozen=True, kw_only=True):
     """The settings of the roles relay and calculations. Durations are in seconds."""
 
     listen_database_url: PostgresUrl | None = None  # for LISTEN, if DATABASE_URL leads to a pooler
     amqp_url: AmqpUrl
-    health_port: Port = 8001
     broker_timeout_seconds: Seconds = 10.0
 
     relay_poll_seconds: Seconds = 1.0
@@ -24,14 +34,9 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
 
     consumer_prefetch: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 256  # a short integer of AMQP
 
-    @property
-    def work_timeout_seconds(self) -> float:
-        """The deadline of one unit of work. It is longer than in the API, because no caller waits."""
-        return 5 * self.database_timeout_seconds
-
 
 class EmailSettings(WorkerSettings, frozen=True, kw_only=True):
-    """The settings of the role notifications, and of a worker with all roles. No other role sends e-mails."""
+    """The settings of the role notifications. No other role sends e-mails."""
 
     app_url: AppUrl
     request_secret_keys: NonBlank

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 
 from litestar import MediaType, Request
 from litestar.datastructures import State
-from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
 from service.api.errors import CLOSE, ApiError
 from service.api.resources import Resources
@@ -25,7 +24,7 @@ class ApiRequest(Request[User, Any, State]):
         return opened
 
     async def body(self) -> bytes:
-        """Return the body. Raises ApiError if it is not declared as JSON, too large, empty or overdue."""
+        """Return the body. Raises ApiError if it is not declared as JSON, empty or overdue."""
         # Litestar's `get` returns one of several headers with the same name.
         declared = (self.headers.getall(name, []) for name in ("content-type", "content-encoding"))
         check_declared(*map(", ".join, declared))
@@ -34,8 +33,6 @@ class ApiRequest(Request[User, Any, State]):
                 body = await super().body()
         except TimeoutError:
             raise body_overdue() from None
-        except RequestEntityTooLarge:
-            raise body_too_large(self.content_length) from None
         if not body:  # Litestar would not ask the decoder.
             raise malformed_body("it is empty")
         return body
@@ -43,11 +40,9 @@ class ApiRequest(Request[User, Any, State]):
 
 def check_declared(content_type: str, encoding: str) -> None:
     """Raise ApiError unless a body is declared as uncompressed JSON. Litestar does not check it."""
-    if not content_type:
-        raise _unsupported("The Content-Type header is missing: send `Content-Type: application/json`.")
     if content_type.partition(";")[0].strip().lower() != MediaType.JSON:
         raise _unsupported(
-            "The Content-Type header names another type than JSON: send `Content-Type: application/json`."
+            "The Content-Type header does not declare JSON: send `Content-Type: application/json`."
         )
     if encoding.lower() not in {"", "identity"}:
         raise _unsupported(
@@ -68,12 +63,3 @@ def body_overdue() -> ApiError:
     """Return the error for a body that has not arrived in time."""
     message = "The body did not arrive in time: send the request again."
     return ApiError(HTTPStatus.REQUEST_TIMEOUT, "request_timeout", message, CLOSE)
-
-
-def body_too_large(size: int | None) -> ApiError:
-    """Return the error for a body that is too large. *size* is None if the caller did not declare it."""
-    most = f"{limits.LARGEST_BODY // 1024} KiB"
-    message = f"The body is larger than {most}: send less."
-    if size is not None:
-        message = f"The body has {size} bytes: at most {limits.LARGEST_BODY} ({most}) are accepted."
-    return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", message, CLOSE)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from service import text_rules
-from service.api.decoding import CheckedBy, Sent, field_error, too_long
+from service.api.decoding import Sent, field_error, too_long
 from service.api.envelope import FieldError
 from service.api.errors import Failure, InvalidSubmission
 from service.calculation_requests import email_addresses, field_docs
@@ -66,13 +66,13 @@ def _at_most(characters: int, schema: dict[str, Any]) -> msgspec.Meta:
 
 
 # Where null is allowed, it means the same in a create as leaving the field out.
-Name = Annotated[str, _at_most(text_rules.CHARACTERS, _FILLED_LINE), CheckedBy(text_rules.check_filled_line)]
-EmailAddress = Annotated[str, _at_most(email_addresses.LONGEST, _EMAIL), CheckedBy(_check_email)]
-PhoneNumber = Annotated[str, _at_most(32, LINE), CheckedBy(text_rules.check_line)]
-ExternalId = Annotated[str, _at_most(text_rules.CHARACTERS, LINE), CheckedBy(text_rules.check_line)]
-Notes = Annotated[str, _at_most(10_000, TEXT), CheckedBy(_check_text)]
+Name = Annotated[str, _at_most(text_rules.CHARACTERS, _FILLED_LINE), text_rules.check_filled_line]
+EmailAddress = Annotated[str, _at_most(email_addresses.LONGEST, _EMAIL), _check_email]
+PhoneNumber = Annotated[str, _at_most(32, LINE), text_rules.check_line]
+ExternalId = Annotated[str, _at_most(text_rules.CHARACTERS, LINE), text_rules.check_line]
+Notes = Annotated[str, _at_most(10_000, TEXT), _check_text]
 Pounds = Annotated[int, msgspec.Meta(ge=0, le=10**12, extra_json_schema={"format": "int64"})]
-MetaData = Annotated[dict[str, Any], CheckedBy(_check_meta_data)]
+MetaData = Annotated[dict[str, Any], _check_meta_data]
 _NULL = msgspec.Raw(b"null")
 
 
@@ -158,9 +158,19 @@ class EmailBody(Sent, frozen=True, kw_only=True):
 
 
 def _errors_of_reason(values: Mapping[str, Any]) -> list[FieldError]:
+    """Return why a waiver cannot have its reason, which may be any JSON value."""
     if values.get("calculation_fee_exempt") is not True:
         return []
-    failure = _check_reason(_reason_in(values))
+    reason = _reason_in(values)
+    failure: Failure | None
+    if reason is None:
+        failure = ("required", "This field is required when calculation_fee_exempt is true.")
+    elif not isinstance(reason, str):
+        failure = ("invalid_type", "Expected a string.")
+    elif len(reason) > REASON_CHARACTERS:
+        failure = too_long(REASON_CHARACTERS, reason)
+    else:
+        failure = text_rules.BLANK if text_rules.is_blank(reason) else _check_text(reason)
     return [field_error(failure, "calculation_fee_exempt_reason")] if failure else []
 
 
@@ -171,14 +181,3 @@ def _reason_in(values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - any JSON val
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(CreateBody)} | {
     "calculation_fee_exempt_reason": None
 }
-
-
-def _check_reason(value: object) -> Failure | None:
-    """Return why a waiver cannot have this reason, which may be any JSON value."""
-    if value is None:
-        return "required", "This field is required when calculation_fee_exempt is true."
-    if not isinstance(value, str):
-        return "invalid_type", "Expected a string."
-    if len(value) > REASON_CHARACTERS:
-        return too_long(REASON_CHARACTERS, value)
-    return text_rules.BLANK if text_rules.is_blank(value) else _check_text(value)

@@ -7,11 +7,10 @@ decoded here by its `dto`. All that is needed of a struct are the annotations of
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from enum import Enum
 from functools import cache
-from itertools import islice
-from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from itertools import chain, islice
+from types import FunctionType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -30,7 +29,10 @@ UNKNOWN_FIELDS_NAMED = 50  # Naming thousands would take longer than storing a r
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of a body, or the parameters of a query. Their annotations say what is valid."""
+    """The fields of a body, or the parameters of a query. Their annotations say what is valid.
+
+    A function in an Annotated type checks what msgspec cannot. It gets no null.
+    """
 
     @classmethod
     def joint_errors(cls, _sent: Mapping[str, Any], *, others: bool) -> list[FieldError]:  # noqa: ARG003
@@ -42,12 +44,6 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 Kind = TypeVar("Kind", bound=Sent)
-
-
-class CheckedBy(NamedTuple):
-    """The part of an Annotated type that checks what msgspec cannot. It gets no null."""
-
-    run: Callable[[Any], Failure | None]
 
 
 class BodyDecoder(MsgspecDTO[Kind]):
@@ -112,31 +108,24 @@ def parse_query(kind: type[Kind], query_string: bytes) -> Kind:
     parts = [part for part in query_string.decode("latin-1").split("&") if part]
     most = len(kind.__struct_fields__) + UNKNOWN_FIELDS_NAMED
     query = parse_qsl("&".join(parts[:most]), keep_blank_values=True)
-    sent = {name: _integer(text) if name in _integers(kind) else text for name, text in query}
     times = Counter(name for name, _ in query)
     errors = {name: field_error(_REPEATED, name) for name in kind.__struct_fields__ if times[name] > 1}
     try:
-        return kind(**_convert_fields(kind, sent, errors, called="parameter"))
+        return kind(**_convert_fields(kind, dict(query), errors, in_query=True))
     except InvalidSubmission as refused:
         # A pointer leads into a body. And all that is sent in a query is a string.
         shown = [
-            replace(error, pointer=None, message=_GOT_STRING.sub("", error.message))
+            replace(error, pointer=None, message=error.message.replace(", got a string.", "."))
             for error in refused.errors
         ]
         raise InvalidSubmission(shown) from None
 
 
 _REPEATED: Failure = ("repeated", "This parameter was sent more than once: send it once.")
-_GOT_STRING = re.compile(r", got (a|another) string(?=\.$)")
-
-
-def _integer(text: str) -> int | str:
-    """Return the integer in a query. Of too many digits, for which `int` fails, the first are enough."""
-    return int(text[:20]) if re.fullmatch("-?[0-9]+", text) else text
 
 
 def _convert_fields(
-    kind: type[Sent], sent: Mapping[str, Any], errors: dict[str, FieldError], *, called: str = "field"
+    kind: type[Sent], sent: Mapping[str, Any], errors: dict[str, FieldError], *, in_query: bool = False
 ) -> dict[str, Any]:
     """Return the values of the fields *sent*. Raises InvalidSubmission with *errors* and those found."""
     values = dict(sent)
@@ -144,12 +133,13 @@ def _convert_fields(
     for name in fields.keys() - errors.keys():
         if name in sent:
             try:
-                values[name] = _convert(sent[name], fields[name].type)
+                values[name] = _convert(sent[name], fields[name].type, strict=not in_query)
             except msgspec.ValidationError as error:
-                errors[name] = _classify(name, str(error), sent[name], fields[name].type)
+                errors[name] = _classify(name, error, sent[name], fields[name].type)
         elif fields[name].required:
             errors[name] = field_error(_REQUIRED, name)
     for name in islice((name for name in sent if name not in fields), UNKNOWN_FIELDS_NAMED):
+        called = "parameter" if in_query else "field"
         errors[name] = field_error(("unknown_field", f"There is no such {called}: check its name."), name)
     _check(kind, values, errors)
     return values
@@ -170,66 +160,40 @@ def _check(kind: type[Sent], values: Mapping[str, Any], errors: dict[str, FieldE
         raise InvalidSubmission([error for error in ordered.values() if error])
 
 
-def _convert(value: Any, kind: Any) -> Any:  # noqa: ANN401 - any JSON value, and any type
+def _convert(value: Any, kind: Any, *, strict: bool) -> Any:  # noqa: ANN401 - any JSON value, and any type
     if msgspec.Raw in _parts(kind):
         return msgspec.Raw(msgspec.json.encode(value))
     if isinstance(value, float) and value.is_integer():
         # 300000.0 is an integer in JSON Schema, and so in the document. Inside meta_data, 3.0 stays 3.0.
         value = int(value)
-    return msgspec.convert(value, kind)
+    return msgspec.convert(value, kind, strict=strict)
 
 
-def field_error(failure: Failure, *path: str) -> FieldError:
-    """Return an error of the field, or of the part of a field, at a path in the body."""
-    steps = [step[: text_rules.CHARACTERS].replace("~", "~0").replace("/", "~1") for step in path]
-    return FieldError(*failure, path[0][: text_rules.CHARACTERS], "".join(f"/{step}" for step in steps))
+def field_error(failure: Failure, name: str) -> FieldError:
+    """Return an error of the field with this name."""
+    shown = name[: text_rules.CHARACTERS]
+    return FieldError(*failure, shown, "/" + shown.replace("~", "~0").replace("/", "~1"))
 
 
 _REQUIRED: Failure = ("required", "This field is required.")
-# What is expected of a text that msgspec refuses with one of these messages.
-_FORMATS = {
-    "Invalid RFC3339 encoded date": "a date, such as 2026-03-02",
-    "Invalid RFC3339 encoded datetime": "a time with its zone, such as 2026-03-02T09:30:00Z",
-    "Expected `datetime` with a timezone component": "a time with its zone, such as 2026-03-02T09:30:00Z",
-    "Invalid UUID": "a UUID",
-    "Invalid decimal string": "a decimal number",
-}
-_COUNTED = {"str": "characters", "array": "items", "object": "fields"}
 
 
-def _classify(name: str, problem: str, value: Any, kind: Any) -> FieldError:  # noqa: ANN401 - as in _convert
-    """Return the error for a problem that msgspec reports about a field's value, or about a part of it."""
-    problem, _, place = problem.partition(" - at `$")
-    path = [name, *(member or index for member, index in re.findall(r"\.(\w+)|\[([0-9]+)\]", place))]
-    words = json_faults.in_json_words(problem)
-    if missing := re.fullmatch("Object missing required field `(.*)`", problem):
-        return field_error(_REQUIRED, *path, missing[1])
-    if problem in _FORMATS:
-        failure: Failure = ("invalid_type", f"Expected {_FORMATS[problem]}, got another string.")
-    elif length := re.fullmatch("Expected `(str|array|object)` of length <= ([0-9]+)", problem):
-        failure = too_long(int(length[2]), None if place else value, of=_COUNTED[length[1]])
-    elif problem.startswith("Expected "):
-        failure = ("invalid_type" if ", got " in problem else "out_of_range", f"{words}.")
-    elif problem.startswith("Object contains unknown field"):
-        failure = ("unknown_field", "It has a field that does not exist: check their names.")
-    else:  # an invalid choice, which msgspec quotes
-        choices = " or ".join(_choices(kind)) if not place else ""
-        failure = ("invalid_choice", f"Expected {choices or 'another value'}.")
-    return field_error(failure, *path)
+def _classify(name: str, error: msgspec.ValidationError, value: Any, kind: Any) -> FieldError:  # noqa: ANN401
+    """Return the error for what msgspec reports about a field's value."""
+    problem = json_faults.describe(error)
+    if length := re.fullmatch("Expected a string of length <= ([0-9]+)", problem):
+        return field_error(too_long(int(length[1]), value), name)
+    if problem == json_faults.NOT_ALLOWED:
+        choices = [get_args(part) for part in _parts(kind) if get_origin(part) is Literal]
+        expected = " or ".join(map(str, chain(*choices))) or "another value"
+        return field_error(("invalid_choice", f"Expected {expected}."), name)
+    is_type = ", got " in problem or problem.startswith("Invalid")
+    return field_error(("invalid_type" if is_type else "out_of_range", f"{problem}."), name)
 
 
-def too_long(longest: int, value: Any, *, of: str = "characters") -> Failure:  # noqa: ANN401 - with a length
-    """Return the failure of a value that is too long."""
-    got = "" if value is None else f", got {len(value)}"
-    return "too_long", f"Expected at most {longest} {of}{got}."
-
-
-def _choices(kind: object) -> Iterator[str]:
-    for part in _parts(kind):
-        if get_origin(part) is Literal:
-            yield from (str(choice) for choice in get_args(part) if choice is not None)
-        elif isinstance(part, type) and issubclass(part, Enum):
-            yield from (str(choice.value) for choice in part)
+def too_long(longest: int, value: str) -> Failure:
+    """Return the failure of a text that is too long."""
+    return "too_long", f"Expected at most {longest} characters, got {len(value)}."
 
 
 @cache
@@ -238,17 +202,12 @@ def _fields(kind: type[Sent]) -> dict[str, msgspec.structs.FieldInfo]:
 
 
 @cache
-def _integers(kind: type[Sent]) -> frozenset[str]:
-    return frozenset(name for name, field in _fields(kind).items() if int in _parts(field.type))
-
-
-@cache
 def _checks(kind: type[Sent]) -> dict[str, Callable[[Any], Failure | None]]:
     return {
-        name: part.run
+        name: part
         for name, field in _fields(kind).items()
         for part in _parts(field.type)
-        if isinstance(part, CheckedBy)
+        if isinstance(part, FunctionType)
     }
 
 

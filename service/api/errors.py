@@ -8,6 +8,7 @@ from typing import Any, Literal
 import structlog
 from litestar import Request
 from litestar.exceptions import ClientException, HTTPException, MethodNotAllowedException, NotFoundException
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 
 from service.api.envelope import ErrorCode, ErrorEnvelope, FieldError, JSONResponse, fail
 from service.authentication.access_tokens import InvalidCredentials
@@ -28,6 +29,7 @@ from service.calculation_requests.request_secrets import SecretKeyMissing, Wrong
 from service.identifiers import parse_uuid
 from service.postgres.outages import PostgresUnavailable
 from service.server.asgi import Scope
+from service.server.limits import LARGEST_BODY
 from service.telemetry import logs
 
 Failure = tuple[ErrorCode, str]  # why a field is rejected: the code, and the message for the caller
@@ -81,6 +83,15 @@ _OVERLOADED = _unavailable(
     "The service is overloaded, or its database is down: try again after the time in Retry-After."
 )
 
+# Exceptions of which callers and operators need the same words. The docstring of the class is the message.
+_IN_ITS_WORDS: Mapping[type[BaseException], tuple[HTTPStatus, ErrorCode, Mapping[str, str]]] = {
+    TooManyEmails: (HTTPStatus.CONFLICT, "too_many_emails", {"retry-after": "60"}),
+    CursorOutdated: (HTTPStatus.GONE, "cursor_outdated", {}),
+    IdempotencyKeyInFlight: (HTTPStatus.CONFLICT, "idempotency_key_in_flight", _SOON),
+    IdempotencyKeyReused: (HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency_key_reused", {}),
+    SecretKeyMissing: (HTTPStatus.SERVICE_UNAVAILABLE, "secret_unavailable", {"retry-after": "60"}),
+    SigningKeysUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", _SOON),
+}
 
 # The responses to exceptions that Litestar raises, and to those of the packages that the API calls. An
 # exception gets the response of its class or, if its class is not listed, of its closest base class that is.
@@ -94,6 +105,12 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
     ),
     NotFoundException: ApiError(
         HTTPStatus.NOT_FOUND, "not_found", "There is nothing at this path: /schema lists the paths."
+    ),
+    RequestEntityTooLarge: ApiError(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        "body_too_large",
+        f"The body is larger than {LARGEST_BODY // 1024} KiB: send less.",
+        CLOSE,
     ),
     WrongSecret: ApiError(
         HTTPStatus.UNAUTHORIZED,
@@ -119,40 +136,12 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         "withdrawn",
         "The request was withdrawn: to make another one, send a new Idempotency-Key.",
     ),
-    TooManyEmails: ApiError(
-        HTTPStatus.CONFLICT,
-        "too_many_emails",
-        "At most one e-mail of a request a minute may be asked for, and 20 in all: try again after the time "
-        "in Retry-After, or ask the operators.",
-        {"retry-after": "60"},
-    ),
-    CursorOutdated: ApiError(
-        HTTPStatus.GONE,
-        "cursor_outdated",
-        "This cursor is from before a failover or a restore: begin without it, and drop ids that you know.",
-    ),
-    IdempotencyKeyInFlight: ApiError(
-        HTTPStatus.CONFLICT,
-        "idempotency_key_in_flight",
-        "Another request with this Idempotency-Key is being stored: try again after the time in Retry-After.",
-        _SOON,
-    ),
-    IdempotencyKeyReused: ApiError(
-        HTTPStatus.UNPROCESSABLE_ENTITY,
-        "idempotency_key_reused",
-        "This Idempotency-Key was used with a different body: a new request needs a new key.",
-    ),
     PostgresUnavailable: _OVERLOADED,
     RequestLocked: _OVERLOADED,
-    SigningKeysUnavailable: _unavailable(
-        "The access token cannot be verified now: keep it, and try again after the time in Retry-After."
-    ),
-    SecretKeyMissing: ApiError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "secret_unavailable",
-        "The secret of this request is unavailable until an operator restores its key: try again later.",
-        {"retry-after": "60"},
-    ),
+    **{
+        kind: ApiError(status, code, str(kind.__doc__), headers)
+        for kind, (status, code, headers) in _IN_ITS_WORDS.items()
+    },
     # The process is stopping, and has cancelled the HTTP request.
     CancelledError: _unavailable(
         "The service stopped before it could answer: try again after the time in Retry-After."

@@ -92,20 +92,14 @@ def bearer_token(authorization: Sequence[str]) -> str:
             "There is more than one Authorization header: send one.",
             challenge="invalid_request",
         )
-    if not authorization:
-        raise _no_token("is missing")
-    scheme, _, token = authorization[0].partition(" ")
+    scheme, _, token = "".join(authorization).partition(" ")
     token = token.strip(" ")  # A plain strip() would also remove spaces that are not ASCII.
     if scheme.lower() != "bearer" or not token:
-        raise _no_token("has no Bearer token")
+        raise ApiError(
+            HTTPStatus.UNAUTHORIZED,
+            "unauthenticated",
+            "There is no Bearer token: send `Authorization: Bearer …` with an access token; a request's "
+            "secret also opens that request, and an API key opens the questionnaire.",
+            challenge="",
+        )
     return token
-
-
-def _no_token(problem: str) -> ApiError:
-    return ApiError(
-        HTTPStatus.UNAUTHORIZED,
-        "unauthenticated",
-        f"The Authorization header {problem}: send `Authorization: Bearer …` with an access token; a "
-        "request's secret also opens that request, and an API key opens the questionnaire.",
-        challenge="",
-    )

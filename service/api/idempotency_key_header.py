@@ -24,8 +24,6 @@ IDEMPOTENCY_KEY = Parameter(
     schema=Schema(type=OpenAPIType.STRING, pattern=PATTERN),
 )
 
-_LONGEST = 255
-
 
 def parse_key(values: Sequence[str]) -> str | None:
     """Return the key in the *values* of the headers with this name, or None without any. Raises ApiError.
@@ -38,8 +36,6 @@ def parse_key(values: Sequence[str]) -> str | None:
         return None
     value = values[0].strip(" \t")
     key = value.strip('"')
-    if len(key) > _LONGEST:
-        raise _refusal(f"The Idempotency-Key has {len(key)} characters: at most {_LONGEST} are accepted.")
     if not re.fullmatch(PATTERN, value):
         raise _refusal(
             "The Idempotency-Key is malformed: send 1 to 255 ASCII letters, digits, hyphens and underscores; "

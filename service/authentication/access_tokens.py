@@ -8,9 +8,7 @@ from typing import Any
 import jwt
 import msgspec
 
-from service.authentication.api_keys import looks_like_api_key
 from service.authentication.signing_keys import ALGORITHMS, SigningKeys
-from service.calculation_requests.request_secrets import looks_like_secret
 from service.settings import ServiceSettings
 
 READ = "request:read"
@@ -184,16 +182,14 @@ def is_jwt(token: str) -> bool:
 
 
 def _check_form(token: str) -> None:
-    if looks_like_api_key(token):
-        raise InvalidCredentials("This endpoint takes no API key: send an access token.")
-    if looks_like_secret(token):
-        raise InvalidCredentials(
-            "This endpoint takes neither a request's secret, which opens only GET /v1/request/{uuid}, nor an "
-            "opaque token: send an access token that is a JWT."
-        )
     if len(token) > _LARGEST_TOKEN:
         raise InvalidCredentials(
             f"The access token has {len(token)} characters: at most {_LARGEST_TOKEN} are accepted."
+        )
+    if not is_jwt(token):
+        raise InvalidCredentials(
+            "The token is no JWT, as access tokens are: an API key opens only the questionnaire, and a "
+            "request's secret only GET /v1/request/{uuid}."
         )
 
 

@@ -3,9 +3,8 @@
 import hashlib
 import re
 import secrets
-from datetime import datetime
 
-import msgspec
+import asyncpg
 
 from service.postgres.pool import Connection
 
@@ -38,21 +37,11 @@ async def revoke(connection: Connection, prefix: str) -> bool:
     return result == "UPDATE 1"
 
 
-class ApiKey(msgspec.Struct, frozen=True):
-    """What is stored about an API key, except for its hash."""
-
-    prefix: str
-    client: str
-    created_at: datetime
-    revoked_at: datetime | None
-
-
-async def list_all(connection: Connection) -> list[ApiKey]:
-    """Return every API key, revoked ones included, by client and age."""
-    rows = await connection.fetch(
+async def list_all(connection: Connection) -> list[asyncpg.Record]:
+    """Return what is stored about every API key, even a revoked one, except its hash, by client and age."""
+    return await connection.fetch(
         "SELECT prefix, client, created_at, revoked_at FROM api_key ORDER BY client, created_at, prefix"
     )
-    return [ApiKey(**row) for row in rows]
 
 
 async def is_valid(connection: Connection, api_key: str) -> bool:

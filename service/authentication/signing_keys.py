@@ -44,7 +44,7 @@ with suppress(ValueError):  # PyJWT 2.15 lacks it. A release that has it raises 
 
 
 class SigningKeysUnavailable(Exception):
-    """The issuer's keys cannot be fetched now, so the token can be neither accepted nor refused."""
+    """The access token cannot be verified now: keep it, and try again after the time in Retry-After."""
 
 
 class SigningKey(msgspec.Struct, frozen=True):
@@ -114,8 +114,8 @@ class SigningKeys:
             async with asyncio.timeout(_FETCH_SECONDS):
                 document = await connect_to_any(self._download, seconds=_FETCH_SECONDS)
             if document != self._document:
-                known, self.unused = self.unused, {}
-                self._by_id = await asyncio.to_thread(_read_keys, document, self.unused, known)
+                self.unused = {}
+                self._by_id = await asyncio.to_thread(_read_keys, document, self.unused)
             self._document, self._fetched_at, self._failure = document, began, None
         except Exception as error:  # noqa: BLE001 - whatever the failure, the cached keys stay in use
             self._failure = error
@@ -139,7 +139,7 @@ class SigningKeys:
         return bytes(document)
 
 
-def _read_keys(document: bytes, unused: dict[str, str], known: dict[str, str]) -> dict[str, list[SigningKey]]:
+def _read_keys(document: bytes, unused: dict[str, str]) -> dict[str, list[SigningKey]]:
     """Return the usable keys by id, and add the others to *unused*. Raises an error if no key is usable."""
     by_id: dict[str, list[SigningKey]] = {}
     members = msgspec.json.decode(document.removeprefix(b"\xef\xbb\xbf"), type=dict[str, msgspec.Raw])
@@ -154,7 +154,7 @@ def _read_keys(document: bytes, unused: dict[str, str], known: dict[str, str]) -
         except Exception as error:  # noqa: BLE001 - PyJWT and cryptography raise many kinds of errors here
             if len(unused) < _MOST:
                 unused[key_id[:100]] = str(error)[:100] or type(error).__name__
-    if unused and unused != known:
+    if unused:
         _log.warning("signing_keys_not_used", keys=unused)
     if not by_id:
         raise jwt.PyJWKSetError("no usable key")

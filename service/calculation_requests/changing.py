@@ -35,6 +35,7 @@ class LockedRequest(EventSource, kw_only=True):
     secret_salt: bytes
     secret_key_id: str
     withdrawn_at: datetime | None
+    refused_calculation_id: str | None
     client_id: str | None = None  # of the API's caller, if it makes the change
     traceparent: str | None = None  # of its call
     announced: list[tuple[Any, ...]] = msgspec.field(default_factory=list)
@@ -49,6 +50,7 @@ class LockedRequest(EventSource, kw_only=True):
 
 _NO_COLUMNS = {"locked_at", "client_id", "traceparent", "announced"}
 _COLUMNS = tuple(name for name in LockedRequest.__struct_fields__ if name not in _NO_COLUMNS)
+_INVISIBLE = {"sequence", "refused_calculation_id"}  # to the firm, as is their change
 
 
 @asynccontextmanager
@@ -101,9 +103,9 @@ _LOCK = f"""
 
 
 def _changed_columns(request: LockedRequest, earlier: LockedRequest) -> tuple[str, ...]:
-    """Return the columns whose values differ. Moves updated_at, unless only events were announced."""
+    """Return the columns whose values differ. Moves updated_at if the firm can see the change."""
     columns = [name for name in _COLUMNS if getattr(request, name) != getattr(earlier, name)]
-    if set(columns) - {"sequence"}:
+    if set(columns) - _INVISIBLE:
         # Not before an earlier change, whose transaction may have begun later.
         request.updated_at = max(earlier.updated_at, request.locked_at)
         columns.append("updated_at")

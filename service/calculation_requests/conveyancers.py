@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+import asyncpg
 import msgspec
 
 from service.postgres.pool import Connection
@@ -51,40 +52,27 @@ async def register(
 _COLUMNS = ", ".join(Conveyancer.__struct_fields__)
 
 
-async def list_all(connection: Connection) -> list[Conveyancer]:
+async def list_all(connection: Connection) -> list[asyncpg.Record]:
     """Return every conveyancer, in the order of their ids."""
-    rows = await connection.fetch(f"SELECT {_COLUMNS} FROM conveyancer ORDER BY id")  # noqa: S608 - likewise
-    return [Conveyancer(**row) for row in rows]
+    return await connection.fetch(f"SELECT {_COLUMNS} FROM conveyancer ORDER BY id")  # noqa: S608 - likewise
 
 
-class Usage(msgspec.Struct, frozen=True):
-    """How many requests a conveyancer made in a month, and how many were calculated, … in that month."""
-
-    conveyancer: str
-    name: str
-    month: str
-    requests: int
-    fee_exempt: int
-    calculated: int
-    withdrawn: int
-    erased: int
-
-
-async def count_requests(connection: Connection, month: datetime | None) -> list[Usage]:
+async def count_requests(connection: Connection, month: datetime | None) -> list[asyncpg.Record]:
     """Return the usage of every conveyancer in the month that begins then, or in the current one, in UTC.
 
+    It says how many requests the firm made, and how many were calculated, withdrawn and erased in that month.
     The events of erased requests are kept, so a month's figures never change. This reads all events: 2 s for
     two million.
     """
-    rows = await connection.fetch(
+    return await connection.fetch(
         """
-        SELECT conveyancer.id, name, to_char(begins, 'YYYY-MM'),
-               count(*) FILTER (WHERE type = 'request.created'),
+        SELECT conveyancer.id AS conveyancer, name, to_char(begins, 'YYYY-MM') AS month,
+               count(*) FILTER (WHERE type = 'request.created') AS requests,
                count(*) FILTER (WHERE type = 'request.created'
-                                  AND (data ->> 'calculation_fee_exempt')::boolean),
-               count(*) FILTER (WHERE type = 'request.calculated'),
-               count(*) FILTER (WHERE type = 'request.withdrawn'),
-               count(*) FILTER (WHERE type = 'request.erased')
+                                  AND (data ->> 'calculation_fee_exempt')::boolean) AS fee_exempt,
+               count(*) FILTER (WHERE type = 'request.calculated') AS calculated,
+               count(*) FILTER (WHERE type = 'request.withdrawn') AS withdrawn,
+               count(*) FILTER (WHERE type = 'request.erased') AS erased
           FROM conveyancer
          CROSS JOIN coalesce($1::timestamp, date_trunc('month', now() AT TIME ZONE 'UTC')) AS begins
           LEFT JOIN event
@@ -96,7 +84,6 @@ async def count_requests(connection: Connection, month: datetime | None) -> list
         """,
         month,
     )
-    return [Usage(*row) for row in rows]
 
 
 async def check_registered(connection: Connection, conveyancer_id: str) -> None:

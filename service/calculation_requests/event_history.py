@@ -25,7 +25,7 @@ class EventPage(CalculationRequestEvents, frozen=True):
 
 
 class CursorOutdated(Exception):
-    """The cursor is another server's or copy's, or from before a failover or a restore."""
+    """This cursor is from before a failover or a restore: begin without it, and drop ids that you know."""
 
 
 async def read(connection: Connection, request_id: UUID) -> CalculationRequestEvents:

@@ -36,15 +36,15 @@ class AlreadyWithdrawn(Exception):
 
 
 class TooManyEmails(Exception):
-    """The firm has asked for an e-mail of this request less than a minute ago, or for 20 in all."""
+    """At most one e-mail of a request a minute, and 20 in all: wait for Retry-After, or ask the operators."""
 
 
 class IdempotencyKeyReused(Exception):
-    """This Idempotency-Key was used with another body before: use a new key."""
+    """This Idempotency-Key was used with a different body: a new request needs a new key."""
 
 
 class IdempotencyKeyInFlight(Exception):
-    """A request with this Idempotency-Key is still being stored: send it again later."""
+    """Another request with this Idempotency-Key is being stored: try again after the time in Retry-After."""
 
 
 class Idempotency(NamedTuple):

@@ -14,7 +14,7 @@ _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
 class SecretKeyMissing(Exception):
-    """The secret of this request is unavailable: its key is missing. Try again later."""
+    """The secret of this request is unavailable until an operator restores its key: try again later."""
 
 
 class WrongSecret(Exception):

@@ -1,6 +1,7 @@
 """The code that the commands of `python -m service` and `python -m worker` share, on top of click.
 
-A command is an async function that returns an Answer. Its decorators are click's and then `@answering`.
+A command is an async function that returns an Answer. Its decorators are click's and then `@answering` or, if
+it changes something, `@on_record`.
 click.ClickException and the errors that `run` expects are printed as one line for the operator.
 """
 
@@ -9,10 +10,12 @@ import getpass
 import json
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
+import asyncpg
 import click
 import msgspec
 import structlog
@@ -23,6 +26,7 @@ from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import AlreadyWithdrawn, RequestNotFound
 from service.command_line import parameters
 from service.command_line.connecting import EXPLAINED
+from service.identifiers import uuid_of
 
 _WIDEST_CELL = 100
 _EXPECTED: tuple[type[Exception], ...] = (
@@ -40,14 +44,16 @@ class Answer(msgspec.Struct, frozen=True):
     note: str = ""  # for standard error, so that it does not get between the data
 
     @classmethod
-    def listing(cls, found: Sequence[msgspec.Struct], total: int = 0) -> "Answer":
-        """Return the answer of a command that lists structs of one type, with a column for each field.
+    def listing(cls, rows: Sequence[asyncpg.Record | Mapping[str, Any]]) -> "Answer":
+        """Return the answer of a command that lists the rows of a statement, with their columns.
 
-        The note says if there are more, *total* in all.
+        A column `total` is how many rows there are without a limit. The note says if these are more.
         """
-        headings = found[0].__struct_fields__ if found else ("none",)
+        found = [{name: value for name, value in row.items() if name != "total"} for row in rows]
+        headings = [*found[0]] if found else ["none"]
+        total = rows[0].get("total", 0) if rows else 0
         note = f"{len(found)} of {total} are shown: --limit shows more." if total > len(found) else ""
-        return cls(found, table(headings, map(msgspec.structs.astuple, found)), note=note)
+        return cls(found, table(headings, [[*row.values()] for row in found]), note=note)
 
 
 def run(program: click.Group, words: Sequence[str], *, expects: tuple[type[Exception], ...] = ()) -> int:
@@ -78,13 +84,17 @@ def answering(function: Callable[..., Coroutine[Any, Any, Answer]]) -> Callable[
         except KeyboardInterrupt:
             kept = "Interrupted. Work done so far is kept, and the command can be run again."
             raise click.ClickException(kept) from None
-        # json.dumps escapes control and bidirectional characters, which could manipulate the terminal.
-        click.echo(json.dumps(msgspec.to_builtins(answer.data), indent=2) if as_json else answer.text)
+        click.echo(_as_json(answer.data) if as_json else answer.text)
         if answer.note:
             click.echo(answer.note, err=True)
         return answer.status
 
     return callback
+
+
+def _as_json(data: object) -> str:
+    """Return JSON. It escapes control and bidirectional characters, which could manipulate the terminal."""
+    return json.dumps(msgspec.to_builtins(data, builtin_types=[UUID]), indent=2, default=uuid_of)
 
 
 class Operator(msgspec.Struct, frozen=True):
@@ -95,7 +105,7 @@ class Operator(msgspec.Struct, frozen=True):
 
 
 def on_record(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options --by and --note to a command that changes something. The command gets both as *by*."""
+    """Do what `answering` does for a command that changes something. Adds --by and --note, for its *by*."""
 
     @click.option(
         "--by", metavar="NAME", default=_login, type=parameters.line, help="Who acts. Default: your login."
@@ -105,7 +115,7 @@ def on_record(function: Callable[..., Any]) -> Callable[..., Any]:
     def callback(*, by: str, note: str | None, **arguments: Any) -> Any:  # noqa: ANN401 - click's
         return function(by=Operator(by, note), **arguments)
 
-    return callback
+    return answering(callback)
 
 
 def _login() -> str:
@@ -134,6 +144,8 @@ def cell(value: object) -> str:
             return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         case float():
             return f"{value:.1f}"
+        case UUID():  # of a request
+            return uuid_of(value)
     text = printable(str(value))
     return text if len(text) <= _WIDEST_CELL else text[: _WIDEST_CELL - 1] + "…"
 

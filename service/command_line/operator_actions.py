@@ -1,25 +1,12 @@
 """The record of what operators changed: who, when and why. Each change has a row, and a line in the log."""
 
 from collections.abc import Collection
-from datetime import datetime
 from uuid import UUID
-
-import msgspec
 
 from service.command_line.answering import Operator
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
 from service.telemetry import logs
-
-
-class OperatorAction(msgspec.Struct, frozen=True):
-    """A change that an operator made to a request."""
-
-    action: str  # the words of the command
-    subject: str | None  # such as the id of an event or a message, or an e-mail key
-    operator: str
-    note: str | None
-    at: datetime
 
 
 async def record(
@@ -58,17 +45,3 @@ async def record(
             operator=by.name,
             note=by.note,
         )
-
-
-async def read(connection: Connection, request_id: UUID) -> list[OperatorAction]:
-    """Return the changes that operators made to a request, oldest first."""
-    rows = await connection.fetch(
-        """
-        SELECT action, subject, operator, note, at
-          FROM operator_action
-         WHERE request_id = $1
-         ORDER BY id
-        """,
-        request_id,
-    )
-    return [OperatorAction(*row) for row in rows]

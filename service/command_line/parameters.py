@@ -62,4 +62,6 @@ async def at(connection: Connection, given: Time | None) -> datetime | None:
 
 COUNT = click.IntRange(1, 10_000)
 limit = click.option("--limit", type=COUNT, default=50, show_default=True, help="The most to show.")
+_TIME = "Only since TIME: ISO 8601, or 2h for two hours ago."
+since = click.option("--from", "since", type=time, metavar="TIME", help=_TIME)
 firm = click.option("--conveyancer", "conveyancer_id", metavar="ID", type=line, help="Only this firm's.")

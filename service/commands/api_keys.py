@@ -11,7 +11,6 @@ api_key = click.Group("api-key", help="The keys that give access to the question
 
 @api_key.command()
 @click.argument("client", type=parameters.line)
-@answering
 @on_record
 async def create(client: str, by: Operator) -> Answer:
     """Create an API key for a client and print it. It cannot be shown again.
@@ -35,7 +34,6 @@ async def list_keys() -> Answer:
 
 @api_key.command()
 @click.argument("prefix", type=parameters.line)
-@answering
 @on_record
 async def revoke(prefix: str, by: Operator) -> Answer:
     """Revoke the API key with this prefix: the second part of cr_<prefix>_<secret>."""

@@ -20,7 +20,6 @@ conveyancer = click.Group("conveyancer", help="The law firms that may use the se
     default=None,
     help="Default: unchanged, or no fee for a new conveyancer.",
 )
-@answering
 @on_record
 async def add(
     conveyancer_id: str, name: str, by: Operator, *, charges_calculation_fee: bool | None
@@ -68,7 +67,6 @@ async def usage(month: datetime | None) -> Answer:
 
 @conveyancer.command()
 @click.argument("conveyancer_id", metavar="ID", type=parameters.line)
-@answering
 @on_record
 async def disable(conveyancer_id: str, by: Operator) -> Answer:
     """Reject a conveyancer's access tokens from now on. Its customers' links keep working."""
@@ -77,7 +75,6 @@ async def disable(conveyancer_id: str, by: Operator) -> Answer:
 
 @conveyancer.command()
 @click.argument("conveyancer_id", metavar="ID", type=parameters.line)
-@answering
 @on_record
 async def enable(conveyancer_id: str, by: Operator) -> Answer:
     """Serve a disabled conveyancer again."""

@@ -2,11 +2,9 @@
 
 import hashlib
 from collections.abc import Sequence
-from datetime import datetime
 from uuid import UUID
 
 import click
-import msgspec
 
 from service.calculation_requests import conveyancers, email_addresses, email_changes, erasing, reading
 from service.calculation_requests.changing import change
@@ -23,27 +21,9 @@ _MOST_ERASED = 500  # by one command, in one transaction
 request = click.Group("request", help="Find, correct or erase a request, or make a new link for it.")
 
 
-class Found(msgspec.Struct, frozen=True):
-    """A request. The case reference may be personal; the rest is not."""
-
-    uuid: str
-    conveyancer: str
-    case_ref: str
-    email: str | None  # the state of the last e-mail, with the reason if it failed
-    created_at: datetime
-    external_id: str | None
-    calculation_id: str | None
-    withdrawn_at: datetime | None
-
-
 @request.command()
 @click.option("--external-id", type=parameters.line, help="The firm's own identifier.")
-@click.option(
-    "--customer-email",
-    metavar="ADDRESS",
-    type=parameters.email_address,
-    help="The customer's, in any case, its domain in Unicode or punycode.",
-)
+@click.option("--customer-email", metavar="ADDRESS", type=parameters.email_address, help="In any spelling.")
 @click.option("--case-ref", type=parameters.line, help="The case reference, whatever its case and spaces.")
 @parameters.firm
 @parameters.limit
@@ -65,8 +45,7 @@ async def find(
         rows = await connection.fetch(_FIND, external_id, ids, case_ref, conveyancer_id, limit)
         if conveyancer_id and not rows:
             await conveyancers.check_registered(connection, conveyancer_id)
-    found = [Found(uuid_of(request_id), *rest) for request_id, *rest, _ in rows]
-    return Answer.listing(found, total=rows[0]["total"] if rows else 0)
+    return Answer.listing(rows)
 
 
 async def _find_customer(connection: Connection, address: str) -> list[UUID]:
@@ -89,23 +68,21 @@ async def _find_customer(connection: Connection, address: str) -> list[UUID]:
 
 # Some locales do not count as \s the spaces that texts copied from documents have.
 _FIND = r"""
-    SELECT id, conveyancer_id, case_ref,
+    SELECT id AS uuid, conveyancer_id AS conveyancer, case_ref,
            (SELECT concat_ws(': ', state, reason)
               FROM email
              WHERE request_id = id
              ORDER BY number DESC
-             LIMIT 1),
-           created_at, external_id, calculation_id, withdrawn_at, total
-      FROM (SELECT *, count(*) OVER () AS total
-              FROM calculation_request
-             WHERE ($1::text IS NULL OR btrim(external_id) = $1)
-               AND ($2::uuid[] IS NULL OR id = ANY($2))
-               AND ($3::text IS NULL
-                    OR lower(regexp_replace(case_ref, '[\s\u00a0\u2000-\u200a\u202f]', '', 'g')) = lower($3))
-               AND ($4::text IS NULL OR conveyancer_id = $4)
-             ORDER BY id DESC
-             LIMIT $5) AS newest
+             LIMIT 1) AS email,
+           created_at, external_id, calculation_id, withdrawn_at, count(*) OVER () AS total
+      FROM calculation_request
+     WHERE ($1::text IS NULL OR btrim(external_id) = $1)
+       AND ($2::uuid[] IS NULL OR id = ANY($2))
+       AND ($3::text IS NULL
+            OR lower(regexp_replace(case_ref, '[\s\u00a0\u2000-\u200a\u202f]', '', 'g')) = lower($3))
+       AND ($4::text IS NULL OR conveyancer_id = $4)
      ORDER BY id DESC
+     LIMIT $5
 """
 
 
@@ -113,7 +90,6 @@ _FIND = r"""
 @click.argument("uuid", type=parameters.uuid)
 @click.option("--customer-email", metavar="ADDRESS", type=parameters.email_address, required=True)
 @click.option("--no-email", is_flag=True, help="Send no e-mail with the new link.")
-@answering
 @on_record
 async def correct(uuid: UUID, customer_email: str, by: Operator, *, no_email: bool) -> Answer:
     """Correct the customer's address. Send a new link to this address. The old link is no longer valid."""
@@ -123,7 +99,6 @@ async def correct(uuid: UUID, customer_email: str, by: Operator, *, no_email: bo
 @request.command("new-secret")
 @click.argument("uuid", type=parameters.uuid)
 @click.option("--no-email", is_flag=True, help="Send no e-mail with the new link.")
-@answering
 @on_record
 async def new_secret(uuid: UUID, by: Operator, *, no_email: bool) -> Answer:
     """Make a new link for the customer, and send it. All earlier links are no longer valid."""
@@ -156,7 +131,6 @@ async def _answer(request_id: UUID, action: str, by: Operator, address: str | No
 
 @request.command()
 @click.argument("uuids", type=parameters.uuid, nargs=-1, required=True, metavar="UUID...")
-@answering
 @on_record
 async def erase(uuids: Sequence[UUID], by: Operator) -> Answer:
     """Permanently delete requests, and the personal data in their e-mails and events.

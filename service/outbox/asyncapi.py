@@ -71,39 +71,28 @@ def document() -> dict[str, Any]:
     """Return the AsyncAPI 3.0 document. In it, "send" means that this service sends."""
     schemas = sent_schemas() | generate(CloudEvent[CalculationCreated], CalculationCreated)
     schemas[schema_name(CalculationCreated)]["properties"]["type"] = {"const": CalculationCreated.type}
+    channels, operations = {}, {}
+    for event, action, exchange, messages in _TYPES:
+        described = {"name": exchange, "type": "topic", "durable": True, "autoDelete": False}
+        channels[event.type] = {
+            "address": event.type,
+            "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in messages},
+            "bindings": {"amqp": {"is": "routingKey", "exchange": described, **_AMQP}},
+        }
+        operations[f"{action}_{event.type.replace('.', '_')}"] = {
+            "action": action,
+            "channel": {"$ref": f"#/channels/{event.type}"},
+            "summary": event.__doc__,
+            "messages": [{"$ref": f"#/channels/{event.type}/messages/{name}"} for name in messages],
+            "bindings": {"amqp": {"deliveryMode": 2, **_AMQP}},
+        }
     return {
         "asyncapi": "3.0.0",
         "info": {"title": "Calculation requests", "version": "1", "description": _ABOUT},
         "defaultContentType": events.CONTENT_TYPE,
-        "channels": {
-            event.type: _channel(event.type, exchange, messages) for event, _, exchange, messages in _TYPES
-        },
-        "operations": {
-            f"{action}_{event.type.replace('.', '_')}": _operation(action, event, messages)
-            for event, action, _, messages in _TYPES
-        },
+        "channels": channels,
+        "operations": operations,
         "components": {"messages": {message["name"]: message for message in _messages()}, "schemas": schemas},
-    }
-
-
-def _channel(routing_key: str, exchange: str, messages: list[str]) -> dict[str, Any]:
-    described = {"name": exchange, "type": "topic", "durable": True, "autoDelete": False}
-    return {
-        "address": routing_key,
-        "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in messages},
-        "bindings": {"amqp": {"is": "routingKey", "exchange": described, **_AMQP}},
-    }
-
-
-def _operation(
-    action: str, event: type[RequestEvent | CalculationCreated], messages: list[str]
-) -> dict[str, Any]:
-    return {
-        "action": action,
-        "channel": {"$ref": f"#/channels/{event.type}"},
-        "summary": event.__doc__,
-        "messages": [{"$ref": f"#/channels/{event.type}/messages/{name}"} for name in messages],
-        "bindings": {"amqp": {"deliveryMode": 2, **_AMQP}},
     }
 
 

@@ -22,13 +22,12 @@ BEGIN
 
             -- The worker publishes events, sends e-mails, records calculations, and erases old requests.
             ('worker', 'SELECT, DELETE ON calculation_request'),
-            ('worker', 'UPDATE (sequence, calculation_id, updated_at) ON calculation_request'),
+            ('worker', 'UPDATE (sequence, calculation_id, refused_calculation_id, updated_at)
+                           ON calculation_request'),
             ('worker', 'SELECT, INSERT, UPDATE (attempts, next_attempt_at, last_error), DELETE ON outbox'),
             ('worker', 'SELECT, INSERT, UPDATE (data) ON event'),
             ('worker', 'SELECT, INSERT, UPDATE ON email'),
             ('worker', 'SELECT, INSERT ON erased_request, postgres_up'),
-            ('worker', 'SELECT, INSERT, UPDATE ON refused_calculation'),
-            ('worker', 'SELECT, UPDATE (looked_at) ON bounce_mailbox'),
             ('worker', 'SELECT ON conveyancer'),
 
             -- Operators' commands.
@@ -42,7 +41,7 @@ BEGIN
             ('operator', 'SELECT, INSERT, UPDATE (name, charges_calculation_fee, disabled_at) ON conveyancer'),
             ('operator', 'SELECT, INSERT, UPDATE (revoked_at) ON api_key'),
             ('operator', 'SELECT, INSERT ON erased_request, operator_action'),
-            ('operator', 'SELECT ON active_conveyancer, bounce_mailbox, refused_calculation'),
+            ('operator', 'SELECT ON active_conveyancer'),
 
             -- The autoscaler counts what waits. It reads no customer data.
             ('scaling', 'SELECT (created_at, next_attempt_at) ON outbox'),

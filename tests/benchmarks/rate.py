@@ -54,11 +54,11 @@ class Waits:
     def end(self, uuid: str) -> None:
         self.ended.setdefault(uuid, time.monotonic())
 
-    async def complete(self) -> bool:
-        """Wait until every wait has ended. One that does not end counts with the time waited for it."""
-        return await until(
-            lambda: self.began.keys() <= self.ended.keys(), seconds=_STRAGGLER_SECONDS, pause_seconds=0.01
-        )
+    async def complete(self, *, seconds: float = _STRAGGLER_SECONDS) -> None:
+        """Wait until every wait has ended. Raises LocalStackError if one does not, or none began."""
+        await until(lambda: self.began.keys() <= self.ended.keys(), seconds=seconds, pause_seconds=0.01)
+        if not self.began or self.began.keys() - self.ended.keys():
+            raise LocalStackError(f"Of {len(self.began)} events, {len(self.ended)} arrived.")
 
     def forget(self) -> None:
         self.began.clear()
@@ -66,8 +66,5 @@ class Waits:
 
     def figures(self) -> Figures:
         """Return quantiles in milliseconds."""
-        now = time.monotonic()
-        waits = sorted(
-            max(0.0, self.ended.get(uuid, now) - began) * 1000 for uuid, began in self.began.items()
-        )
+        waits = sorted(max(0.0, self.ended[uuid] - began) * 1000 for uuid, began in self.began.items())
         return {name: waits[int(share * (len(waits) - 1))] for name, share in ((P50, 0.5), (P99, 0.99))}

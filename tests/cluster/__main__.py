@@ -1,21 +1,21 @@
-"""`python -m tests.cluster`: faults in a cluster under load. Exit status 1 if something was lost."""
+"""`python -m tests.cluster`: faults in a cluster under load. Exit status 1 if the check failed."""
 
 import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from typing import TypeAlias
 
-from deploy.local.machine.folders import CHECKOUT
-from tests.cluster.kubernetes import PROCESSES, Cluster, KubectlFailed
+from tests.cluster.kubernetes import PROCESSES, CheckFailed, Cluster
 from tests.cluster.verdict import Run
 from tests.harness.waiting import until
 
 _BETWEEN_SECONDS = 20.0  # of undisturbed load
 _DRAIN_SECONDS = 180.0  # for the last events and e-mails
 
-_FOLDER = CHECKOUT / ".local" / "cluster"
+Fault: TypeAlias = tuple[str, Callable[[], Awaitable[None]]]
 
 
 def main() -> int:
@@ -24,48 +24,67 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=20.0, help="creates a second")
     parser.add_argument("--upgrade-to", metavar="IMAGE", help="also upgrade to this image")
     arguments = parser.parse_args()
-    _FOLDER.mkdir(parents=True, exist_ok=True)
-    try:
-        run = asyncio.run(_run(Cluster(arguments.namespace, _FOLDER), arguments.rate, arguments.upgrade_to))
-    except KubectlFailed as error:
-        print(error, file=sys.stderr)
-        return 2
-    breaches = list(run.breaches())
-    print(run.summary(), *breaches, "lost" if breaches else "nothing was lost", sep="\n")
+    cluster = Cluster(arguments.namespace)
+    record = asyncio.run(run(cluster, _faults(cluster, arguments.upgrade_to), rate=arguments.rate))
+    breaches = list(record.breaches())
+    print(record.summary(), *breaches, "failed" if breaches else "nothing was lost", sep="\n")
     return 1 if breaches else 0
 
 
-async def _run(cluster: Cluster, rate: float, image: str | None) -> Run:
-    """Inject all faults under load, and return what came of the creates."""
+async def run(
+    cluster: Cluster,
+    faults: Iterable[Fault],
+    *,
+    rate: float,
+    between_seconds: float = _BETWEEN_SECONDS,
+    drain_seconds: float = _DRAIN_SECONDS,
+) -> Run:
+    """Inject the faults under load, and return what came of the creates. A step that fails ends no other."""
+    record = Run()
     prefix = f"run{int(time.time())}"
-    await cluster.start_callers(prefix, rate)
+
+    async def attempt(step: Awaitable[None]) -> bool:
+        try:
+            await step
+        except CheckFailed as error:
+            record.failed.append(str(error))
+            return False
+        return True
+
     try:
-        for name, fault in _faults(cluster, image):
-            await asyncio.sleep(_BETWEEN_SECONDS)
-            print(name, flush=True)
-            await fault()
-        await asyncio.sleep(_BETWEEN_SECONDS)
+        if await attempt(cluster.start_callers(prefix, rate)):
+            began = time.monotonic()
+            for name, fault in faults:
+                await asyncio.sleep(between_seconds)
+                print(name, flush=True)
+                if await attempt(fault()):
+                    record.kills += name == "notifications killed"
+            await asyncio.sleep(between_seconds)
+            record.due = rate * (time.monotonic() - began)
+            await attempt(cluster.stop_callers())
+            await attempt(_take_stock(cluster, record, prefix, drain_seconds))
     finally:
-        creates = await cluster.stop_callers()
-    stored = await cluster.stored(prefix)
-
-    async def all_is_mailed() -> bool:
-        return len({*await cluster.recipients(prefix)}) >= len(stored) and await cluster.undelivered() == 0
-
-    await until(all_is_mailed, seconds=_DRAIN_SECONDS, pause_seconds=2.0)
-    return Run(
-        creates=creates,
-        stored=stored,
-        recipients=await cluster.recipients(prefix),
-        queued=await cluster.queued(),
-        undelivered=await cluster.undelivered(),
-        kills=1,  # of the process that sends e-mails
-    )
+        await attempt(cluster.delete_callers())
+    return record
 
 
-def _faults(cluster: Cluster, image: str | None) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+async def _take_stock(cluster: Cluster, record: Run, prefix: str, seconds: float) -> None:
+    """Wait until all work is done, for at most *seconds*, and record what is there."""
+    record.creates = await cluster.creates()
+
+    async def is_done() -> bool:
+        record.stored = await cluster.stored(prefix)
+        record.recipients = await cluster.recipients(prefix)
+        record.queued = await cluster.queued()
+        record.undelivered = await cluster.undelivered()
+        return not [*record.breaches()][len(record.failed) :]
+
+    await until(is_done, seconds=seconds, pause_seconds=2.0)
+
+
+def _faults(cluster: Cluster, image: str | None) -> list[Fault]:
     """Return the faults in their order. Each ends once all processes are ready again."""
-    faults: list[tuple[str, Callable[[], Awaitable[None]]]] = [("rolling restart", cluster.restart)]
+    faults: list[Fault] = [("rolling restart", cluster.restart)]
     faults += [(f"{process} killed", partial(cluster.kill, process)) for process in PROCESSES]
     if image is not None:
         faults.append((f"upgrade to {image}", partial(cluster.upgrade, image)))

@@ -1,7 +1,7 @@
-"""Callers of the API in a pod. Standalone: `python - URL RATE PREFIX < callers.py`, with ACCESS_TOKEN set.
+"""Callers of the API, and a team of calculations, in a pod: `python -c PROGRAM URL RATE PREFIX`.
 
-Each line of the output is one create: its Idempotency-Key, its uuid, and every try that did not get 200. The
-program ends at SIGTERM, after the creates in flight.
+It needs the variables ACCESS_TOKEN and AMQP_URL. Each line of the output is one create: its Idempotency-Key,
+its uuid, and every try that did not get 200. The program ends at SIGTERM, after the creates in flight.
 """
 
 import asyncio
@@ -9,9 +9,15 @@ import json
 import os
 import signal
 import sys
+import time
 from typing import Any
 
+import aio_pika
 import httpx
+from aio_pika.abc import AbstractExchange
+
+from service.api.openapi.examples import SMALLEST_REQUEST
+from worker.rabbitmq import topology
 
 _TRIES = 60
 _PAUSE_SECONDS = 0.5
@@ -23,26 +29,42 @@ async def main(url: str, rate: float, prefix: str) -> None:
     is_over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, is_over.set)
     headers = {"Authorization": f"Bearer {os.environ['ACCESS_TOKEN']}"}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=10.0) as client:
+    async with (
+        await aio_pika.connect(os.environ["AMQP_URL"]) as connection,
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=10.0) as client,
+    ):
+        channel = await connection.channel(on_return_raises=True)
+        results = await channel.get_exchange(topology.CALCULATIONS, ensure=False)
         await asyncio.gather(
-            *(_call(client, f"{prefix}-{caller}", _CALLERS / rate, is_over) for caller in range(_CALLERS))
+            *(
+                _call(client, results, f"{prefix}-{caller}", _CALLERS / rate, is_over)
+                for caller in range(_CALLERS)
+            )
         )
 
 
-async def _call(client: httpx.AsyncClient, name: str, pause: float, is_over: asyncio.Event) -> None:
+async def _call(
+    client: httpx.AsyncClient, results: AbstractExchange, name: str, pause: float, is_over: asyncio.Event
+) -> None:
+    """Keep to the rate: what an outage has delayed is sent after it."""
     number = 0
+    began = time.monotonic()
     while not is_over.is_set():
         number += 1
-        print(json.dumps(await _create(client, f"{name}-{number}")), flush=True)  # noqa: T201
-        await asyncio.sleep(pause)
+        create = await _create(client, f"{name}-{number}")
+        if create["uuid"] is not None:
+            await _calculate(results, create["uuid"])
+        print(json.dumps(create), flush=True)  # noqa: T201
+        await asyncio.sleep(max(0.0, began + number * pause - time.monotonic()))
 
 
 async def _create(client: httpx.AsyncClient, key: str) -> dict[str, Any]:
     """Create a request. Repeat the call until it gets 200, as a caller may with an Idempotency-Key."""
+    body = SMALLEST_REQUEST | {"customer_email": f"{key}@example.com"}
     failures: list[str] = []
     for _ in range(_TRIES):
         try:
-            answer = await client.post("/v1/request", json=_body(key), headers={"Idempotency-Key": key})
+            answer = await client.post("/v1/request", json=body, headers={"Idempotency-Key": key})
         except httpx.HTTPError as error:
             failures.append(type(error).__name__)
         else:
@@ -53,17 +75,11 @@ async def _create(client: httpx.AsyncClient, key: str) -> dict[str, Any]:
     return {"key": key, "uuid": None, "failures": failures}
 
 
-def _body(key: str) -> dict[str, str]:
-    return {
-        "customer_email": f"{key}@example.com",
-        "customer_first_name": "Ada",
-        "customer_last_name": "Lovelace",
-        "sender_email": "grace@example.com",
-        "sender_organization_name": "Hopper and Partners",
-        "sender_first_name": "Grace",
-        "sender_last_name": "Hopper",
-        "case_ref": "12 High Street",
-    }
+async def _calculate(results: AbstractExchange, uuid: str) -> None:
+    """Send calculation.created, and wait until RabbitMQ has confirmed it."""
+    body = json.dumps({"request_uuid": uuid, "calculation_id": f"calculation-of-{uuid}"}).encode()
+    message = aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+    await results.publish(message, topology.CALCULATION_RESULTS.routing_key, mandatory=True, timeout=30.0)
 
 
 asyncio.run(main(sys.argv[1], float(sys.argv[2]), sys.argv[3]))

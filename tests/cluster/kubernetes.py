@@ -5,110 +5,150 @@ import json
 import re
 import shutil
 from base64 import b64decode
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from service.identifiers import uuid_of
-from tests.cluster.verdict import Create
+from tests.cluster.verdict import Create, Stored
+from tests.harness.waiting import until
+from worker.process import ROLES
 
-PROCESSES = ("api", "relay", "notifications", "calculations")
-_CALLERS = "cluster-check-callers"
-_PAGE, _MOST_EMAILS = 500, 1_000_000
+PROCESSES = ("api", *ROLES)
+CALLERS = "cluster-check-callers"
+_DEPLOYMENTS = [f"deploy/{process}" for process in PROCESSES]
+_RESTARTS = "{.status.containerStatuses[0].restartCount}"
+_EXIT_STATUS = "{.status.containerStatuses[0].lastState.terminated.exitCode}"
+_KILLED = "137"  # by SIGKILL
+_MOST_EMAILS = 1_000_000
 _PASSWORD = "made-up-second-password"
-_CONTAINER = ".spec.template.spec.containers[0]"
 _USER = re.compile("//[^/@]+@")  # of a URL, with the password
 _RABBITMQCTL = ("exec", "statefulset/rabbitmq", "--", "rabbitmqctl", "--quiet")
 _STORED = """
-    SELECT json_object_agg(idempotency_key, id)
+    SELECT json_object_agg(idempotency_key, json_build_array(id, calculation_id))
       FROM calculation_request
      WHERE idempotency_key LIKE '{}-%'
 """
 
 
-class KubectlFailed(Exception):
-    """kubectl has failed. The message is its own."""
+class CheckFailed(Exception):
+    """A step of the check has failed. The message says which, and why."""
 
 
 class Cluster:
     """A namespace with the development overlay, in the cluster of KUBECONFIG."""
 
-    def __init__(self, namespace: str, folder: Path) -> None:
+    seconds_to_first_create = 60.0
+
+    def __init__(self, namespace: str) -> None:
         self._namespace = namespace
-        self._creates = folder / "creates.jsonl"
-        self._callers: asyncio.subprocess.Process | None = None
 
-    async def kubectl(self, *words: str) -> str:
-        """Run kubectl to its end, and return its output. Raises KubectlFailed."""
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*self._command(words), stdout=pipe, stderr=pipe)
-        output, errors = await process.communicate()
-        if process.returncode:
-            raise KubectlFailed(f"kubectl {' '.join(words[:4])}: {errors.decode().strip()}")
-        return output.decode()
-
-    def _command(self, words: tuple[str, ...]) -> tuple[str, ...]:
+    async def kubectl(self, *words: str, sent: str = "") -> str:
+        """Run kubectl to its end, and return its output. Raises CheckFailed."""
         program = shutil.which("kubectl")
         if program is None:
-            raise KubectlFailed("kubectl is not installed")
-        return program, "--namespace", self._namespace, *words
+            raise CheckFailed("kubectl is not installed")
+        pipe = asyncio.subprocess.PIPE
+        command = (program, "--namespace", self._namespace, *words)
+        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+        output, errors = await process.communicate(sent.encode())
+        if process.returncode:
+            raise CheckFailed(f"kubectl {' '.join(words[:4])}: {errors.decode().strip()}")
+        return output.decode()
 
     async def start_callers(self, prefix: str, rate: float) -> None:
-        """Start callers.py in a pod, because a port-forward ends with the pod that it leads to."""
+        """Start callers.py in a pod, because a port-forward ends with the pod that it leads to.
+
+        Returns after the first create. Raises CheckFailed, also if there is none in time.
+        """
+        # PID 1 of a container gets no SIGKILL from within it. Here PID 1 is the pod's pause process.
+        shared = json.dumps({"spec": {"template": {"spec": {"shareProcessNamespace": True}}}})
+        for deployment in _DEPLOYMENTS:
+            await self.kubectl("patch", deployment, "--patch", shared)
+        await self.wait_for_rollout()
         sign = "exec deploy/api -- python -m service token demo --key /issuer/key.pem"
         token = (await self.kubectl(*sign.split())).strip()
-        image = await self.kubectl("get", "deploy", "api", "-o", f"jsonpath={{{_CONTAINER}.image}}")
-        words = ("run", _CALLERS, f"--image={image}", "--restart=Never", "--stdin", "--quiet")
-        program = ("--command", "--", "python", "-", "http://api", str(rate), prefix)
-        with self._creates.open("wb") as output, Path(__file__).with_name("callers.py").open("rb") as script:
-            self._callers = await asyncio.create_subprocess_exec(
-                *self._command((*words, f"--env=ACCESS_TOKEN={token}", *program)), stdin=script, stdout=output
-            )
+        await self._add_user("callers")
+        variables = {"ACCESS_TOKEN": token, "AMQP_URL": f"amqp://callers:{_PASSWORD}@rabbitmq:5672/"}
+        api = json.loads(await self.kubectl("get", "deploy", "api", "-o", "json"))
+        pod = callers_pod(api, variables, "http://api", str(rate), prefix)
+        await self.kubectl("create", "-f", "-", sent=json.dumps(pod))
+        await self.kubectl("wait", f"pod/{CALLERS}", "--for=condition=Ready", "--timeout=2m")
 
-    async def stop_callers(self) -> list[Create]:
-        """Stop the callers after the creates in flight, and return all creates."""
-        await self.kubectl("delete", "pod", _CALLERS, "--ignore-not-found", "--grace-period=60")
-        if self._callers is not None:
-            await self._callers.wait()
-        return [msgspec.json.decode(line, type=Create) for line in self._creates.read_bytes().splitlines()]
+        async def has_created() -> bool:
+            return any(create.uuid is not None for create in await self.creates())
+
+        if not await until(has_created, seconds=self.seconds_to_first_create, pause_seconds=1.0):
+            raise CheckFailed(f"no create within {self.seconds_to_first_create:.0f} s")
+
+    async def creates(self) -> list[Create]:
+        """Return the creates so far."""
+        lines = (await self.kubectl("logs", CALLERS)).splitlines()
+        return [msgspec.json.decode(line, type=Create) for line in lines if line.startswith("{")]
+
+    async def stop_callers(self) -> None:
+        """Stop the callers after the creates in flight. Raises CheckFailed unless they end with status 0."""
+        await self.kubectl("exec", CALLERS, "--", "python", "-c", "import os; os.kill(1, 15)")
+        await self.kubectl(
+            "wait", f"pod/{CALLERS}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=2m"
+        )
+
+    async def delete_callers(self) -> None:
+        await self.kubectl("delete", "pod", CALLERS, "--ignore-not-found", "--grace-period=1")
 
     async def restart(self) -> None:
         """Replace the pods of all processes."""
-        await self.kubectl("rollout", "restart", *_deployments())
+        await self.kubectl("rollout", "restart", *_DEPLOYMENTS)
         await self.wait_for_rollout()
 
     async def upgrade(self, image: str) -> None:
         """Replace the image of all processes, also of their init containers."""
-        await self.kubectl("set", "image", *_deployments(), f"*={image}")
+        await self.kubectl("set", "image", *_DEPLOYMENTS, f"*={image}")
         await self.wait_for_rollout()
 
     async def kill(self, process: str) -> None:
-        """Delete a process's pods by force, and wait for the next ones."""
-        pods = ("--selector", f"app.kubernetes.io/component={process}")
-        await self.kubectl("delete", "pod", *pods, "--grace-period=0", "--force")
-        await self.wait_for_rollout()
+        """Send SIGKILL to a process, and wait until it runs again. Raises CheckFailed unless it died of it.
+
+        `kubectl delete --force` is no kill: the kubelet sends SIGTERM, and SIGKILL two seconds later.
+        """
+        of_process = ("--selector", f"app.kubernetes.io/component={process}")
+        newest = ("--sort-by=.metadata.creationTimestamp", "-o", "jsonpath={.items[-1:].metadata.name}")
+        pod = await self.kubectl("get", "pod", *of_process, *newest)
+        restarts = int(await self.kubectl("get", "pod", pod, "-o", f"jsonpath={_RESTARTS}"))
+        with suppress(CheckFailed):  # The command may die with the process. The exit status counts.
+            # SIGKILL to all of the pod's processes, but PID 1 and itself
+            await self.kubectl("exec", pod, "--", "python", "-c", "import os; os.kill(-1, 9)")
+        for state in (f"jsonpath={_RESTARTS}={restarts + 1}", "condition=Ready"):
+            await self.kubectl("wait", f"pod/{pod}", f"--for={state}", "--timeout=3m")
+        status = await self.kubectl("get", "pod", pod, "-o", f"jsonpath={_EXIT_STATUS}")
+        if status != _KILLED:
+            raise CheckFailed(f"{process} was not killed: its exit status is {status}")
+
+    async def _add_user(self, name: str) -> None:
+        await self.kubectl(*_RABBITMQCTL, "add_user", name, _PASSWORD)
+        await self.kubectl(*_RABBITMQCTL, "set_permissions", name, ".*", ".*", ".*")
 
     async def rotate_passwords(self) -> None:
         """Give the processes second users of Postgres and RabbitMQ, and end the login of RabbitMQ's first."""
         await self.psql(f"CREATE ROLE rotated LOGIN SUPERUSER PASSWORD '{_PASSWORD}'")
-        await self.kubectl(*_RABBITMQCTL, "add_user", "rotated", _PASSWORD)
-        await self.kubectl(*_RABBITMQCTL, "set_permissions", "rotated", ".*", ".*", ".*")
-        name = await self.kubectl(
-            "get", "deploy", "api", "-o", f"jsonpath={{{_CONTAINER}.env[*].valueFrom.secretKeyRef.name}}"
-        )
-        secret = json.loads(await self.kubectl("get", "secret", name.split()[0], "-o", "json"))
+        await self._add_user("rotated")
+        environment = "jsonpath={.spec.template.spec.containers[0].env[*].valueFrom.secretKeyRef.name}"
+        name = (await self.kubectl("get", "deploy", "api", "-o", environment)).split()[0]
+        secret = json.loads(await self.kubectl("get", "secret", name, "-o", "json"))
         urls = {key: b64decode(value).decode() for key, value in secret["data"].items()}
         rotated = {
             key: _USER.sub(f"//rotated:{_PASSWORD}@", url) for key, url in urls.items() if _USER.search(url)
         }
-        await self.kubectl("patch", "secret", name.split()[0], "--patch", json.dumps({"stringData": rotated}))
+        await self.kubectl("patch", "secret", name, "--patch", json.dumps({"stringData": rotated}))
         await self.restart()
         await self.kubectl(*_RABBITMQCTL, "delete_user", "made-up-user")
 
     async def wait_for_rollout(self) -> None:
-        """Wait until all processes have their new pods. Raises KubectlFailed."""
-        for deployment in _deployments():
+        """Wait until all processes have their new pods. Raises CheckFailed."""
+        for deployment in _DEPLOYMENTS:
             await self.kubectl("rollout", "status", deployment, "--timeout=5m")
 
     async def psql(self, statement: str) -> str:
@@ -116,10 +156,10 @@ class Cluster:
         words = ("psql", "--username=postgres", "--tuples-only", "--no-align", "--command")
         return (await self.kubectl("exec", "statefulset/postgres", "--", *words, statement)).strip()
 
-    async def stored(self, prefix: str) -> dict[str, str]:
-        """Return the uuids of a run's requests by Idempotency-Key."""
-        ids = json.loads(await self.psql(_STORED.format(prefix)) or "{}")
-        return {key: uuid_of(UUID(each)) for key, each in ids.items()}
+    async def stored(self, prefix: str) -> dict[str, Stored]:
+        """Return a run's requests by Idempotency-Key."""
+        rows = json.loads(await self.psql(_STORED.format(prefix)) or "{}")
+        return {key: Stored(uuid_of(UUID(row[0])), row[1]) for key, row in rows.items()}
 
     async def undelivered(self) -> int:
         """Return how many events RabbitMQ has not confirmed."""
@@ -133,14 +173,28 @@ class Cluster:
     async def recipients(self, prefix: str) -> list[str]:
         """Return the recipients of a run's e-mails, once for each e-mail."""
         proxy = f"/api/v1/namespaces/{self._namespace}/services/mailpit:web/proxy/api/v1/messages"
-        found: list[str] = []
-        for start in range(0, _MOST_EMAILS, _PAGE):
-            page = json.loads(await self.kubectl("get", "--raw", f"{proxy}?start={start}&limit={_PAGE}"))
-            found += [message["To"][0]["Address"] for message in page["messages"]]
-            if len(page["messages"]) < _PAGE:
-                break
-        return [address for address in found if address.startswith(f"{prefix}-")]
+        found = json.loads(await self.kubectl("get", "--raw", f"{proxy}?limit={_MOST_EMAILS}"))
+        if len(found["messages"]) < found["total"]:
+            raise CheckFailed(f"Mailpit shows {len(found['messages'])} of {found['total']} e-mails")
+        addresses = [message["To"][0]["Address"] for message in found["messages"]]
+        return [address for address in addresses if address.startswith(f"{prefix}-")]
 
 
-def _deployments() -> list[str]:
-    return [f"deploy/{process}" for process in PROCESSES]
+def callers_pod(api: dict[str, Any], environment: dict[str, str], *arguments: str) -> dict[str, Any]:
+    """Return a pod that runs callers.py. It has the image of the API's, and no more privileges."""
+    like = api["spec"]["template"]["spec"]
+    script = Path(__file__).with_name("callers.py").read_text()
+    container = {
+        "name": CALLERS,
+        "image": like["containers"][0]["image"],
+        "command": ["python", "-c", script, *arguments],
+        "env": [{"name": name, "value": value} for name, value in environment.items()],
+        "securityContext": like["containers"][0]["securityContext"],
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": like["securityContext"],
+        "containers": [container],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": CALLERS}, "spec": spec}

@@ -14,6 +14,9 @@ import pytest
 
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.packages import PACKAGES
+from service.settings import ServiceSettings, Settings
+from worker.process import ROLES
+from worker.settings import EmailSettings
 
 Manifest: TypeAlias = dict[str, Any]
 
@@ -21,21 +24,22 @@ K8S = CHECKOUT / "deploy" / "k8s"
 OURS = "../calculation-requests/deploy/k8s"  # on the pages, from an overlay beside the checkout
 WITH_ENGINES = ("production", "small")
 OVERLAYS = ("dev", "external", *WITH_ENGINES)
-PROCESSES = ("api", "relay", "notifications", "calculations")
-WORKERS = PROCESSES[1:]
+WORKERS = tuple(ROLES)
+PROCESSES = ("api", *WORKERS)
+OF_RABBITMQ = [name for name in WORKERS if "rabbitmq" in ROLES[name].servers]
 OF_BOUNCES = {"BOUNCES_URL", "BOUNCES_TOKEN_URL"}
-_OF_EMAILS = {"SMTP_URL", "REQUEST_SECRET_KEYS", *OF_BOUNCES}
-# The secrets of each process. LISTEN_DATABASE_URL and those of bounces are optional. `operator` is the
-# template of operators' Jobs.
+OF_ALL = {"DATABASE_URL", "LISTEN_DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS", *OF_BOUNCES}
+SETTINGS: dict[str, type[Settings]] = {
+    "api": ServiceSettings,
+    **{name: role.settings for name, role in ROLES.items()},
+}
+_OF_TEMPLATE: dict[str, type[Settings]] = {"operator": EmailSettings}  # of operators' Jobs
+# The secrets of each process. LISTEN_DATABASE_URL and those of bounces are optional.
 SECRETS = {
-    "api": {"DATABASE_URL", "REQUEST_SECRET_KEYS"},
-    "relay": {"DATABASE_URL", "LISTEN_DATABASE_URL", "AMQP_URL"},
-    "notifications": {"DATABASE_URL", "AMQP_URL", *_OF_EMAILS},
-    "calculations": {"DATABASE_URL", "AMQP_URL"},
-    "operator": {"DATABASE_URL", "AMQP_URL", *_OF_EMAILS},
+    process: OF_ALL & {field.encode_name for field in msgspec.structs.fields(settings)}
+    for process, settings in (SETTINGS | _OF_TEMPLATE).items()
 }
 _OF_KUBERNETES = re.compile(r"[^.]+$|(rbac[.]authorization|networking)[.]k8s[.]io/")
-OF_ALL = {name for secrets in SECRETS.values() for name in secrets}
 
 
 @functools.cache

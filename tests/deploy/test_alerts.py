@@ -16,17 +16,11 @@ from tests.deploy.alerts import (
     see,
 )
 from tests.deploy.exported_metrics import not_exported
+from worker.process import ROLES
 
-ROLES = {
-    "api": ("http_requests_in_progress", {}),
-    "relay": ('broker_connected{connection="relay"}', {"connection": "relay"}),
-    "notifications": ('consumer_reading{queue="notifications"}', {"queue": "notifications"}),
-    "calculations": ('consumer_reading{queue="calculation-results"}', {"queue": "calculation-results"}),
-}
-ALL_ROLES = {series: "1x60" for series, _ in ROLES.values()}
-RELAY = ROLES["relay"][0]
-NOTIFICATIONS = ROLES["notifications"][0]
-CALCULATIONS = ROLES["calculations"][0]
+LIVENESS = {"api": "http_requests_in_progress", **{name: role.liveness for name, role in ROLES.items()}}
+ALL_ROLES = dict.fromkeys(LIVENESS.values(), "1x60")
+RELAY, NOTIFICATIONS, CALCULATIONS = (LIVENESS[role] for role in ("relay", "notifications", "calculations"))
 OLDEST_EVENT = "outbox_oldest_event_age_seconds"
 HELD_BACK = "feed_held_back_seconds"
 CALLS = 'http_request_duration_seconds_count{route="/v1/request",method="POST",status="200"}'
@@ -115,6 +109,11 @@ def of_pod(series: str, pod: int) -> str:
     return series.replace("}", f',pod="{pod}"}}').replace("{,", "{")
 
 
+def matched(series: str) -> dict[str, str]:
+    """Return the labels of a series, which `absent` keeps."""
+    return dict(re.findall(r'(\w+)="([^"]*)"', series))
+
+
 def without(name: str, series: dict[str, str]) -> dict[str, str]:
     return {each: values for each, values in series.items() if each != name}
 
@@ -190,8 +189,8 @@ CASES: dict[str, list[Case]] = {
     "ProcessAbsent": [
         silent("all roles are run", ALL_ROLES, at=10),
         *(
-            fires(f"no {role}", without(name, ALL_ROLES), at=6, role=role, **labels)
-            for role, (name, labels) in ROLES.items()
+            fires(f"no {role}", without(name, ALL_ROLES), at=6, role=role, **matched(name))
+            for role, name in LIVENESS.items()
         ),
     ],
     "PostgresUnavailable": [

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -9,19 +10,19 @@ import msgspec
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
-from service.settings import ServiceSettings
+from deploy.local.machine.ports import free_port
 from tests.deploy.manifests import (
     OF_ALL,
     OF_BOUNCES,
     PROCESSES,
     SECRETS,
+    SETTINGS,
     container_of,
     grace_seconds,
     pod_of,
     schema_container_of,
     workloads,
 )
-from worker.settings import EmailSettings, WorkerSettings
 
 FILE = CHECKOUT / "deploy" / "compose.yaml"
 
@@ -59,10 +60,9 @@ def test_processes_run_as_on_kubernetes_and_as_the_user_of_the_image(services):
 
 
 def test_settings_are_complete_and_each_process_gets_only_the_secrets_that_it_uses(services):
-    of_process = {"api": ServiceSettings, "notifications": EmailSettings}
     for name in PROCESSES:
         given = services[name]["environment"]
-        msgspec.convert(given, of_process.get(name, WorkerSettings), strict=False)
+        msgspec.convert(given, SETTINGS[name], strict=False)
         assert given.keys() & OF_ALL == SECRETS[name] - {"LISTEN_DATABASE_URL", *OF_BOUNCES}
 
 
@@ -70,6 +70,17 @@ def test_health_checks_ask_the_probes_of_their_process(services):
     for name in PROCESSES:
         port = services[name]["environment"]["HEALTH_PORT"]
         assert f"http://127.0.0.1:{port}/readyz" in str(services[name]["healthcheck"]["test"])
+
+
+def test_rabbitmq_is_healthy_once_its_port_is_open(services):
+    port = free_port()
+    check = services["rabbitmq"]["healthcheck"]
+    _, *command = [word.replace("/5672", f"/{port}") for word in check["test"]]
+
+    assert check["start_period"] == "120s"
+    assert run(*command).returncode != 0
+    with socket.create_server(("127.0.0.1", port)):
+        assert run(*command).returncode == 0
 
 
 def test_nothing_listens_beyond_this_machine(services):

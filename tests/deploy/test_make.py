@@ -114,3 +114,13 @@ def test_stack_answers_restarts_its_servers_and_keeps_its_data_until_it_is_clean
     assert "The journey of a request" in page
     assert "Removed .local." in cleaned
     assert not {".local", ".venv"} & {path.name for path in checkout.iterdir()}
+
+
+def test_matrix_without_a_python_fails(tmp_path):
+    for program in ("bash", "cut", "dirname", "grep", "sort"):
+        (tmp_path / program).symlink_to(str(shutil.which(program)))
+    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+    command = [tmp_path / "bash", CHECKOUT / "tests" / "matrix"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stderr) == (1, "no Python from 3.11 on was found\n")

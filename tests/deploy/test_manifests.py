@@ -7,21 +7,23 @@ import msgspec
 import pytest
 from yarl import URL
 
-from service.settings import ServiceSettings, Settings
 from service.telemetry import tracing
+from tests.cluster.kubernetes import callers_pod
 from tests.deploy.manifests import (
-    K8S,
     OF_ALL,
     OF_BOUNCES,
+    OF_RABBITMQ,
     OVERLAYS,
     PROCESSES,
     SECRETS,
+    SETTINGS,
     WITH_ENGINES,
     WORKERS,
     Manifest,
     configuration,
     container_of,
     environment_of,
+    grace_seconds,
     of_kind,
     pod_of,
     rendered,
@@ -31,20 +33,15 @@ from tests.deploy.manifests import (
     valid_kinds,
     workloads,
 )
-from tests.deploy.pages import INSTALLATION, rows
-from worker.settings import EmailSettings, WorkerSettings
+from tests.deploy.pages import INSTALLATION, OPERATING, REFERENCE, rows
 
 OF_LIBRARIES = {"PGSSLROOTCERT", "SSL_CERT_FILE"}
 OF_THE_SECRET = {
     *(f"{role}_DATABASE_URL" for role in ("OWNER", "API", "WORKER", "OPERATOR")),
-    *(f"{role}_AMQP_URL" for role in ("RELAY", "NOTIFICATIONS", "CALCULATIONS", "OPERATOR")),
+    *(f"{name.upper()}_AMQP_URL" for name in (*OF_RABBITMQ, "operator")),
     *("SMTP_URL", "REQUEST_SECRET_KEYS"),
 }
-SETTINGS = {
-    field.encode_name: field
-    for settings in (ServiceSettings, EmailSettings)
-    for field in msgspec.structs.fields(settings)
-}
+NAMES = {field.encode_name for each in SETTINGS.values() for field in msgspec.structs.fields(each)}
 PAGE = INSTALLATION.read_text()
 
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
@@ -65,7 +62,9 @@ def test_every_object_is_in_the_namespace_so_that_its_tenant_may_apply_it_and_de
 @each_overlay
 def test_pods_meet_the_restricted_pod_security_standard(overlay):
     assert "label namespace calculation-requests pod-security.kubernetes.io/enforce=restricted\n" in PAGE
-    for workload in workloads(overlay).values():
+    found = list(workloads(overlay).values())
+    callers = {"metadata": {"name": "api"}, "spec": {"template": callers_pod(workloads(overlay)["api"], {})}}
+    for workload in (*found, callers):  # `make cluster-check` runs these callers.
         pod, container = pod_of(workload), container_of(workload)
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -75,6 +74,12 @@ def test_pods_meet_the_restricted_pod_security_standard(overlay):
         for one in (container, *pod.get("initContainers", [])):
             expected = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, **read_only}
             assert one["securityContext"] == one["securityContext"] | expected
+
+
+@each_overlay
+def test_every_pod_requests_what_it_needs_so_that_it_gets_processor_time_beside_others(overlay):
+    for workload in workloads(overlay).values():
+        assert min(requested(container_of(workload))) > 0
 
 
 @each_overlay
@@ -129,30 +134,15 @@ def test_no_pod_ends_before_its_successor_is_ready_and_evictions_take_one_at_a_t
 @each_overlay
 @pytest.mark.parametrize("process", PROCESSES)
 def test_every_setting_without_a_default_is_set_and_none_is_invalid(overlay, process):
-    of_process: dict[str, type[Settings]] = {"api": ServiceSettings, "notifications": EmailSettings}
-    settings = of_process.get(process, WorkerSettings)
     given = environment_of(overlay, process)
     # Values from a Secret are unknown here, and those from other variables are not expanded.
     made_up = dict.fromkeys(("DATABASE_URL", "LISTEN_DATABASE_URL"), "postgresql://host/name")
     made_up |= {"AMQP_URL": "amqp://host/", "SMTP_URL": "smtp://host", "REQUEST_SECRET_KEYS": "key"}
     made_up |= {"BOUNCES_URL": "imaps://host"}
 
-    msgspec.convert({name: made_up.get(name, value) for name, value in given.items()}, settings, strict=False)
-
-
-def test_every_setting_stands_in_the_configuration_with_its_default_or_comes_from_a_secret():
-    text = (K8S / "base" / "configuration.env").read_text()
-    entries = dict(
-        line.removeprefix("# ").split("=", 1)
-        for line in text.splitlines()
-        if line.removeprefix("# ").partition("=")[0].isupper()
+    msgspec.convert(
+        {name: made_up.get(name, value) for name, value in given.items()}, SETTINGS[process], strict=False
     )
-    elsewhere = {name for name in SETTINGS if f" {name}" in text.split("\n\n")[0].replace("\n#", "")}
-
-    assert entries.keys() | elsewhere == SETTINGS.keys()
-    for name, value in entries.items():
-        if value and not SETTINGS[name].required:
-            assert msgspec.convert(value, SETTINGS[name].type, strict=False) == SETTINGS[name].default
 
 
 @each_overlay
@@ -166,7 +156,7 @@ def test_variables_are_settings_or_parts_of_one_that_follows(overlay):
             assert used <= defined
             parts |= used
             defined.add(entry["name"])
-        assert defined <= SETTINGS.keys() | OF_LIBRARIES | parts
+        assert defined <= NAMES | OF_LIBRARIES | parts
 
 
 @each_overlay
@@ -261,7 +251,7 @@ def test_hosts_in_production_are_services_that_the_operators_make():
     for process in PROCESSES:
         given = environment_of("production", process)
         assert f"@{pooler}:5432/{database}?" in (given["DATABASE_URL"] or "")
-        assert process == "api" or f"@{broker}:5671/" in (given["AMQP_URL"] or "")
+        assert process not in OF_RABBITMQ or f"@{broker}:5671/" in (given["AMQP_URL"] or "")
     assert "LISTEN_DATABASE_URL" in environment_of("production", "relay")
 
 
@@ -306,7 +296,7 @@ def test_processes_of_your_own_servers_trust_the_authorities_in_a_config_map_tha
     assert "create configmap trust --from-file=ca.crt" in PAGE
 
 
-@pytest.mark.parametrize("process", WORKERS)
+@pytest.mark.parametrize("process", OF_RABBITMQ)
 def test_worker_uses_tls_to_rabbitmq_and_trusts_the_authority_that_signed(process):
     deployment = workloads("production")[process]
     certificate = the_one("production", "Certificate", "rabbitmq")["spec"]
@@ -407,7 +397,7 @@ def test_page_says_what_the_pods_request_and_how_many_connections_there_must_be(
     page = " ".join(PAGE.split())
     listed = {cells[0]: cells[1:] for cells in rows(INSTALLATION, "Scaling", "| CPUs")}
 
-    assert listed[overlay][:2] == [f"{sums[0]:.2f}", f"{sums[1]:.1f} GiB"]
+    assert listed[overlay][:2] == [f"{sums[0]:.2f}", f"{sums[1]:.1f} GiB"], "deploy/README.md, Scaling"
     assert f"requests {surge[0]:.1f} CPUs and {surge[1] * 1024:.0f} MiB more" in page
     assert f"`operate` requests {job[0]} CPUs and {job[1] * 1024:.0f} MiB" in page
     if overlay in WITH_ENGINES:
@@ -425,9 +415,10 @@ def test_autoscalers_target_deployments_that_exist_and_set_no_replicas(overlay):
     deployments = of_kind(overlay, "Deployment")
     scalers = of_kind(overlay, "HorizontalPodAutoscaler", "ScaledObject").values()
     fixed = {name for name, deployment in deployments.items() if "replicas" in deployment["spec"]}
+    scaled = {one["spec"]["scaleTargetRef"]["name"] for one in scalers}
 
-    assert [one["spec"]["scaleTargetRef"]["name"] for one in scalers] == ["api", "notifications", "relay"]
-    assert fixed == {"calculations"}
+    assert len(scalers) == len(scaled)
+    assert fixed == set(PROCESSES) - scaled, "replicas in deploy/k8s/base/workers.yaml, or an autoscaler"
 
 
 @each_overlay
@@ -445,3 +436,21 @@ def test_engines_have_exact_versions():
     assert len(images) == 4
     assert all(re.search(r":\d+\.\d+", image) for image in images)
     assert all(re.search(r":4\.\d+\.\d+-", image) for image in images if "rabbitmq" in image)
+
+
+def test_pages_name_the_grace_period_the_replicas_and_the_pools_of_the_manifests():
+    pages = " ".join("".join(page.read_text() for page in (INSTALLATION, OPERATING, REFERENCE)).split())
+    api = container_of(workloads("external")["api"])
+    pools = {name: environment_of("external", name)["DATABASE_POOL_SIZE"] for name in PROCESSES}
+    counts = {name: least for name, (least, _) in replicas("external").items()}
+    sleep, ending = api["lifecycle"]["preStop"]["sleep"]["seconds"], configuration("external")
+
+    assert f"kills a process {grace_seconds():.0f} seconds after its pod is deleted" in pages
+    assert f"`preStop` ({sleep}) and `SHUTDOWN_SECONDS` ({ending['SHUTDOWN_SECONDS']})" in pages
+    assert f"(API {pools['api']}, relay {pools['relay']}, other roles {pools['calculations']})" in pages
+    assert f"{counts['api']} of the API and {counts['relay']} of each role" in pages
+    for of_roles in (
+        {pools[name] for name in WORKERS if name != "relay"},
+        {counts[name] for name in WORKERS},
+    ):
+        assert len(of_roles) == 1

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.deploy.manifests import PROCESSES, WORKERS, Manifest, container_of, of_kind, workloads
+from tests.deploy.manifests import PROCESSES, Manifest, container_of, of_kind, workloads
+from worker.process import ROLES
 
 OPERATOR = "operator"  # the pods of operators' commands
 HERE = "calculation-requests"
@@ -47,19 +48,26 @@ OUTSIDE = Peer("", {}, "203.0.113.7")
 NAMES = {"http": 8000, "health": 8001, "metrics": 9187, "prometheus-tls": 15691}
 
 OURS = (*PROCESSES, OPERATOR)
+# The servers that a role in worker/process.py may name: where they are in an overlay, and their port.
+SERVERS = {
+    "external": {
+        "rabbitmq": (OUTSIDE, 5671),
+        "mail server": (OUTSIDE, 587),
+        "mailbox": (OUTSIDE, 993),
+        "https": (OUTSIDE, 443),
+    },
+}
+SERVERS["production"] = SERVERS["external"] | {
+    "rabbitmq": (RABBITMQ, 5671),
+    "direct postgres": (POSTGRES, 5432),
+}
 # In every overlay.
 ALLOWED = {
     "ingress → API": (INGRESS, ours("api"), 8000),
     "API → the issuer's keys": (ours("api"), OUTSIDE, 443),
-    "notifications → mail server": (ours("notifications"), OUTSIDE, 587),
-    "notifications → mailbox": (ours("notifications"), OUTSIDE, 993),
-    "notifications → tokens for the mailbox": (ours("notifications"), OUTSIDE, 443),
     **{f"Prometheus → {name}": (PROMETHEUS, ours(name), 8001) for name in PROCESSES},
 }
 DENIED = {
-    "relay → mail server": (ours("relay"), OUTSIDE, 587),
-    "relay → mailbox": (ours("relay"), OUTSIDE, 993),
-    "calculations → the internet": (ours("calculations"), OUTSIDE, 443),
     "neighbour → API": (NEIGHBOUR, ours("api"), 8000),
     "Prometheus → API's callers' port": (PROMETHEUS, ours("api"), 8000),
     **{f"neighbour → probes of {name}": (NEIGHBOUR, ours(name), 8001) for name in PROCESSES},
@@ -67,7 +75,7 @@ DENIED = {
 # With servers of your own, outside of the cluster.
 ALLOWED_OUTSIDE = {
     **{f"{name} → Postgres": (ours(name), OUTSIDE, 5432) for name in OURS},
-    **{f"{name} → RabbitMQ": (ours(name), OUTSIDE, 5671) for name in (*WORKERS, OPERATOR)},
+    "operator → RabbitMQ": (ours(OPERATOR), OUTSIDE, 5671),
 }
 DENIED_OUTSIDE = {
     "API → RabbitMQ": (ours("api"), OUTSIDE, 5671),
@@ -80,9 +88,8 @@ ALLOWED_INSIDE = {
     "another team → RabbitMQ": (TEAM, RABBITMQ, 5671),
     **{(f"{name} → DNS"): (ours(name), DNS, 53) for name in OURS},
     **{(f"{name} → pooler"): (ours(name), POOLER, 5432) for name in OURS},
-    **{(f"{name} → RabbitMQ"): (ours(name), RABBITMQ, 5671) for name in (*WORKERS, OPERATOR)},
+    "operator → RabbitMQ": (ours(OPERATOR), RABBITMQ, 5671),
     **{f"{name} → collector of traces": (ours(name), COLLECTOR, 4318) for name in PROCESSES},
-    "relay → Postgres, to LISTEN": (ours("relay"), POSTGRES, 5432),
     "API → Postgres, to apply the schema": (ours("api"), POSTGRES, 5432),
     "operator → Postgres": (ours(OPERATOR), POSTGRES, 5432),
     "operator → mail server, which `doctor` checks": (ours(OPERATOR), OUTSIDE, 465),
@@ -100,7 +107,6 @@ DENIED_INSIDE = {
     "API → RabbitMQ": (ours("api"), RABBITMQ, 5671),
     "stranger → operator": (STRANGER, ours(OPERATOR), 8000),
     "relay → RabbitMQ in the clear": (ours("relay"), RABBITMQ, 5672),
-    "notifications → Postgres around the pooler": (ours("notifications"), POSTGRES, 5432),
     "API → mail server": (ours("api"), OUTSIDE, 587),
     **{f"ingress → probes of {name}": (INGRESS, ours(name), 8001) for name in PROCESSES},
     "stranger → API": (STRANGER, ours("api"), 8000),
@@ -119,24 +125,30 @@ FLOWS = [
         ("external", False, DENIED | DENIED_OUTSIDE),
     )
     for name, flow in flows.items()
+] + [
+    pytest.param(overlay, (ours(name), *where), server in role.servers, id=f"{overlay}: {name} → {server}")
+    for overlay, servers in SERVERS.items()
+    for name, role in ROLES.items()
+    for server, where in servers.items()
 ]
 
 
 @pytest.mark.parametrize(("overlay", "flow", "is_needed"), FLOWS)
 def test_needed_flows_are_open_and_others_are_closed(overlay, flow, is_needed):
-    source, target, port = flow
-    given = [policy["spec"] for policy in of_kind(overlay, "NetworkPolicy").values()]
-
-    is_sent = _lets(given, source, "Egress", "to", target, port)
-    is_received = _lets(given, target, "Ingress", "from", source, port)
-
-    assert (is_sent and is_received) == is_needed
+    assert is_open(overlay, *flow) == is_needed, "deploy/k8s/components/*network-policy"
 
 
 def test_names_of_ports_are_those_of_the_containers():
     for process in PROCESSES:
         for port in container_of(workloads("production")[process])["ports"]:
             assert NAMES[port["name"]] == port["containerPort"]
+
+
+def is_open(overlay: str, source: Peer, target: Peer, port: int) -> bool:
+    """Return whether the policies of an overlay allow a connection."""
+    given = [policy["spec"] for policy in of_kind(overlay, "NetworkPolicy").values()]
+    is_sent = _lets(given, source, "Egress", "to", target, port)
+    return is_sent and _lets(given, target, "Ingress", "from", source, port)
 
 
 def _lets(given: list[Manifest], pod: Peer, direction: str, side: str, other: Peer, port: int) -> bool:

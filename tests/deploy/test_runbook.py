@@ -54,3 +54,23 @@ def test_page_gives_a_reason_for_each_alert_that_wakes_a_person_and_for_no_other
     critical = [name for name, rule in ALERTS.items() if rule["labels"]["severity"] == "critical"]
 
     assert re.findall(r"^\| \[(\w+)\]\(#\w+\) \| \w", TEXT, re.MULTILINE) == critical
+
+
+@pytest.mark.parametrize(
+    ("words", "alert", "limit"),
+    [
+        ("over 1 % of the calls get 500", "ApiErrorRate", "> 0.01"),
+        ("takes over half a second", "ApiSlow", "> 0.5"),
+        ("not been fetched for half an hour", "JwksStale", "> 1800"),
+        ("for five minutes, the oldest pending event", "OutboxNotDraining", "for: 5m"),
+        ("more than a minute old", "OutboxNotDraining", "> 60"),
+        ("dead letters for 20 days", "DeadLettersExpiring", "for: 20d"),
+        ("a tenth of the last hour's e-mails failed", "EmailsFailing", "> 0.1"),
+        ("a tenth of the last hour's e-mails were accepted", "EmailsBouncing", "> 0.1"),
+        ("read the mailbox for 15 minutes", "BouncesNotRead", "> 900"),
+        ("hold a replica, for 90 minutes", "QueueMemberMissing", "for: 90m"),
+    ],
+)
+def test_limit_of_an_alert_is_that_of_its_rule(words, alert, limit):
+    assert words in " ".join(RUNBOOK.read_text().split())
+    assert limit in f"{ALERTS[alert]['expr']} for: {ALERTS[alert].get('for')}"

@@ -1,6 +1,5 @@
 """Callers of the API."""
 
-import asyncio
 import itertools
 from collections.abc import Sized
 from functools import partial
@@ -59,14 +58,3 @@ async def create_if_possible(client: httpx.AsyncClient) -> dict[str, Any] | None
     response = await client.post("/v1/request", json=another_request())
     assert response.status_code in {200, 503}, response.text
     return response.json()["data"] if response.is_success else None
-
-
-async def create_many(client: httpx.AsyncClient, count: int) -> list[dict[str, Any]]:
-    """Create *count* requests, four at a time, and return their records."""
-    places = asyncio.Semaphore(4)
-
-    async def create_in_turn() -> dict[str, Any]:
-        async with places:
-            return await create(client)
-
-    return await asyncio.gather(*(create_in_turn() for _ in range(count)))

@@ -34,12 +34,10 @@ from tests.harness.processes import (
 )
 from tests.harness.servers import Servers, enable_plugin, private_servers
 from tests.harness.waiting import eventually
+from worker.process import ROLES
 
 pytestmark = pytest.mark.long
 
-# The processes of the installation `renamed` export this metric under another name, so this alert is dead.
-_RENAMED = {"source_labels": ["__name__"], "regex": "emails_pending", "target_label": "__name__"}
-_DEAD = "EmailsNotSent"
 # These name no server. Each follows on any outage, on its end, or on a machine that is too busy.
 _SYMPTOMS = {"ApiBudgetBurning", "ApiBudgetBurningSlowly", "EmailBudgetBurning", "EmailBudgetBurningSlowly"}
 _SYMPTOMS |= {"ApiSlow", "PostgresPoolSaturated"}
@@ -81,16 +79,15 @@ class World(NamedTuple):
     @property
     def outages(self) -> list[Outage]:
         """Every outage, in order. The budgets still burn after that of Postgres."""
-        roles = ("relay", "notifications", "calculations")
         postgres, broker = self.servers.postgres, self.servers.broker
         return [
             Outage(
-                *("mail server", self._stop_mail, self.mail.start, {_DEAD}),
+                *("mail server", self._stop_mail, self.mail.start, {"EmailsNotSent"}),
                 *("wrong +mail server", "wrong +mail server"),
             ),
             Outage(
                 *("worker", self.worker.kill, lambda: _start(self.worker)),
-                {f"ProcessAbsent {role}" for role in roles},
+                {f"ProcessAbsent {role}" for role in ROLES},
                 *("The worker was killed", "(warning|wrong) +queue notifications"),
             ),
             Outage(
@@ -111,13 +108,13 @@ class World(NamedTuple):
     async def _stop_mail(self) -> None:
         self.mail.stop()
 
-    def firing(self, namespace: str) -> set[str]:
-        """Return the alerts of an installation, and those that name none."""
-        return {name for name, where in self.alerting.firing if where in {namespace, None}}
+    @property
+    def firing(self) -> set[str]:
+        return {name for name, _ in self.alerting.firing}
 
     async def evidence(self, url: str) -> str:
         """Return what the steps of a runbook's entry show here, and those of firing alerts that it names."""
-        firing = {name.split()[0].lower() for name in self.firing("here")}
+        firing = {name.split()[0].lower() for name in self.firing}
         entry = _entry(url)
         entries = [entry, *(_entry(f"#{name}") for name in firing.intersection(re.findall(r"#(\w+)", entry)))]
         steps = dict.fromkeys(step for each in entries for step in _STEPS.findall(each))
@@ -132,9 +129,7 @@ class World(NamedTuple):
             processes = [self.api.running, self.worker.running]
             processes += [self.servers.postgres.process, self.servers.broker.process]
             return "\n".join(filter(None, (process.trouble() for process in processes)))
-        return str(
-            [await self.alerting.query(query) for title, _, query in _queries("here") if title == panel]
-        )
+        return str([await self.alerting.query(query) for title, _, query in _queries() if title == panel])
 
 
 def _entry(url: str) -> str:
@@ -186,14 +181,10 @@ async def call_again_and_again(api: Process, token: str) -> None:
 
 
 def scrape_configs(api: Process, worker: Process, rabbitmq: int) -> list[dict[str, Any]]:
-    """Return the targets: both processes, as two installations, and the node of RabbitMQ, as three pods."""
-    configs: list[dict[str, Any]] = []
-    for namespace, changes in (("here", []), ("renamed", [_RENAMED | {"replacement": "emails_waiting"}])):
-        for process in (api, worker):
-            target = _target(process.probes_port, namespace, "calculation-requests", process.name)
-            name = f"{namespace}-{process.name}"
-            configs.append({"job_name": name, "static_configs": [target], "metric_relabel_configs": changes})
-    nodes = [_target(rabbitmq, "here", "calculation-requests-rabbitmq", f"node-{n}") for n in range(3)]
+    """Return the targets: both processes, and the node of RabbitMQ, as three pods."""
+    ours = [_target(process.probes_port, "calculation-requests", process.name) for process in (api, worker)]
+    configs: list[dict[str, Any]] = [{"job_name": "processes", "static_configs": ours}]
+    nodes = [_target(rabbitmq, "calculation-requests-rabbitmq", f"node-{n}") for n in range(3)]
     (detailed,) = set(re.findall(r"`(/metrics/detailed\?[^`]+)`", INSTALLATION.read_text()))
     for path in ("/metrics", detailed):
         place = {"metrics_path": urlsplit(path).path, "params": parse_qs(urlsplit(path).query)}
@@ -201,25 +192,25 @@ def scrape_configs(api: Process, worker: Process, rabbitmq: int) -> list[dict[st
     return configs
 
 
-def _target(port: int, namespace: str, monitor: str, pod: str) -> dict[str, Any]:
+def _target(port: int, monitor: str, pod: str) -> dict[str, Any]:
     """Return a target with the labels that Prometheus's operator adds."""
-    labels = {"job": f"{namespace}/{monitor}", "namespace": namespace, "pod": pod, "instance": pod}
+    labels = {"job": f"here/{monitor}", "namespace": "here", "pod": pod, "instance": pod}
     return {"targets": [f"127.0.0.1:{port}"], "labels": labels}
 
 
-def _queries(namespace: str) -> list[tuple[str, str, str]]:
+def _queries() -> list[tuple[str, str, str]]:
     """Return the title, legend and query of every line of the dashboard."""
     return [
-        (panel["title"], target["legendFormat"], filled_in(target["expr"], namespace))
+        (panel["title"], target["legendFormat"], filled_in(target["expr"], "here"))
         for panel in PANELS
         for target in panel["targets"]
     ]
 
 
-async def silent_lines(alerts: Alerting, namespace: str) -> set[str]:
+async def silent_lines(alerts: Alerting) -> set[str]:
     """Return the lines without a number, or without what their legend names. Some have nothing to show."""
     silent = set()
-    for title, legend, query in _queries(namespace):
+    for title, legend, query in _queries():
         series = await alerts.query(query)
         numbers = [float(each["value"][1]) for each in series]
         named = all(label in each["metric"] for each in series for label in re.findall(r"{{(\w+)}}", legend))
@@ -230,7 +221,7 @@ async def silent_lines(alerts: Alerting, namespace: str) -> set[str]:
 
 
 async def shows_all(alerts: Alerting) -> bool:
-    return not await silent_lines(alerts, "here")
+    return not await silent_lines(alerts)
 
 
 async def look_for_the_cause(world: World, outage: Outage) -> None:
@@ -244,15 +235,13 @@ async def look_for_the_cause(world: World, outage: Outage) -> None:
         assert re.search(outage.cause, shown), f"{one.name} leads to {shown}"
 
 
-def judged(
-    alerts: Alerting, began: dict[str, float], expected: dict[str, set[str]], namespace: str
-) -> list[str]:
-    """Return the alerts of an installation that have not fired, or at the wrong time. Prints the times."""
+def judged(alerts: Alerting, began: dict[str, float], expected: dict[str, set[str]]) -> list[str]:
+    """Return the alerts that have not fired, or at the wrong time. Prints the times."""
     faults = []
     for (server, start), end in zip(began.items(), [*list(began.values())[1:], math.inf], strict=True):
-        ours = [one for one in alerts.fired if one.namespace in {namespace, None} and one.at < end]
+        ours = [one for one in alerts.fired if one.at < end]
         new = {one.name: one.at - start for one in ours if one.at >= start}
-        print(namespace, server, {name: round(after, 1) for name, after in new.items() if start})  # noqa: T201
+        print(server, {name: round(after, 1) for name, after in new.items() if start})  # noqa: T201
         faults += [
             f"{name} has not fired: {server}" for name in expected[server] - {one.name for one in ours}
         ]
@@ -262,10 +251,9 @@ def judged(
 
 
 async def cause(world: World, outage: Outage) -> None:
-    """Stop the server, and wait for its alerts, also from the installation `renamed`."""
+    """Stop the server, and wait for its alerts."""
     await outage.stop()
-    await eventually(lambda: outage.alerts <= world.firing("here"))
-    await eventually(lambda: outage.alerts - {_DEAD} <= world.firing("renamed"))
+    await eventually(lambda: outage.alerts <= world.firing)
 
 
 async def end(world: World, outage: Outage) -> None:
@@ -276,7 +264,7 @@ async def end(world: World, outage: Outage) -> None:
 
     async def are_resolved() -> bool:
         pending = await world.alerting.query(f'ALERTS{{alertname=~"{names}"}}')
-        return not pending and not ended & (world.firing("here") | world.firing("renamed"))
+        return not pending and not ended & world.firing
 
     await eventually(are_resolved)
 
@@ -286,11 +274,10 @@ async def test_each_outage_fires_its_alerts_and_no_other_and_the_runbook_leads_t
     expected = {"nothing": unwatched, **{each.server: each.alerts for each in world.outages}}
     began = {"nothing": 0.0}
 
-    await eventually(lambda: unwatched <= world.firing("here"))
+    await eventually(lambda: unwatched <= world.firing)
     await eventually(lambda: shows_all(world.alerting))
     # On a busy machine a process may have counted as absent before it was first scraped.
     world.alerting.fired[:] = [one for one in world.alerting.fired if one.name in unwatched]
-    assert "Pending: pending" in await silent_lines(world.alerting, "renamed")
     for outage in world.outages:
         began[outage.server] = time.time()
         await cause(world, outage)
@@ -298,5 +285,4 @@ async def test_each_outage_fires_its_alerts_and_no_other_and_the_runbook_leads_t
         if outage.server != "RabbitMQ":  # Its plugin would then listen on every interface.
             await end(world, outage)
 
-    assert judged(world.alerting, began, expected, "here") == []
-    assert judged(world.alerting, began, expected, "renamed") == [f"{_DEAD} has not fired: mail server"]
+    assert judged(world.alerting, began, expected) == []

@@ -4,7 +4,6 @@ import asyncio
 import time
 from contextlib import suppress
 
-import asyncpg
 import pytest
 from msgspec.structs import replace
 
@@ -13,19 +12,15 @@ from service.calculation_requests.email_changes import EmailEnd, EmailId, FirstE
 from service.calculation_requests.model import CalculationRequest, Idempotency
 from service.calculation_requests.storing import Storage
 from service.command_line import connecting
-from service.identifiers import uuid_of
 from service.outbox.waking import RelayWaker
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool, open_pool
-from tests.end_to_end.callers import another_request, create_many
-from tests.end_to_end.events import publish_calculation
 from tests.harness import databases
 from tests.harness.examples import CONVEYANCER
-from tests.harness.in_process import api_client, worker_probes
+from tests.harness.in_process import api_client
 from tests.harness.standby import replicated
 from tests.harness.stored import insert, new_request
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.consumers.calculations import Result, record_results
 from worker.mail import ledger
@@ -118,78 +113,6 @@ async def test_work_is_done_only_once_a_standby_has_it_and_is_there_after_a_fail
 
     unavailable, done = ["PostgresUnavailable()"] * len(_WORKS), ["None"] * len(_WORKS)
     assert attempts == [unavailable, unavailable, unavailable, done]
-
-
-@pytest.mark.long
-async def test_failover_loses_nothing_that_was_answered_acknowledged_or_accepted(
-    *, servers, service_settings, worker_settings, issuer, channel, mail_server
-):
-    bodies = [another_request() for _ in range(8)]
-    answered: set[str] = set()
-
-    async def send_all() -> bool:
-        """Send every body at the same time, each with its key. Returns whether all were answered with 200."""
-        answers = await asyncio.gather(
-            *(
-                client.post("/v1/request", json=body, headers={"Idempotency-Key": body["external_id"]})
-                for body in bodies
-            )
-        )
-        assert {answer.status_code for answer in answers} <= {200, 503}
-        answered.update(answer.json()["data"]["uuid"] for answer in answers if answer.is_success)
-        return all(answer.is_success for answer in answers)
-
-    urls = [databases.as_role(servers.url, role) for role in ("api", "worker")]
-    api = replace(service_settings, database_url=urls[0], database_timeout_seconds=2.0)
-    worker = replace(worker_settings, database_url=urls[1], database_timeout_seconds=0.5)
-    primary = await asyncpg.connect(servers.primary_url)
-    mails = TcpProxy(worker.smtp_url)
-    mails.hold_before(b"Message-ID:")  # No e-mail is accepted until the standby is cut off.
-    async with (
-        mails,
-        api_client(api, issuer.token()) as client,
-        TcpProxy(worker.amqp_url) as network,
-        worker_probes(worker, "relay"),
-        worker_probes(
-            replace(worker, amqp_url=network.url, smtp_url=mails.url), "notifications", "calculations"
-        ),
-    ):
-        mailed = await create_many(client, 8)
-        await eventually(
-            lambda: primary.fetchval("SELECT count(*) = 8 FROM email WHERE claimed_by IS NOT NULL")
-        )
-        network.hold()
-        announced = await create_many(client, 8)
-        for record in mailed:
-            await publish_calculation(channel, record["uuid"], "calculation")
-        await eventually(lambda: primary.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
-        await create_many(client, 1)  # A commit that waits: the standby has all before it.
-        accepted_before = len(mail_server.accepted)
-        await servers.cut_off()
-        network.resume()
-        mails.resume()
-        await eventually(lambda: len(mail_server.accepted) == 8)
-        for _ in range(5):  # Each takes two seconds, in which its commit waits.
-            await send_all()
-        accepted_meanwhile = len(mail_server.accepted)
-        await primary.close()
-        await servers.fail_over()
-        await eventually(send_all)
-        database = await asyncpg.connect(servers.standby_url)
-        await eventually(lambda: database.fetchval(_IS_FINISHED, 17 + 8, 8))
-
-    answered |= {record["uuid"] for record in (*mailed, *announced)}
-    rows = await database.fetch("SELECT id FROM calculation_request")
-    await database.close()
-    assert answered <= {uuid_of(row["id"]) for row in rows}
-    assert (accepted_before, accepted_meanwhile) == (0, 8)
-    assert len(mail_server.accepted) == 17 + 8
-
-
-_IS_FINISHED = """
-    SELECT (SELECT count(*) FROM email WHERE state = 'sent') = $1
-       AND (SELECT count(*) FROM calculation_request WHERE calculation_id IS NOT NULL) = $2
-"""
 
 
 async def test_feed_is_not_read_from_a_standby_and_begins_anew_after_a_failover(

@@ -19,7 +19,6 @@ from tests.harness.command_line import run
 from tests.harness.processes import Process, bare_environment, started
 from tests.harness.queues import count, declare_topology, holds, is_refused, open_channel, read, write
 from tests.harness.servers import run_as_operator
-from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 
@@ -36,15 +35,9 @@ def first_consumer(amqp_url: str, folder: Path) -> Process:
 
 
 @pytest.fixture
-async def network(amqp_url):
-    async with TcpProxy(amqp_url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-async def consumer(network, channel, tmp_path):
+async def consumer(amqp_url, channel, tmp_path):
     """The program, not yet started. Its queue is removed afterwards."""
-    yield first_consumer(network.url, tmp_path)
+    yield first_consumer(amqp_url, tmp_path)
     await channel.queue_delete(QUEUE)
 
 
@@ -91,24 +84,6 @@ async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
     assert "Traceback" not in consumer.output
     assert await holds(channel, topology.CALCULATION_RESULTS.dead_letters, 0)
     assert len(subscriber.event_ids) == 6
-
-
-async def test_event_stays_in_the_queue_when_its_calculation_reaches_no_queue(consumer, amqp_url, channel):
-    await channel.queue_delete(topology.CALCULATION_RESULTS.name)
-    async with started(consumer, ready=False):
-        await eventually(lambda: consumes(amqp_url))
-        await write(channel, topology.REQUESTS, topology.NOTIFICATIONS.routing_key, AN_EVENT)
-        status = await consumer.exit_status()
-
-    assert status == 1
-    await eventually(lambda: count(channel, QUEUE))
-
-
-async def test_program_ends_when_its_connection_breaks(consumer, network, amqp_url):
-    async with started(consumer, ready=False):
-        await eventually(lambda: consumes(amqp_url))
-        await network.cut()
-        await consumer.exit_status()
 
 
 @pytest.mark.long

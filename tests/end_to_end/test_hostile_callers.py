@@ -4,21 +4,17 @@ Callers that read slowly are the gateway's to bound.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from statistics import median
 
 import httpx
 import pytest
-from msgspec.structs import replace
 
 from service.server.limits import LARGEST_BODY, MOST_CONNECTIONS, MOST_PROBE_CONNECTIONS
 from tests.end_to_end.callers import client_of
 from tests.harness.examples import A_REQUEST, STRUCTURE
-from tests.harness.http import bearer
-from tests.harness.processes import Process, api_process, started
+from tests.harness.processes import Process, started
 from tests.harness.raw_connection import connect_to, head_with
 
 _LARGEST_MEGABYTES = 200.0
@@ -131,57 +127,3 @@ async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(api, 
     print(f"at most {max(megabytes):.0f} MB, {max(seconds):.1f} s")  # noqa: T201 - shown on failure
     assert max(megabytes) < _LARGEST_MEGABYTES
     assert closed <= len(seconds) // 10
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("sent", [_ROOT, _ROOT[:-2]], ids=["idle", "head"])
-async def test_others_are_served_beside_many_idle_connections_and_once_too_many_are_closed(
-    service_settings, issuer, tmp_path, sent
-):
-    api = api_process(service_settings, tmp_path, KEEP_ALIVE_SECONDS="3")
-    async with started(api):
-        async with attacked(api, (MOST_CONNECTIONS - 50, stall(sent))):
-            for _ in range(5):
-                await others_are_served(api, issuer.token())
-        held = [await connect_to(api.base_url) for _ in range(MOST_CONNECTIONS + 100)]
-        await others_are_served(api, issuer.token())  # within the time of client_of, since idle ones end
-        for each in held:
-            each.hang_up()
-
-
-@pytest.mark.long
-async def test_useless_entries_of_the_key_set_slow_no_caller_down(service_settings, own_issuer, tmp_path):
-    """An anonymous caller makes the API fetch them each second."""
-    ours = json.loads(own_issuer.jwks.read_bytes())["keys"]
-    settings = replace(service_settings, auth_jwks_url=own_issuer.jwks.as_uri())
-    medians, logged = [], []
-    for count in (0, 29_000):
-        useless = [{"kid": str(number), "kty": "RSA"} for number in range(count)]
-        own_issuer.jwks.write_text(json.dumps({"keys": useless + ours}))
-        api = api_process(settings, tmp_path)
-        async with started(api), client_of(api, own_issuer.token()) as client:
-            medians.append(await median_seconds(client, own_issuer.token(headers={"kid": "made up"})))
-        logged.append(len([line for line in api.output.splitlines() if "signing_key" in line]))
-
-    print(f"{1000 * medians[0]:.1f} ms, then {1000 * medians[1]:.1f} ms; lines {logged}")  # noqa: T201 - shown on failure
-    assert medians[1] < 1.5 * medians[0]
-    assert logged == [0, 1]
-
-
-async def median_seconds(client: httpx.AsyncClient, made_up: str) -> float:
-    """Send 50 calls each second, whatever earlier ones take, and one with a made-up key."""
-    seconds: list[float] = []
-
-    async def call(due: float) -> None:
-        await asyncio.sleep(due - time.monotonic())
-        assert (await client.get(STRUCTURE)).status_code == 200
-        seconds.append(time.monotonic() - due)
-
-    began = time.monotonic()
-    async with asyncio.TaskGroup() as group:
-        for number in range(500):
-            group.create_task(call(began + number / 50))
-        for _ in range(10):
-            group.create_task(client.get(STRUCTURE, headers=bearer(made_up)))
-            await asyncio.sleep(1)
-    return median(seconds)

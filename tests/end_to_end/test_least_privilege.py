@@ -4,10 +4,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import fields
 from yarl import URL
 
 from deploy.local.machine.processes import run_command
-from tests.deploy.manifests import WORKERS, of_kind
+from tests.deploy.manifests import OF_RABBITMQ, of_kind
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.events import ALL_ARE_DONE, publish_calculation
 from tests.harness import databases
@@ -16,14 +17,15 @@ from tests.harness.examples import A_REQUEST
 from tests.harness.processes import api_process, bare_environment, started, worker_process
 from tests.harness.queues import holds, is_refused, read, write
 from tests.harness.waiting import eventually
+from worker.process import ROLES
 from worker.rabbitmq import topology
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 
 
 def not_for(role: str) -> dict[str, str]:
     """Return the settings that a role does not get, unset."""
-    is_sender = role == "notifications"
-    return dict.fromkeys(() if is_sender else ("APP_URL", "MAIL_FROM", "REQUEST_SECRET_KEYS", "SMTP_URL"), "")
+    of_role = {name: {each.encode_name for each in fields(ROLES[name].settings)} for name in ROLES}
+    return dict.fromkeys(set().union(*of_role.values()) - of_role[role], "")
 
 
 _A_USER = """
@@ -55,8 +57,10 @@ async def test_chain_works_with_a_user_and_the_secrets_of_each_process(
 ):
     api = api_process(service_settings, tmp_path)
     workers = [
-        worker_process(worker_settings, tmp_path, role, AMQP_URL=broker_urls[role], **not_for(role))
-        for role in WORKERS
+        worker_process(
+            worker_settings, tmp_path, role, **{"AMQP_URL": broker_urls.get(role, ""), **not_for(role)}
+        )
+        for role in ROLES
     ]
     operator = bare_environment(
         AMQP_URL=broker_urls["operator"],
@@ -80,7 +84,7 @@ async def test_chain_works_with_a_user_and_the_secrets_of_each_process(
 
 
 @pytest.mark.usefixtures("channel")
-@pytest.mark.parametrize("user", [*WORKERS, "operator", "autoscaler"])
+@pytest.mark.parametrize("user", [*OF_RABBITMQ, "operator", "autoscaler"])
 async def test_broker_refuses_a_user_what_its_process_does_not_do(broker_urls, user):
     reads = {"notifications": NOTIFICATIONS.name, "calculations": CALCULATION_RESULTS.name}.get(user)
     for queue in topology.QUEUES:

@@ -9,11 +9,10 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from service.authentication import api_keys
 from tests.end_to_end.callers import another_request, create
 from tests.end_to_end.events import publish_calculation
 from tests.harness import command_line, databases
-from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER, STRUCTURE
+from tests.harness.http import bearer
 from tests.harness.in_process import api_client, worker_probes
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import environment_of
@@ -42,7 +41,7 @@ def worker(worker_settings, postgres):
 def open_api(service_settings, issuer, postgres):
     """Serve an API on that Postgres; yields a client of it."""
     settings = replace(service_settings, database_url=postgres.url)
-    return lambda tenant=CONVEYANCER: api_client(settings, issuer.token(tenant))
+    return lambda: api_client(settings, issuer.token())
 
 
 @pytest.fixture
@@ -81,9 +80,8 @@ def to(record: dict[str, Any], mail_server: MailServer) -> list[str]:
     return [mail["Message-ID"] for mail in mails]
 
 
-async def status(client: httpx.AsyncClient, record: dict[str, Any], secret: str | None = None) -> int:
-    """Return the status of retrieving a request, with another secret than its own if one is given."""
-    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+async def status(client: httpx.AsyncClient, record: dict[str, Any], **headers: str) -> int:
+    """Return the status of retrieving a request."""
     return (await client.get(f"/v1/request/{record['uuid']}", headers=headers)).status_code
 
 
@@ -124,7 +122,7 @@ async def test_what_came_after_the_moment_is_lost_or_repeated_as_the_page_says(
     await postgres.restore(moment)
     async with all_but_emails(open_api, worker) as client:
         assert [await status(client, each) for each in (finished, queued, lost)] == [200, 200, 404]
-        assert await status(client, lost, lost["secret"]) == 401
+        assert await status(client, lost, **bearer(lost["secret"])) == 401
         again = (await client.post("/v1/request", json=body, headers=key)).json()["data"]
         for record in (uncalculated, queued):
             await publish_calculation(channel, record["uuid"], "calculation-2")
@@ -155,53 +153,3 @@ async def test_what_came_after_the_moment_is_lost_or_repeated_as_the_page_says(
     assert before[after["id"]]["data"]["calculation_id"] == "calculation"
     types = [event["type"] for event in subscriber.about(queued["uuid"]) if event["data"]["sequence"] == 2]
     assert types[:2] == ["request.email_sent", "request.calculated"]
-
-
-async def test_what_operators_did_after_the_moment_is_undone_and_can_be_done_again(
-    *, postgres, worker, open_api, operate, stored, mail_server
-):
-    mail_server.rcpt_reply = "451 later"
-    async with databases.connected(postgres.url) as connection:
-        api_key = await api_keys.create(connection, "crm")
-    async with all_but_emails(open_api, worker) as client:
-        erased, exposed, unwanted = [await create(client) for _ in range(3)]
-        async with worker_probes(worker, "notifications"):
-            await stored("count(*) = 3 FROM email")
-        moment = await postgres.now()
-        done = [
-            ("service", "conveyancer", "disable", FREE_CONVEYANCER),
-            ("service", "conveyancer", "add", "new-firm", "--name", "New"),
-            ("service", "api-key", "revoke", api_key.split("_")[1]),
-            ("service", "request", "erase", erased["uuid"]),
-            ("service", "request", "new-secret", exposed["uuid"]),
-            ("worker", "emails", "cancel", "--uuid", unwanted["uuid"]),
-        ]
-
-        async def answers(client: httpx.AsyncClient) -> list[int]:
-            async with open_api(FREE_CONVEYANCER) as disabled, open_api("new-firm") as new:
-                others = [(await each.get("/v1/request")).status_code for each in (disabled, new)]
-            key = {"Authorization": f"Bearer {api_key}"}
-            opened = (await client.get(STRUCTURE, headers=key)).status_code
-            link = await status(client, exposed, exposed["secret"])
-            return [*others, opened, await status(client, erased), link]
-
-        untouched = await answers(client)
-        for words in done:
-            assert (await operate(*words))[0] == 0
-        changed = await answers(client)
-        feed = (await client.get("/v1/event")).json()["data"]
-
-    await postgres.restore(moment)
-    async with all_but_emails(open_api, worker) as client:
-        undone = await answers(client)
-        assert (await client.get("/v1/event", params={"after": feed["after"]})).status_code == 410
-        for words in done:
-            assert (await operate(*words))[0] == 0
-        done_again = await answers(client)
-        mail_server.rcpt_reply = "250 OK"
-        async with worker_probes(worker, "notifications"):
-            await stored(SENT, 1)
-
-    assert untouched == undone == [200, 403, 200, 200, 200]
-    assert changed == done_again == [403, 200, 401, 410, 401]
-    assert [len(to(record, mail_server)) for record in (erased, exposed, unwanted)] == [0, 1, 0]

@@ -12,13 +12,10 @@ from deploy.local.machine.ports import free_port
 from service.commands.doctor import examine_service
 from tests.deploy.manifests import K8S
 from tests.deploy.pages import INSTALLATION, section
-from tests.end_to_end.callers import client_of, create
-from tests.end_to_end.events import complete
-from tests.harness import databases
 from tests.harness.certificates import Authority, context_with, faulty_certificate
 from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.mail_server import Login, MailServer
-from tests.harness.processes import api_process, environment_of, started, worker_process
+from tests.harness.processes import environment_of
 from tests.harness.servers import run_as_operator
 from tests.harness.tcp_proxy import TcpProxy
 from worker.commands.doctor import examine_worker
@@ -63,12 +60,12 @@ def amqp_url(own_broker):
 
 @pytest.fixture
 async def serving(own_broker, issuer, database_url):
-    """Let every server show a certificate. Returns their addresses by scheme, and the mail servers.
+    """Let every server show a certificate. Returns their addresses by scheme.
 
     A proxy shows that of Postgres, because not every Postgres is built with TLS.
     """
 
-    async def serve(certificate: Path) -> tuple[dict[str, str], list[MailServer]]:
+    async def serve(certificate: Path) -> dict[str, str]:
         context, listener = context_with(certificate), free_port()
         options = f'[{{certfile, "{certificate}"}}, {{keyfile, "{certificate}"}}]'
         listen = f'rabbit_networking:start_ssl_listener({{"127.0.0.1", {listener}}}, {options}, 2).'
@@ -79,13 +76,12 @@ async def serving(own_broker, issuer, database_url):
             await stack.enter_async_context(server)
         jwks = http_answer("200 OK", issuer.jwks.read_bytes())
         keys = await stack.enter_async_context(answering(jwks, context))
-        addresses = {
+        return {
             "postgresql": at("postgresql", postgres.url),
             "amqps": at("amqps", own_broker.url, listener),
             **{URL(server.url).scheme: at(URL(server.url).scheme, server.url) for server in mail},
             "https": str(_ADDRESSES["https"].with_host("127.0.0.1").with_port(keys)),
         }
-        return addresses, mail
 
     async with AsyncExitStack() as stack:
         yield serve
@@ -97,7 +93,7 @@ async def test_doctor_accepts_servers_only_with_a_valid_certificate_for_their_ho
 ):
     """A table: each server with each certificate."""
     right = kind == "right"
-    addresses, _ = await serving(
+    addresses = await serving(
         authority.certificate() if right else faulty_certificate(kind, authority, tmp_path)
     )
     for variable, value in trusting(authority).items():
@@ -121,21 +117,3 @@ async def test_doctor_accepts_servers_only_with_a_valid_certificate_for_their_ho
         assert all(
             each.says.endswith(f"its certificate is not accepted: {_SAYS[kind]}") for each in said.values()
         )
-
-
-async def test_request_gets_its_email_and_its_calculation_over_tls(
-    *, serving, service_settings, worker_settings, authority, issuer, channel, subscriber, tmp_path
-):
-    """The whole chain, once; no connection goes without TLS."""
-    addresses, (mail_server, _) = await serving(authority.certificate())
-    of_api, of_worker = (databases.as_role(addresses["postgresql"], role) for role in ("api", "worker"))
-    others = {"AMQP_URL": addresses["amqps"], "SMTP_URL": addresses["smtp+starttls"]}
-    others |= {"DATABASE_URL": of_worker, **trusting(authority)}
-    issuing = {"AUTH_JWKS_URL": addresses["https"], **trusting(authority)}
-    api = api_process(service_settings, tmp_path, DATABASE_URL=of_api, **issuing)
-    worker = worker_process(worker_settings, tmp_path, **others)
-    async with started(api, worker), client_of(api, issuer.token()) as caller:
-        await complete((await create(caller))["uuid"], channel, subscriber)
-
-    assert len(mail_server.accepted) == mail_server.logins == 1
-    assert "listener_paused" not in worker.output, "the listener has a connection of its own"

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -18,7 +17,6 @@ from msgspec.structs import replace
 from service import __main__ as service
 from service import json_faults
 from service.api.controllers import requests
-from service.authentication.signing_keys import SigningKeys
 from service.postgres.pool import Connection
 from worker import __main__ as worker
 from worker import retention
@@ -142,11 +140,6 @@ def trust_clocks() -> None:
     ledger.claim = claim_by_clock
 
 
-def fetch_keys_once() -> None:
-    """Never fetch the issuer's keys again. `end_to_end/test_authorization_server.py` finds it."""
-    SigningKeys._fetch = cache(SigningKeys._fetch)  # type: ignore[method-assign] # noqa: SLF001
-
-
 BREAKAGES: dict[str, Callable[[], Any]] = {
     "settles-unconfirmed": settle_unconfirmed,
     "inverts": invert,
@@ -158,7 +151,6 @@ BREAKAGES: dict[str, Callable[[], Any]] = {
     "keeps-bodies": keep_bodies,
     "forgets-keys": forget_keys,
     "trusts-clocks": trust_clocks,
-    "fetches-keys-once": fetch_keys_once,
 }
 _PROGRAMS = {"service": service.main, "worker": worker.main}
 

@@ -28,7 +28,7 @@ _PAUSE_SECONDS = 0.5  # between two faults
 _STAGGER_SECONDS = 1.0  # between faults that are mixed
 _GIVE_UP_SECONDS = 60.0  # waiting for a recovery, unless more is allowed
 _AT_ONCE = 3  # faults
-_OVERTIME = 1.5  # of the planned seconds, for the faults and requests that are still missing
+_OVERTIME = 2.5  # of the planned seconds, for the faults and requests that are still missing
 
 
 async def run(plan: Plan, report: Report) -> Record:
@@ -88,17 +88,23 @@ async def _inject_all(plan: Plan, world: World, report: Report) -> None:
     began = time.monotonic()
     for group in mixed(faults, world.chance) if plan.cluster else rounds(faults, world.chance):
         elapsed = time.monotonic() - began
-        shortfalls = list(_shortfalls(plan, faults, record))
-        if (elapsed >= plan.seconds and not shortfalls) or elapsed >= plan.seconds * _OVERTIME + 60:
-            record.shortfalls += shortfalls
-            return
-        await _inject(group, world)
+        is_fulfilled = elapsed >= plan.seconds and not any(shortfalls_of(plan, faults, record))
+        if is_fulfilled or elapsed >= plan.seconds * _OVERTIME + 60:
+            break
+        missing = [fault for fault in _missing(plan, faults, record) if elapsed >= plan.seconds]
+        due = [fault for fault in group if fault in missing or not missing]
+        if not due:
+            continue
+        await _inject(due, world)
         last = record.recoveries[-1]
+        unseen = [span.fault for span in record.spans[-len(due) :] if not span.is_seen]
         report(
             f"{elapsed:7.1f} s  {len(record.acknowledged):7} requests  "
             f"recovered in {last.seconds:5.2f} s from {' + '.join(last.faults)}"
+            + "".join(f", {fault} not seen" for fault in unseen)
         )
         await asyncio.sleep(_PAUSE_SECONDS)
+    record.shortfalls += shortfalls_of(plan, faults, record)
 
 
 def _possible(faults: list[Fault], report: Report) -> list[Fault]:
@@ -113,14 +119,19 @@ def _possible(faults: list[Fault], report: Report) -> list[Fault]:
     return faults
 
 
-def _shortfalls(plan: Plan, faults: Sequence[Fault], record: Record) -> Iterator[str]:
+def shortfalls_of(plan: Plan, faults: Sequence[Fault], record: Record) -> Iterator[str]:
     """Yield what the plan asks for and has not happened yet."""
-    if len(record.acknowledged) < plan.requests:
-        yield f"{len(record.acknowledged)} requests were acknowledged, not {plan.requests}"
-    times = Counter(span.fault for span in record.spans)
-    for fault in faults:
-        if times[fault.name] < plan.times:
-            yield f"{fault.name}: injected {times[fault.name]} times, not {plan.times}"
+    most = max(plan.requests, 1)
+    if len(record.acknowledged) < most:
+        yield f"{len(record.acknowledged)} requests were acknowledged, not {most}"
+    for fault in _missing(plan, faults, record):
+        yield f"{fault.name}: not seen {plan.times} times"
+
+
+def _missing(plan: Plan, faults: Sequence[Fault], record: Record) -> list[Fault]:
+    """Return the faults whose effect was seen less often than planned."""
+    times = Counter(span.fault for span in record.spans if span.is_seen)
+    return [fault for fault in faults if times[fault.name] < plan.times]
 
 
 async def _inject(group: Sequence[Fault], world: World) -> None:

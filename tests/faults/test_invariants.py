@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,6 +11,8 @@ import structlog
 
 from service.settings import Settings
 from service.telemetry import logs
+from tests.faults.catalogue.fault import Fault
+from tests.faults.run import shortfalls_of
 from tests.faults.verdict.invariants import check_all
 from tests.faults.verdict.records import (
     CALCULATED,
@@ -29,6 +32,7 @@ from tests.faults.verdict.records import (
 )
 from tests.faults.verdict.stocktaking import is_suspicious
 from tests.faults.world.teams import calculation_of
+from tests.faults.world.world import World
 from tests.harness.command_line import restored_logging
 
 UUID = "req_1"
@@ -67,6 +71,7 @@ RECORD = Record(
     dead_letters=[POISON],
 )
 
+PLAN: Any = SimpleNamespace(requests=0, times=1)
 REPEATED = "repeats only in a fault's unconfirmed window"
 SERVED = "others are served"
 SENT_ONCE = "e-mails sent once"
@@ -211,6 +216,7 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "slow recovery": (recovered(5.1, "RabbitMQ killed"), {"recovery in time"}),
     "exception": ({"log_lines": ['relay-1: {"event": "message_failed"}']}, {"no unhandled exceptions"}),
     "death that nobody caused": ({"deaths": ["relay-1 exited with status 1."]}, {"no unhandled exceptions"}),
+    "no answer of an API": ({"statuses": Counter(), "answers": []}, {"plan fulfilled"}),
     "plan cut short": ({"shortfalls": ["relay killed: injected 19 times, not 20"]}, {"plan fulfilled"}),
     "outage not named": ({"unnamed": ["disk alarm: doctor"]}, {"outages named"}),
     "other answers": ({"statuses": Counter({200: 1, 500: 1})}, {"HTTP answers"}),
@@ -218,6 +224,23 @@ CHANGES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "unavailable": ({"answers": [*ANSWERS, Answer("case-1", 503, None)]}, set()),
     "other answers to a key": ({"answers": [*ANSWERS, Answer("case-1", 500, None)]}, {"HTTP answers"}),
 }
+
+
+async def test_fault_counts_only_if_its_effect_was_seen():
+    async def inject_nothing(_: World) -> bool:
+        return False
+
+    fault = Fault("relay killed", inject_nothing, frozenset(), repeats_events=True)
+    record = Record(acknowledged=RECORD.acknowledged)
+    world: Any = SimpleNamespace(record=record)
+    await fault.happen(world)
+
+    assert list(shortfalls_of(PLAN, [fault], record)) == ["relay killed: not seen 1 times"]
+
+
+def test_run_in_which_nothing_happened_fails():
+    assert list(shortfalls_of(PLAN, [], Record())) == ["0 requests were acknowledged, not 1"]
+    assert check_all(Record()).keys() == {"plan fulfilled"}
 
 
 @pytest.mark.parametrize(("change", "breaches"), CHANGES.values(), ids=CHANGES)

@@ -105,7 +105,7 @@ async def worker_probes(settings: WorkerSettings, *roles: str) -> AsyncIterator[
     # A worker that takes longer than this to stop ends its process, which is the test's.
     settings = replace(settings, shutdown_seconds=_A_DAY)
     port = free_port()
-    worker = partial(process.run, settings, frozenset(roles or process.ROLES), ("127.0.0.1", port))
+    worker = partial(process.run, dict.fromkeys(roles or process.ROLES, settings), ("127.0.0.1", port))
     base_url = f"http://127.0.0.1:{port}"
     async with running(worker), httpx.AsyncClient(base_url=base_url, timeout=20.0) as client:
         await eventually(lambda: accepts(port))

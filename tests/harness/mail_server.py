@@ -58,12 +58,10 @@ class MailServer(LoopbackServer):
         super().__init__(context)
         self._scheme = scheme
         self._login = login
-        self.logins_accepted = {login} - {None}
         self.logins = 0  # that succeeded
         self.accepted: list[Accepted] = []
         self.rcpt_reply = "250 OK"
         self.data_reply = "250 OK accepted"
-        self.data_delay_seconds = 0.0
 
     @property
     def url(self) -> str:
@@ -96,7 +94,7 @@ class MailServer(LoopbackServer):
         self, _server: SMTP, _session: Any, _envelope: Envelope, _mechanism: str, data: Any
     ) -> AuthResult:
         given = Login(data.login.decode(), data.password.decode())
-        is_accepted = given in self.logins_accepted
+        is_accepted = given == self._login
         self.logins += is_accepted
         return AuthResult(success=is_accepted, handled=False)
 
@@ -117,7 +115,6 @@ class MailServer(LoopbackServer):
         return self.rcpt_reply
 
     async def handle_DATA(self, _server: SMTP, _session: Any, envelope: Envelope) -> str:  # noqa: N802
-        await asyncio.sleep(self.data_delay_seconds)
         if self.data_reply.startswith("2"):
             content = envelope.content
             assert isinstance(content, bytes)

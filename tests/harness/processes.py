@@ -83,10 +83,10 @@ class Process:
     def thaw(self) -> None:
         self.running.send_signal(signal.SIGCONT)
 
-    async def kill(self) -> None:
-        """Send SIGKILL, and wait for the end."""
+    async def kill(self) -> int:
+        """Send SIGKILL, and return the exit status."""
         self.running.send_signal(signal.SIGKILL)
-        await self.exit_status()
+        return await self.exit_status()
 
     async def exit_status(self, *, seconds: float = _STOP_SECONDS) -> int:
         """Wait for its end and return the exit status. Raises TimeoutError."""
@@ -112,8 +112,8 @@ class Process:
         """The log, of all its lives."""
         return self.log.read_text() if self.log.exists() else ""
 
-    async def becomes_ready(self, *, status: int = 200, path: str = "/readyz") -> None:
-        """Wait until its readiness probe answers with this status. Raises LocalStackError."""
+    async def becomes_ready(self, path: str = "/readyz") -> None:
+        """Wait until its readiness probe answers with 200. Raises LocalStackError."""
         began = time.monotonic()
         async with httpx.AsyncClient(base_url=self.probes_url, timeout=10, verify=NO_TLS) as client:
 
@@ -121,17 +121,21 @@ class Process:
                 self.check()
                 with suppress(httpx.TransportError):
                     # The API is ready some milliseconds before its port opens.
-                    return (await client.get(path)).status_code == status and accepts(self.port)
+                    return (await client.get(path)).status_code == 200 and accepts(self.port)
                 return False
 
             if not await until(answers, seconds=_START_SECONDS, pause_seconds=3 * _POLL_SECONDS):
-                raise LocalStackError(f"The {self.name} does not answer {path} with {status}.")
+                raise LocalStackError(f"The {self.name} does not answer {path} with 200.")
         self.seconds_to_ready = time.monotonic() - began
 
     def check(self) -> None:
         """Raise LocalStackError if it was started here and has ended."""
         if self._running is not None and (trouble := self._running.trouble()):
             raise LocalStackError(trouble)
+
+    @property
+    def is_frozen(self) -> bool:
+        return self._status("State:") == "T"
 
     def rss_megabytes(self) -> float:
         return self._megabytes("VmRSS:")
@@ -153,14 +157,11 @@ class Process:
         return status.partition(name)[2].split()[0]
 
 
-def api_process(
-    settings: ServiceSettings, folder: Path, *, broken: str | None = None, **variables: str
-) -> Process:
-    """Return an API, not yet started, on a free port. *broken* names a part that is broken on purpose."""
+def api_process(settings: ServiceSettings, folder: Path, **variables: str) -> Process:
+    """Return an API, not yet started, on a free port."""
     port, probes_port = free_port(), free_port()
     environment = environment_of(settings, PORT=str(port), HEALTH_PORT=str(probes_port), **variables)
-    module = ["tests.faults.broken_programs", broken] if broken else []
-    command = python(*module, "service", "serve")
+    command = python("service", "serve")
     return Process("api", command, environment=environment, port=port, probes_port=probes_port, folder=folder)
 
 

@@ -40,16 +40,11 @@ def debian_package(package: str) -> Path:
     return _or_skip(package, lambda: packages.unpacked(package))
 
 
-def clock_off_by(days: int) -> dict[str, str]:
+def variables_of_clock(days: int) -> dict[str, str]:
     """Return the variables with which a process has a clock that is so many days ahead, or behind if < 0.
 
-    Its monotonic clock is right. Skips the test if libfaketime cannot be downloaded.
+    Its monotonic clock is right. Raises LocalStackError if libfaketime cannot be downloaded.
     """
-    return _or_skip("libfaketime", lambda: variables_of_clock(days))
-
-
-def variables_of_clock(days: int) -> dict[str, str]:
-    """Return what `clock_off_by` does. Raises LocalStackError instead of a skip."""
     found = packages.unpacked("libfaketime").glob("usr/lib/*/faketime/libfaketime.so.1")
     return {
         "LD_PRELOAD": str(next(found)),

@@ -37,37 +37,6 @@ UNDECODABLE = {
     "headers of 100 KB": ("headers", _table(b"".join(b"\x06%06dV" % number for number in range(12_500)))),
 }
 
-_SHORT_TEXTS = [
-    name for name in Basic.Properties.attributes() if Basic.Properties.amqp_type(name) == "shortstr"
-]
-_FIELDS = {
-    "bytes": b"x" + struct.pack(">I", 1) + b"\xe9",
-    "decimal": b"D\xff" + struct.pack(">I", 2**32 - 1),
-    "infinity": b"f" + struct.pack(">f", float("inf")),
-    "unknown type": b"?\x00",
-    "text longer than the table": b"S" + struct.pack(">I", 99) + b"a",
-}
-
-# Values that AMQP forbids or leaves open, by what they are. Releases of RabbitMQ differ in what they refuse.
-ILLEGAL = UNDECODABLE | {
-    **{f"delivery_mode {value}": ("delivery_mode", bytes([value])) for value in (0, 3, 127, 255)},
-    **{f"priority {value}": ("priority", bytes([value])) for value in (0, 10, 255)},
-    **{f"{name} in Latin-1": (name, _SHORT) for name in _SHORT_TEXTS},
-    **{f"empty {name}": (name, b"\x00") for name in _SHORT_TEXTS},
-    **{f"{name} of a control character": (name, b"\x01\x00") for name in _SHORT_TEXTS},
-    **{f"{name} of 255 bytes": (name, b"\xff" + b"7" * 255) for name in _SHORT_TEXTS},
-    **{f"{name} longer than the frame": (name, b"\xffa") for name in _SHORT_TEXTS},
-    **{
-        f"expiration {text!r}": ("expiration", bytes([len(text)]) + text)
-        for text in (b"abc", b"-1", b"1.5", b"1e9", b" 99999", b"+99999", b"4294967296", b"nan", b"1_000")
-    },
-    "timestamp 0": ("timestamp", bytes(8)),
-    "timestamp without its end": ("timestamp", bytes(4)),
-    "headers without their end": ("headers", struct.pack(">I", 99) + b"\x01aV"),
-    "two headers of one name": ("headers", _table(b"\x01aV\x01aV")),
-    **{f"header of {what}": ("headers", _table(b"\x01a" + field)) for what, field in _FIELDS.items()},
-}
-
 
 class NotText(str):
     __slots__ = ()

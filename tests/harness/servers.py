@@ -12,9 +12,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from yarl import URL
+
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import Place
-from deploy.local.machine.ports import free_port
+from deploy.local.machine.ports import accepts, free_port
 from deploy.local.machine.processes import run_command
 from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
@@ -32,6 +34,11 @@ class KillableServer:
         self.process = server.process
         self._trouble_at = trouble_at
 
+    @property
+    def is_up(self) -> bool:
+        """Whether it accepts connections."""
+        return accepts(URL(self.url).port or 0)
+
     async def kill(self) -> None:
         """Send SIGKILL to the server and all its children."""
         for pid in (self.process.pid, *children(self.process.pid)):
@@ -39,17 +46,16 @@ class KillableServer:
                 os.kill(pid, signal.SIGKILL)
         await until(lambda: self.process.trouble() is not None, seconds=_START_SECONDS, pause_seconds=0.01)
 
+    async def answers(self) -> bool:
+        return await asyncio.to_thread(self._trouble_at, self.url) is None
+
     async def start(self) -> None:
         self.process.restart()
         await self.wait_for_answer()
 
     async def wait_for_answer(self) -> None:
         """Wait until it answers. Raises LocalStackError."""
-
-        async def answers() -> bool:
-            return await asyncio.to_thread(self._trouble_at, self.url) is None
-
-        if not await until(answers, seconds=_START_SECONDS):
+        if not await until(self.answers, seconds=_START_SECONDS):
             raise LocalStackError(self.process.describe("It does not answer again."))
 
 

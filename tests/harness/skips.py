@@ -20,7 +20,6 @@ _ALLOWED = (
     # `make test-long` installs these if there is node.
     "oidc-provider is not installed",
     "TypeScript is not installed",
-    "JSONTestSuite is not installed",
     # Only the tests of openapi-generator need it.
     "Java is not installed",
     # `make deploy-check` installs both and runs these tests.

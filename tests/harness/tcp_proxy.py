@@ -45,6 +45,7 @@ class TcpProxy(LoopbackServer):
         self.name = name
         self.connections = 0  # accepted so far
         self.refused = 0  # closed by `refuse` so far
+        self.disturbed = 0  # connections cut, and chunks held, stranded, delayed or swallowed so far
         self.marker_reached = asyncio.Event()  # of `hold_before`
         self._servers = deque([self._server_url])
         self._watch = watch
@@ -84,6 +85,7 @@ class TcpProxy(LoopbackServer):
     async def cut(self) -> None:
         """Reset every connection at both ends."""
         connections = list(self._open)
+        self.disturbed += len(connections)
         for connection in connections:
             connection.reset()
         await asyncio.gather(*(connection.task for connection in connections), return_exceptions=True)
@@ -120,6 +122,7 @@ class TcpProxy(LoopbackServer):
     def vanish(self) -> None:
         """Reset every connection at the client's end, and at the server's end by `clear_stranded`."""
         self.strand()
+        self.disturbed += len(self._open)
         for connection in self._open:
             _reset(connection.ends[0])
 
@@ -195,12 +198,15 @@ class TcpProxy(LoopbackServer):
                 if watcher is not None:
                     chunk = await self._pass_up_to_marker(writer, chunk)
                 elif self._swallowing:
+                    self.disturbed += 1
                     continue
                 writer.write(chunk)
                 await writer.drain()
         await self._wait_for_leave(connection, 0)
 
     async def _wait_for_leave(self, connection: "_Connection", size: int) -> None:
+        is_disturbed = connection.is_stranded or not self._flowing.is_set() or self._seconds_per_chunk > 0
+        self.disturbed += is_disturbed
         if connection.is_stranded:
             await asyncio.Event().wait()  # until it is reset
         await self._flowing.wait()

@@ -8,10 +8,9 @@ from aio_pika import DeliveryMode, ExchangeType
 
 from service.identifiers import parse_uuid, uuid_of
 from service.outbox import asyncapi, events
-from service.outbox.events import CloudEvent, RequestCreated
 from tests.harness.waiting import eventually
 from tests.worker.conftest import outbox_event, take
-from worker.consumers import calculations, incoming, notifications
+from worker.consumers import calculations, incoming
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.relay.pointers import OutboxEvent
 
@@ -52,15 +51,6 @@ async def test_example_of_an_event_is_what_is_published(publisher, tap, event):
     assert message.type == MESSAGES[event.type]["bindings"]["amqp"]["messageType"]
     assert message.headers == example["headers"]
     assert msgspec.json.decode(message.body) == example["payload"]
-
-
-def test_example_of_a_created_request_is_what_the_notifications_read():
-    payload = msgspec.json.encode(example_of(RequestCreated.type)["payload"])
-
-    read = msgspec.json.decode(payload, type=CloudEvent[RequestCreated])
-
-    assert read.data == asyncapi.SENT_EXAMPLES[0]
-    assert notifications.decode(incoming.read(payload), None) is not None
 
 
 @pytest.mark.parametrize("name", asyncapi.RECEIVED_EXAMPLES)

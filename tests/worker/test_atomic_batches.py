@@ -1,4 +1,4 @@
-"""A batch of calculations, intents or sent e-mails: few statements, all or nothing, each item once."""
+"""A batch of calculations, intents or sent e-mails: all or nothing, each item once."""
 
 import asyncio
 from collections import Counter
@@ -67,36 +67,6 @@ async def announced(database) -> Counter[int]:
     )
     assert all(sequence == events for sequence, events in rows)
     return Counter(events for _, events in rows)
-
-
-@pytest.mark.parametrize("items", [1, LARGEST_BATCH])
-@pytest.mark.parametrize("kind", STATEMENTS)
-async def test_number_of_round_trips_is_the_same_for_any_batch(
-    database, linked_pool, statements, kind, items
-):
-    await do(linked_pool, await batch_of(kind, database, await stored_requests(database, 1)))
-    batch = await batch_of(kind, database, await stored_requests(database, items))
-    statements.clear()
-
-    assert list(await do(linked_pool, batch)) == [None] * items
-
-    assert len(dict.fromkeys(statements.executed)) == len(STATEMENTS[kind]), statements.executed
-    assert statements.round_trips == len(STATEMENTS[kind])
-
-
-@pytest.mark.parametrize("items", [1, LARGEST_BATCH])
-async def test_intents_are_one_statement(database, linked_pool, statements, items):
-    requests = await stored_requests(database, items)
-    intents = [FirstEmail(request.id) for request in requests]
-    async with connections.acquired(linked_pool, seconds=10.0) as connection:
-        await add_first(connection, intents[:1])
-        statements.clear()
-
-        repeated = [*intents, intents[-1]]
-        assert await add_first(connection, repeated) == {request.id for request in requests}
-
-    assert (len(statements.executed), statements.round_trips) == (1, 1)
-    assert await database.fetchval("SELECT count(*) FROM email") == items
 
 
 async def test_intents_do_not_wait_for_a_session_that_is_changing_one_of_the_emails(database, pool):

@@ -11,7 +11,7 @@ from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, store_old
 from tests.worker.steps import assert_sound, intend
 from worker import retention
-from worker.process import Worker
+from worker.process import ROLES
 
 DAYS = 100
 
@@ -75,7 +75,7 @@ async def test_locked_row_holds_up_no_other_request(database, erase_old, other_c
 async def test_rounds_begin_by_themselves_if_asked_for(worker_settings, database, pool, relay_waker, days):
     await store_old(database, days_ago(40), 1)
     settings = settings_with(worker_settings, retention_days=days)
-    parts = Worker(settings, pool, frozenset({"relay"}), relay_waker).parts
+    parts, *_ = ROLES["relay"].assemble(settings, pool, relay_waker)
 
     assert ("retention" in parts) is (days is not None)
     if days is not None:

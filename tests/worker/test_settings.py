@@ -6,7 +6,7 @@ from service.settings import InvalidSetting, load
 from tests.harness.command_line import call
 from tests.harness.examples import SECRET_KEYS
 from worker.mail.message import Sender
-from worker.settings import EmailSettings, WorkerSettings
+from worker.settings import EmailSettings, ProcessSettings, WorkerSettings
 
 ENVIRONMENT = {
     "DATABASE_URL": "postgresql://127.0.0.1/calculations",
@@ -20,6 +20,7 @@ ENVIRONMENT = {
 
 def test_required_settings_are_sufficient():
     settings = load(EmailSettings, ENVIRONMENT)
+    load(ProcessSettings, {"DATABASE_URL": settings.database_url})  # of a role without RabbitMQ
 
     assert settings.amqp_url == "amqp://127.0.0.1/"
     assert settings.relay_poll_seconds == 1.0
@@ -31,21 +32,17 @@ def test_only_the_role_that_sends_emails_needs_what_e_mails_need(name):
     given = {each: value for each, value in ENVIRONMENT.items() if each != name}
 
     load(WorkerSettings, given)
-    ended = call("worker", "notifications", environment=given)
+    ended = [call("worker", *roles, environment=given) for roles in (["notifications"], [])]
 
-    assert (ended.status, ended.errors) == (1, f"missing environment variable {name}\n")
+    assert {(one.status, one.errors) for one in ended} == {(1, f"missing environment variable {name}\n")}
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("AMQP_URL", "http://user:hunter2@127.0.0.1/"),
-        ("AMQP_URL", "amqp://user:hunter2 @127.0.0.1/"),
         ("AMQP_URL", "amqp://user:hunter2#x@127.0.0.1/"),
-        ("AMQP_URL", "amqp://user:hunter2/x@127.0.0.1/"),
-        ("SMTP_URL", "mailto:hunter2"),
         ("SMTP_URL", "smtp://user:hunter2#x@127.0.0.1:25"),
-        ("EMAIL_CONCURRENCY", "0"),
         ("EMAIL_CONCURRENCY", "1000"),
         ("RETENTION_DAYS", "29"),
         ("CONSUMER_PREFETCH", "65536"),
@@ -76,10 +73,8 @@ def test_sender_may_have_a_name_and_an_international_domain(text, sender):
     ("name", "value"),
     [
         ("AMQP_URL", "amqps://user:p%23s@rabbit.example:5671/vhost?heartbeat=5"),
-        ("AMQP_URL", "amqp://rabbit"),
         ("AMQP_URL", "amqp://guest:guest@[::1]:5672/%2F"),
         ("SMTP_URL", "smtp+starttls://user%40example.com:p%2Fs@mail.example:587"),
-        ("SMTP_URL", "smtps://mail.example/"),
         ("SMTP_URL", "smtp://[::1]:25"),
         ("DATABASE_URL", "postgresql:///calculations?host=/run/postgresql"),
         ("DATABASE_URL", "postgres://user:p%23s@one:5432,two:5432/calculations"),

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import click
 import msgspec
@@ -10,7 +11,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from aiormq.exceptions import ChannelNotFoundEntity, DeliveryError
 
 from service.command_line import connecting, operator_actions, parameters
-from service.command_line.answering import Answer, Operator, answering, on_record, printable, table
+from service.command_line.answering import Answer, Operator, answering, on_record, printable
 from service.settings import load
 from worker.consumers import incoming
 from worker.consumers.dead_lettering import SENDER, copy_of
@@ -21,9 +22,7 @@ from worker.settings import AmqpUrl
 
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
 ANSWER_SECONDS = 10.0  # for each reply from the broker
-ARRIVAL_SECONDS = 2.0  # for the arrival of the next message
-_PREFETCH = 10  # messages that are in memory while all are redriven
-_MOST_SEARCHED = 10_000  # messages, which may all be in memory, if not all are chosen
+_MOST_SEARCHED = 10_000  # messages, which RabbitMQ holds for the command, if not all are chosen
 
 # Headers that record how a message was dead-lettered. A redriven message does not have them.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
@@ -35,69 +34,48 @@ class BrokerSettings(msgspec.Struct, frozen=True, rename="upper"):
     amqp_url: AmqpUrl
 
 
-class DeadLetter(msgspec.Struct, frozen=True):
-    """A dead letter. Headers and body may contain personal data, and are included only if asked for."""
-
-    message_id: str | None
-    uuid: str | None  # of the request
-    type: str | None
-    sender: str | None  # the RabbitMQ user, if RabbitMQ has checked it
-    reason: str | None
-    reason_text: str | None
-    headers: dict[str, str] | None = None
-    body: str | None = None
+dead_letters = click.Group("dead-letters", help="Show, redrive or discard messages that consumers refused.")
 
 
-class QueueListing(msgspec.Struct, frozen=True):
-    """The number of dead letters in a queue, and some of them."""
-
-    queue: str
-    count: int
-    letters: list[DeadLetter]
-
-
-@click.command("list")
+@dead_letters.command("list")
 @click.argument("names", nargs=-1, type=click.Choice(list(QUEUES)), metavar="[QUEUE]...")
 @click.option("--limit", type=parameters.COUNT, default=20, show_default=True, help="The most per queue.")
 @click.option("--full", is_flag=True, help="Show headers and body, too (personal data!).")
 @answering
 async def list_letters(*, names: Sequence[str], limit: int, full: bool) -> Answer:
     """Count the dead letters of each queue and show the first ones. Nothing is removed."""
-    listings = []
-    for queue in (QUEUES[name] for name in names or QUEUES):
-        async with _opened(queue) as (channel, count):
-            read = _read(channel, queue, min(limit, count), prefetch=limit)
-            letters = [_describe(message, in_full=full) async for message in read]
-        listings.append(QueueListing(queue.dead_letters, count, letters))
-    return Answer(listings, "\n\n".join(map(_as_text, listings)))
+    answers = [await _list(QUEUES[name], limit=limit, full=full) for name in names or QUEUES]
+    return Answer([each.data for each in answers], "\n\n".join(each.text for each in answers))
 
 
-def _describe(message: AbstractIncomingMessage, *, in_full: bool = False) -> DeadLetter:
+async def _list(queue: Queue, *, limit: int, full: bool) -> Answer:
+    async with _opened(queue) as (channel, count):
+        read = [each async for each in _read(channel, queue, min(limit, count))]
+    letters = [_describe(message) for message in read]
+    parts = [f"{queue.dead_letters}: {count} messages"]
+    if letters:
+        parts.append(Answer.listing(letters).text)
+    if full:
+        for letter, message in zip(letters, read, strict=True):
+            letter["headers"] = {name: str(value) for name, value in message.headers.items()}
+            letter["body"] = message.body.decode(errors="backslashreplace")
+            parts.append("\n".join(printable(f"{n}: {v}") for n, v in letter["headers"].items()))
+            parts.append(printable(letter["body"]))
+    return Answer({"queue": queue.dead_letters, "count": count, "letters": letters}, "\n\n".join(parts))
+
+
+def _describe(message: AbstractIncomingMessage) -> dict[str, Any]:
+    """Return what identifies a dead letter, without headers and body, which may contain personal data."""
     headers = {name: str(value) for name, value in message.headers.items()}
     died_by_itself = headers.get("x-first-death-reason")  # Its x-user-id may be the sender's own.
-    return DeadLetter(
-        message.message_id,
-        incoming.read(message.body).uuid,
-        message.type,
-        message.user_id or (None if died_by_itself else headers.get(SENDER)),
-        headers.get("x-reason", died_by_itself),  # set by a consumer, or by RabbitMQ
-        headers.get("x-reason-text"),
-        headers if in_full else None,
-        message.body.decode(errors="backslashreplace") if in_full else None,
-    )
-
-
-def _as_text(listing: QueueListing) -> str:
-    headings = DeadLetter.__struct_fields__[:6]
-    rows = [msgspec.structs.astuple(letter)[: len(headings)] for letter in listing.letters]
-    parts = [f"{listing.queue}: {listing.count} messages"]
-    if rows:
-        parts.append(table(headings, rows))
-    for letter in listing.letters:
-        if letter.headers is not None:
-            parts.append("\n".join(f"{printable(n)}: {printable(v)}" for n, v in letter.headers.items()))
-            parts.append(printable(letter.body or ""))
-    return "\n\n".join(parts)
+    return {
+        "message_id": message.message_id,
+        "uuid": incoming.read(message.body).uuid,  # of the request
+        "type": message.type,
+        "sender": message.user_id or (None if died_by_itself else headers.get(SENDER)),
+        "reason": headers.get("x-reason", died_by_itself),  # set by a consumer, or by RabbitMQ
+        "reason_text": headers.get("x-reason-text"),
+    }
 
 
 _queue = click.argument("name", type=click.Choice(list(QUEUES)), metavar="QUEUE")
@@ -105,11 +83,10 @@ _ids = click.option("--message-id", "ids", multiple=True, metavar="ID", help="Th
 _reasons = click.option("--reason", "reasons", multiple=True, help="Those with this reason.")
 
 
-@click.command
+@dead_letters.command()
 @_queue
 @_ids
 @_reasons
-@answering
 @on_record
 async def redrive(*, name: str, ids: Sequence[str], reasons: Sequence[str], by: Operator) -> Answer:
     """Move dead letters back to the end of their queue. A crash may leave a message in both queues.
@@ -119,24 +96,16 @@ async def redrive(*, name: str, ids: Sequence[str], reasons: Sequence[str], by: 
     return await _settle(QUEUES[name], ids, reasons, by, is_redrive=True)
 
 
-@click.command
+@dead_letters.command()
 @_queue
 @_ids
 @_reasons
-@answering
 @on_record
 async def discard(*, name: str, ids: Sequence[str], reasons: Sequence[str], by: Operator) -> Answer:
     """Remove dead letters, which cannot be undone. Needs --message-id or --reason."""
     if not (ids or reasons):
         raise click.UsageError("say which dead letters: --message-id or --reason")
     return await _settle(QUEUES[name], ids, reasons, by, is_redrive=False)
-
-
-dead_letters = click.Group(
-    "dead-letters",
-    help="Show, redrive and discard the messages that consumers refused.",
-    commands=[list_letters, redrive, discard],
-)
 
 
 async def _settle(
@@ -146,27 +115,24 @@ async def _settle(
 
     The others are held until the connection closes, when RabbitMQ returns them to their queue.
     """
-    settled: list[str | None] = []
+    settled: list[tuple[str | None, str | None]] = []
     async with _opened(queue) as (channel, count):
         async with connecting.postgres() as postgres:
             action = f"dead-letters {'redrive' if is_redrive else 'discard'}"
             subject = f"{queue.name}: {', '.join((*ids, *reasons)) or f'all {count}'}"
             await operator_actions.record(postgres, action, [(None, subject)], by)
-        is_chosen = bool(ids or reasons)
-        searched = min(count, _MOST_SEARCHED) if is_chosen else count
-        async for message in _read(
-            channel, queue, searched, prefetch=searched + 1 if is_chosen else _PREFETCH
-        ):
+        searched = min(count, _MOST_SEARCHED) if ids or reasons else count
+        async for message in _read(channel, queue, searched):
             letter = _describe(message)
-            if (not ids or letter.message_id in ids) and (not reasons or letter.reason in reasons):
+            if (not ids or letter["message_id"] in ids) and (not reasons or letter["reason"] in reasons):
                 async with asyncio.timeout(ANSWER_SECONDS):
                     if is_redrive:
                         await _move_back(channel, queue, message)
                     await message.ack()
-                settled.append(message.message_id)
-    missing = [each for each in ids if each not in settled]
+                settled.append((letter["message_id"], letter["reason"]))
+    missing = [each for each in (*ids, *reasons) if not any(each in values for values in settled)]
     text = f"{len(settled)} of {count} messages {'moved' if is_redrive else 'discarded'}"
-    text += f"; none has the id {', '.join(missing)}" if missing else ""
+    text += f"; none that meets all conditions has {', '.join(missing)}" if missing else ""
     text += f"; only the first {searched} were searched" if searched < count else ""
     data = {"queue": queue.name, "messages": len(settled), "missing": missing}
     return Answer(data, printable(text), status=int(not settled or bool(missing)))
@@ -203,16 +169,14 @@ async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractChannel, int]]:
 
 
 async def _read(
-    channel: AbstractChannel, queue: Queue, number: int, *, prefetch: int
+    channel: AbstractChannel, queue: Queue, number: int
 ) -> AsyncIterator[AbstractIncomingMessage]:
-    """Yield the first *number* dead letters. Raises ClickException if fewer arrive."""
-    arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
-    async with asyncio.timeout(ANSWER_SECONDS):
-        await channel.set_qos(prefetch_count=prefetch)
-        await (await channel.get_queue(queue.dead_letters, ensure=False)).consume(arrived.put)
+    """Yield the first *number* dead letters, one at a time. Raises ClickException if there are fewer."""
+    source = await channel.get_queue(queue.dead_letters, ensure=False)
     for left in range(number, 0, -1):
-        try:
-            yield await asyncio.wait_for(arrived.get(), ARRIVAL_SECONDS)
-        except TimeoutError:  # A message held by another consumer never arrives.
+        async with asyncio.timeout(ANSWER_SECONDS):
+            message = await source.get(fail=False)
+        if message is None:  # Another consumer may hold it.
             missing = f"{left} of {number} messages did not arrive"
-            raise click.ClickException(f"{queue.dead_letters}: {missing}. Run it again.") from None
+            raise click.ClickException(f"{queue.dead_letters}: {missing}. Run it again.")
+        yield message

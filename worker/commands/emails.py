@@ -2,16 +2,16 @@
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Literal, get_args
 from uuid import UUID
 
+import asyncpg
 import click
 import msgspec
 
 from service.calculation_requests import conveyancers, email_changes, reading
 from service.calculation_requests.changing import LockedRequest, change, change_all
-from service.calculation_requests.email_changes import EmailId, Kind
+from service.calculation_requests.email_changes import EmailId
 from service.calculation_requests.model import AlreadyWithdrawn
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record
@@ -21,6 +21,8 @@ from service.postgres.pool import Connection
 State = Literal["pending", "sent", "failed"]
 
 _BATCH = 200  # requests whose e-mails are changed in one transaction
+
+emails = click.Group("emails", help="Show the e-mails to customers, send them again, and stop them.")
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,36 +39,13 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
             raise click.UsageError("say which e-mails: --uuid, --conveyancer, --reply or --from")
 
 
-class LedgerEmail(msgspec.Struct, frozen=True):
-    """An e-mail to a customer. Addresses are removed from the mail server's reply."""
-
-    uuid: str  # of the request
-    number: int
-    kind: Kind
-    conveyancer: str | None
-    requested_by: str | None  # the caller of the API that asked for the e-mail
-    state: State
-    reason: str | None
-    attempts: int
-    server_reply: str | None
-    created_at: datetime
-    settled_at: datetime | None
-    next_attempt_at: datetime | None
-
-
 def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that choose e-mails. The command gets them as *choice*."""
 
     @click.option("--uuid", "request_id", type=parameters.uuid, help="Only those of this request: req_…")
     @parameters.firm
     @click.option("--reply", type=parameters.line, help="Only those whose last reply has this code or text.")
-    @click.option(
-        "--from",
-        "since",
-        type=parameters.time,
-        metavar="TIME",
-        help="Only those sent, failed or (if pending) added since TIME: ISO 8601, or 2h for two hours ago.",
-    )
+    @parameters.since
     @functools.wraps(function)
     def callback(**arguments: Any) -> Any:  # noqa: ANN401 - click's
         choice = Choice(**{field: arguments.pop(field) for field in Choice.__struct_fields__})
@@ -75,7 +54,7 @@ def _choosing(function: Callable[..., Any]) -> Callable[..., Any]:
     return callback
 
 
-@click.command("list")
+@emails.command("list")
 @click.option("--state", type=click.Choice(get_args(State)), help="Default: all.")
 @click.option("--unresolved", is_flag=True, help="Only failed e-mails with no later e-mail.")
 @parameters.limit
@@ -86,16 +65,15 @@ async def list_emails(*, state: State | None, unresolved: bool, limit: int, choi
     if unresolved:
         state = "failed"
     async with connecting.postgres() as connection:
-        found, total = await read(connection, choice, state=state, only_last=unresolved, limit=limit)
+        found = await read(connection, choice, state=state, only_last=unresolved, limit=limit)
         if not found:
             await _check_exists(connection, choice)
-    return Answer.listing(found, total)
+    return Answer.listing(found)
 
 
-@click.command
+@emails.command()
 @click.option("--sent", is_flag=True, help="Include an e-mail that was sent. Needs --uuid.")
 @click.option("--limit", type=parameters.COUNT, help="The most e-mails, the oldest first (default: all).")
-@answering
 @on_record
 @_choosing
 async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice) -> Answer:
@@ -107,36 +85,29 @@ async def resend(*, sent: bool, limit: int | None, by: Operator, choice: Choice)
         raise click.UsageError("--sent needs --uuid: a sent e-mail is sent again for one request at a time")
     choice.check_is_narrow()
     async with connecting.postgres() as connection:
-        newest_first, _ = await read(connection, choice, state=None if sent else "failed", only_last=True)
+        newest_first = await read(connection, choice, state=None if sent else "failed", only_last=True)
         again = [
-            EmailId(parameters.uuid(email.uuid), email.number + 1, email.kind)
+            EmailId(email["uuid"], email["number"] + 1, email["kind"])
             for email in reversed(newest_first)
-            if choice.request_id is not None or email.reason != "cancelled"
+            if choice.request_id is not None or email["reason"] != "cancelled"
         ][:limit]
         request_ids = [email.request_id for email in again]
         add = functools.partial(email_changes.add, connection, again)
         return await _change(connection, choice, request_ids, add, action="emails resend", by=by)
 
 
-@click.command
+@emails.command()
 @click.option("--resent", is_flag=True, help="Only e-mails that are not their request's first.")
-@answering
 @on_record
 @_choosing
 async def cancel(*, resent: bool, by: Operator, choice: Choice) -> Answer:
     """Cancel pending e-mails, even those not recorded yet. An e-mail that is being sent may still arrive."""
     choice.check_is_narrow()
     async with connecting.postgres() as connection:
-        request_ids = await _find_pending(connection, choice, only_resent=resent)
+        pending = await read(connection, choice, state="pending", with_expected=not resent)
+        request_ids = [email["uuid"] for email in pending if email["number"] > 1 or not resent]
         cancel_all = functools.partial(email_changes.cancel, connection)
         return await _change(connection, choice, request_ids, cancel_all, action="emails cancel", by=by)
-
-
-emails = click.Group(
-    "emails",
-    help="Show the e-mails to customers, send them again, and stop them.",
-    commands=[list_emails, resend, cancel],
-)
 
 
 async def _change(
@@ -177,16 +148,14 @@ async def _why_none(connection: Connection, choice: Choice) -> str:
     async with change(connection, choice.request_id) as request:
         if request.withdrawn_at is not None:
             raise AlreadyWithdrawn
-    newest, _ = await read(connection, Choice(request_id=request.id), limit=1)
-    if not newest:
-        return "It has no e-mail yet: `python -m worker trace UUID` shows how far it has come."
-    return f"Its last e-mail, number {newest[0].number}, {_LAST[newest[0].state]}"
+    last, *_ = await read(connection, Choice(request_id=request.id), with_expected=True, limit=1)
+    return f"Its last e-mail, number {last['number']}, {_LAST[last['state']].format(uuid_of(request.id))}"
 
 
-_LAST: dict[State, str] = {
-    "pending": "is pending: `python -m worker trace UUID` shows when it is sent.",
-    "sent": "was sent: `python -m worker emails resend --uuid UUID --sent` sends it again.",
-    "failed": "failed: `python -m worker emails resend --uuid UUID` sends it again.",
+_LAST = {
+    "pending": "is pending: `python -m worker trace {}` shows when it is sent.",
+    "sent": "was sent: `python -m worker emails resend --uuid {} --sent` sends it again.",
+    "failed": "failed: `python -m worker emails resend --uuid {}` sends it again.",
 }
 
 
@@ -204,69 +173,51 @@ async def read(
     *,
     state: State | None = None,
     only_last: bool = False,
+    with_expected: bool = False,
     limit: int | None = None,
-) -> tuple[list[LedgerEmail], int]:
-    """Return the newest of the chosen e-mails, newest first, and how many there are without the limit.
+) -> list[asyncpg.Record]:
+    """Return the newest of the chosen e-mails, newest first, without addresses in the mail server's reply.
 
     *only_last* leaves out e-mails that another one has followed, and those of withdrawn or erased requests.
+    *with_expected* adds, as pending, first e-mails that no consumer has recorded yet.
     """
     choice = msgspec.structs.replace(choice, since=await parameters.at(connection, choice.since))
-    rows = await connection.fetch(_READ, *msgspec.structs.astuple(choice), state, only_last, limit)
-    emails = [LedgerEmail(uuid_of(request_id), *rest) for request_id, *rest, _ in rows]
-    return emails, rows[0]["total"] if rows else 0
+    conditions = (*msgspec.structs.astuple(choice), state, only_last)
+    return await connection.fetch(_READ, *conditions, limit, with_expected)
 
 
 _READ = r"""
-    SELECT request_id, number, kind,
-           (SELECT conveyancer_id FROM event WHERE request_id = email.request_id AND sequence = 1),
+    SELECT request_id AS uuid, number, kind,
+           (SELECT conveyancer_id
+              FROM event
+             WHERE request_id = email.request_id
+               AND sequence = 1) AS conveyancer,
            requested_by, state, reason, attempts,
-           regexp_replace(server_reply, '[^\s<>@]+@[^\s<>@]+', '[address]', 'g'),
-           created_at, settled_at, CASE WHEN state = 'pending' THEN next_attempt_at END, total
-      FROM (SELECT *, count(*) OVER () AS total
+           regexp_replace(server_reply, '[^\s<>@]+@[^\s<>@]+', '[address]', 'g') AS server_reply,
+           created_at, settled_at, CASE WHEN state = 'pending' THEN next_attempt_at END AS next_attempt_at,
+           count(*) OVER () AS total
+      FROM (SELECT request_id, number, kind, requested_by, state, reason, attempts, server_reply, smtp_code,
+                   created_at, settled_at, next_attempt_at
               FROM email
-             WHERE ($1::uuid IS NULL OR request_id = $1)
-               AND ($2::text IS NULL OR request_id IN (SELECT id
-                                                         FROM calculation_request
-                                                        WHERE conveyancer_id = $2))
-               AND ($3::text IS NULL OR strpos(concat_ws(' ', smtp_code, server_reply), $3) > 0)
-               AND ($4::timestamptz IS NULL OR coalesce(settled_at, created_at) >= $4)
-               AND ($5::text IS NULL OR state = $5)
-               AND (NOT $6
-                    OR (EXISTS (SELECT
-                                  FROM calculation_request AS request
-                                 WHERE request.id = email.request_id
-                                   AND request.withdrawn_at IS NULL)
-                        AND NOT EXISTS (SELECT
-                                          FROM email AS later
-                                         WHERE later.request_id = email.request_id
-                                           AND later.number > email.number)))
-             ORDER BY created_at DESC, request_id DESC, number DESC
-             LIMIT $7) AS email
+             UNION ALL
+            SELECT id, 1, 'invitation', NULL, 'pending', NULL, 0, NULL, NULL, created_at, NULL, NULL
+              FROM calculation_request AS request
+             WHERE $8
+               AND NOT EXISTS (SELECT FROM email WHERE request_id = request.id)) AS email
+     WHERE ($1::uuid IS NULL OR request_id = $1)
+       AND ($2::text IS NULL OR request_id IN (SELECT id FROM calculation_request WHERE conveyancer_id = $2))
+       AND ($3::text IS NULL OR strpos(concat_ws(' ', smtp_code, server_reply), $3) > 0)
+       AND ($4::timestamptz IS NULL OR coalesce(settled_at, created_at) >= $4)
+       AND ($5::text IS NULL OR state = $5)
+       AND (NOT $6
+            OR (EXISTS (SELECT
+                          FROM calculation_request AS request
+                         WHERE request.id = email.request_id
+                           AND request.withdrawn_at IS NULL)
+                AND NOT EXISTS (SELECT
+                                  FROM email AS later
+                                 WHERE later.request_id = email.request_id
+                                   AND later.number > email.number)))
      ORDER BY created_at DESC, request_id DESC, number DESC
+     LIMIT $7
 """
-
-
-async def _find_pending(connection: Connection, choice: Choice, *, only_resent: bool) -> list[UUID]:
-    """Return the requests whose pending e-mail is chosen, or whose first e-mail no consumer has recorded yet.
-
-    Such an e-mail is chosen by the uuid, firm and created_at of its request.
-    """
-    since = await parameters.at(connection, choice.since)
-    rows = await connection.fetch(
-        """
-        SELECT id
-          FROM calculation_request AS request
-          LEFT JOIN email
-            ON request_id = id
-         WHERE ($1::uuid IS NULL OR id = $1)
-           AND ($2::text IS NULL OR conveyancer_id = $2)
-           AND ($3::text IS NULL OR strpos(concat_ws(' ', smtp_code, server_reply), $3) > 0)
-           AND ($4::timestamptz IS NULL OR coalesce(email.created_at, request.created_at) >= $4)
-           AND coalesce(state, 'pending') = 'pending'
-           AND (NOT $5 OR number > 1)
-         ORDER BY id
-        """,
-        *msgspec.structs.astuple(msgspec.structs.replace(choice, since=since)),
-        only_resent,
-    )
-    return [row["id"] for row in rows]

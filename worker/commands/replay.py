@@ -1,17 +1,17 @@
 """`outbox replay`: queues kept events again."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
 import click
-import msgspec
 
 from service.calculation_requests import reading
 from service.calculation_requests.changing import change_all
 from service.command_line import connecting, operator_actions, parameters
-from service.command_line.answering import Answer, Operator, answering, cell, on_record
+from service.command_line.answering import Answer, Operator, cell, on_record
 from service.outbox import events, waking
 from service.postgres.pool import Connection
 
@@ -19,20 +19,9 @@ _BATCH_REQUESTS = 100  # locked by one transaction
 EVENTS_PER_SECOND = 200
 
 
-class Tally(msgspec.Struct):
-    """How many events were replayed."""
-
-    requests: int = 0
-    events: int = 0
-    requests_undelivered: int = 0  # requests that were skipped, because they have unpublished events
-
-
 @click.command("replay")
-@click.option(
-    "--from", "since", type=parameters.time, metavar="TIME", help="ISO 8601, or 2h for two hours ago."
-)
+@parameters.since
 @click.option("--uuid", "request_id", type=parameters.uuid, help="Only events of this request: req_…")
-@answering
 @on_record
 async def replay_events(*, since: parameters.Time | None, request_id: UUID | None, by: Operator) -> Answer:
     """Publish events again with the same ids and bodies, but without their traces."""
@@ -46,9 +35,9 @@ async def replay_events(*, since: parameters.Time | None, request_id: UUID | Non
         subject = f"{sum(row['events'] for row in chosen)} events from {cell(since)} on"
         await operator_actions.record(connection, "outbox replay", [(request_id, subject)], by)
         done = await replay(connection, [row["request_id"] for row in chosen], since)
-    left_out = f"{done.requests_undelivered} requests have unpublished events, and were left out"
-    text = f"{done.events} events of {done.requests} requests replayed; {left_out}"
-    return Answer(done, text, status=int(not done.events))
+    left_out = f"{done['requests_undelivered']} requests have unpublished events, and were left out"
+    text = f"{done['events']} events of {done['requests']} requests replayed; {left_out}"
+    return Answer(done, text, status=int(not done["events"]))
 
 
 _CHOOSE = """
@@ -61,22 +50,21 @@ _CHOOSE = """
 """
 
 
-async def replay(connection: Connection, request_ids: Sequence[UUID], since: datetime | None) -> Tally:
-    """Queue the events of these requests *since* a time again.
+async def replay(connection: Connection, request_ids: Sequence[UUID], since: datetime | None) -> Counter[str]:
+    """Queue the events of these requests *since* a time again. Returns how many were queued and left out.
 
     The requests are locked, so that no new event comes between the replayed events of a request. Of an erased
     request, only request.erased is queued, because its other events have changed since they were published.
     The rate is limited, because new events queue behind replayed events.
     """
-    tally = Tally()
+    tally = Counter(requests=0, events=0, requests_undelivered=0)
     for start in range(0, len(request_ids), _BATCH_REQUESTS):
         batch = request_ids[start : start + _BATCH_REQUESTS]
         async with connecting.bounded_transaction(connection), change_all(connection, batch) as found:
             queued = await connection.fetch(_QUEUE, batch, since, list(found))
         replayed = {row["request_id"] for row in queued}
-        tally.requests += len(replayed)
-        tally.events += len(queued)
-        tally.requests_undelivered += len(found.keys() - replayed)
+        undelivered = found.keys() - replayed
+        tally.update(requests=len(replayed), events=len(queued), requests_undelivered=len(undelivered))
         await waking.notify(connection)
         await asyncio.sleep(len(queued) / EVENTS_PER_SECOND)
     return tally

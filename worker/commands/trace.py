@@ -1,42 +1,15 @@
 """`trace`: one request with its events, e-mails and calculation."""
 
-from datetime import datetime
 from uuid import UUID
 
 import click
-import msgspec
 
 from service.calculation_requests.model import RequestNotFound
-from service.command_line import connecting, operator_actions, parameters
+from service.command_line import connecting, parameters
 from service.command_line.answering import Answer, answering
-from service.command_line.operator_actions import OperatorAction
-from service.identifiers import uuid_of
 from worker.commands import emails as emails_command
 from worker.commands import outbox
-from worker.commands.emails import Choice, LedgerEmail
-from worker.commands.outbox import Event
-
-
-class TracedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, which may have been erased, without personal data or secrets."""
-
-    uuid: str
-    tenant: str
-    stored_at: datetime
-    calculation_id: str | None
-    withdrawn_at: datetime | None
-    erased_at: datetime | None
-    refused_calculation: str | None  # the latest that was refused, because there is another, or it was erased
-    refused_at: datetime | None
-
-
-class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything known about the progress of a request."""
-
-    request: TracedRequest
-    events: list[Event]
-    emails: list[LedgerEmail]
-    actions: list[OperatorAction]
+from worker.commands.emails import Choice
 
 
 @click.command
@@ -51,27 +24,32 @@ async def trace(request_id: UUID) -> Answer:
         stored = await connection.fetchrow(_FIND, request_id)
         if stored is None:
             raise RequestNotFound
-        newest, _ = await emails_command.read(connection, Choice(request_id=request_id))
-        found = Trace(
-            request=TracedRequest(uuid=uuid_of(request_id), **stored),
-            events=await outbox.read(connection, request_id=request_id),
-            emails=newest[::-1],
-            actions=await operator_actions.read(connection, request_id),
-        )
-    lists = msgspec.structs.asdict(found) | {"request": [found.request]}
-    return Answer(found, "\n\n".join(f"{name}:\n{Answer.listing(each).text}" for name, each in lists.items()))
+        newest_first = await emails_command.read(connection, Choice(request_id=request_id))
+        lists = {
+            "request": Answer.listing([stored]),
+            "events": Answer.listing(await outbox.read(connection, request_id=request_id)),
+            "emails": Answer.listing(newest_first[::-1]),
+            "actions": Answer.listing(await connection.fetch(_ACTIONS, request_id)),
+        }
+    data = {name: listing.data for name, listing in lists.items()} | {"request": dict(stored)}
+    return Answer(data, "\n\n".join(f"{name}:\n{listing.text}" for name, listing in lists.items()))
 
 
+# The request may have been erased. It is shown without personal data and secrets.
 _FIND = """
-    SELECT tenant, stored_at, request.calculation_id, withdrawn_at, erased_at,
-           refused.calculation_id AS refused_calculation, refused_at
-      FROM (SELECT id, conveyancer_id AS tenant, created_at AS stored_at, calculation_id, withdrawn_at,
-                   NULL::timestamptz AS erased_at
-              FROM calculation_request
-             UNION ALL
-            SELECT id, conveyancer_id, created_at, calculation_id, NULL, erased_at
-              FROM erased_request) AS request
-      LEFT JOIN refused_calculation AS refused
-        ON refused.request_id = id
+    SELECT id AS uuid, conveyancer_id AS tenant, created_at AS stored_at, calculation_id, withdrawn_at,
+           NULL::timestamptz AS erased_at, refused_calculation_id AS refused_calculation
+      FROM calculation_request
      WHERE id = $1
+     UNION ALL
+    SELECT id, conveyancer_id, created_at, calculation_id, NULL, erased_at, NULL
+      FROM erased_request
+     WHERE id = $1
+"""
+
+_ACTIONS = """
+    SELECT action, subject, operator, note, at
+      FROM operator_action
+     WHERE request_id = $1
+     ORDER BY id
 """

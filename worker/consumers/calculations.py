@@ -75,9 +75,7 @@ async def record_results(connection: Connection, results: Sequence[Result]) -> F
         others -= locked
         # Read last, so that a request that is erased meanwhile counts as locked or erased, not as unknown.
         erased = await reading.find_erased(connection, others) if others else set()
-        failures = [_record(result, free.get(result.request_id), locked, erased) for result in results]
-        await _keep_refused(connection, results, failures)
-    return failures
+        return [_record(result, free.get(result.request_id), locked, erased) for result in results]
 
 
 def _record(result: Result, request: LockedRequest | None, locked: set[UUID], erased: set[UUID]) -> Failure:
@@ -95,25 +93,5 @@ def _record(result: Result, request: LockedRequest | None, locked: set[UUID], er
         )
     if request.calculation_id == result.calculation_id:
         return None
+    request.refused_calculation_id = result.calculation_id  # for `trace`
     return CalculationAlreadyRecorded(f"{result.path}calculation_id: the request has another calculation")
-
-
-async def _keep_refused(connection: Connection, results: Sequence[Result], failures: Failures) -> None:
-    """Keep, for `trace`, the latest calculation that a request refused. A redelivery changes nothing."""
-    refused = {
-        result.request_id: result.calculation_id
-        for result, failure in zip(results, failures, strict=True)
-        if isinstance(failure, AlreadyErased | CalculationAlreadyRecorded)
-    }
-    if not refused:
-        return
-    await connection.executemany(
-        """
-        INSERT INTO refused_calculation AS refused (request_id, calculation_id)
-        VALUES ($1, $2)
-        ON CONFLICT (request_id) DO UPDATE
-           SET calculation_id = excluded.calculation_id, refused_at = now()
-         WHERE refused.calculation_id <> excluded.calculation_id
-        """,
-        sorted(refused.items()),  # otherwise two processes could deadlock
-    )

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractIncomingMessage
@@ -75,16 +76,8 @@ def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Mes
     Three properties are left out: an expiration would delete a dead letter early, a priority would change the
     order, and the broker refuses another user's user_id.
     """
-    return Message(
-        message.body,
-        headers={name: value for name, value in headers.items() if name not in _ROUTING},
-        content_type=message.content_type,
-        content_encoding=message.content_encoding,
-        correlation_id=message.correlation_id,
-        reply_to=message.reply_to,
-        message_id=message.message_id,
-        timestamp=message.timestamp,
-        type=message.type,
-        app_id=message.app_id,
-        delivery_mode=DeliveryMode.PERSISTENT,
-    )
+    copied = cast("Message", copy(message))
+    copied.headers = {name: value for name, value in headers.items() if name not in _ROUTING}
+    copied.expiration = copied.priority = copied.user_id = None
+    copied.delivery_mode = DeliveryMode.PERSISTENT
+    return copied

@@ -1,10 +1,11 @@
 """Reads the mailbox of MAIL_FROM, and records which sent e-mails have bounced.
 
-worker/README.md has what becomes of each message. A report is recorded before it is removed. Two processes
-may read the same one: only a sent e-mail can bounce.
+worker/README.md has what becomes of each message. A report is recorded before it is removed. Several
+processes may read the same one: only a sent e-mail can bounce.
 """
 
 import asyncio
+import time
 from collections.abc import Mapping
 from functools import partial
 
@@ -17,7 +18,7 @@ from service.command_line.connecting import reason
 from service.outbox.waking import RelayWaker
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
-from service.postgres.pool import Connection, Pool
+from service.postgres.pool import Pool
 from service.server.background import in_background
 from worker import metrics
 from worker.mail import mailbox, reports
@@ -36,10 +37,11 @@ class BounceReader:
         self._keys = SecretKeyRing.parse(settings.request_secret_keys)
         self._pool = pool
         self._relay = relay
-        self._seconds = settings.work_timeout_seconds
+        self._looked_at = time.monotonic()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Look at intervals until *stop*, which does not wait for the end of a look."""
+        metrics.bounces_look_age.set_function(lambda: time.monotonic() - self._looked_at)
         async with in_background("bounces", self._keep_looking):
             await stop.wait()
 
@@ -47,23 +49,14 @@ class BounceReader:
         while True:
             await asyncio.sleep(self._settings.bounces_poll_seconds)  # also after an unexpected error
             try:
-                await self.look_in_turn()
+                await self.look()
             except (MailboxUnavailable, PostgresUnavailable) as error:
                 _log.warning("bounces_not_read", reason=reason(error))
-
-    async def look_in_turn(self) -> None:
-        """Look, unless a process has just read the mailbox. A look that fails keeps no other process away."""
-        async with connections.acquired(self._pool, seconds=self._seconds) as connection:
-            # Postgres' clock may be slower than ours by a little.
-            if await seconds_since_look(connection) < 0.9 * self._settings.bounces_poll_seconds:
-                return
-        await self.look()
-        async with connections.acquired(self._pool, seconds=self._seconds) as connection:
-            await connection.execute("UPDATE bounce_mailbox SET looked_at = now()")
 
     async def look(self) -> None:
         """Handle the newest new messages. Raises MailboxUnavailable."""
         await mailbox.in_thread(partial(self._look, asyncio.get_running_loop()))
+        self._looked_at = time.monotonic()
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """Record what messages report, then mark those that were handled and those that are for people."""
@@ -87,52 +80,34 @@ class BounceReader:
         """Record and announce bounces. Returns which e-mails exist, and whether they have ended by now."""
         ids = {email.request_id for email in failures}
         async with (
-            connections.transaction(self._pool, seconds=self._seconds) as connection,
+            connections.transaction(self._pool, seconds=self._settings.work_timeout_seconds) as connection,
             change_all(connection, ids, waits=False) as requests,
         ):
-            has_ended = {EmailId(*row): False for row in await connection.fetch(_FIND, ids)}
-            bounced = []
-            for *id_, state, trace in await connection.fetch(_LOCK_ENDED, list(requests)):
-                email = EmailId(*id_)
-                has_ended[email] = True
-                if state == "sent" and email in failures:
-                    failure = failures[email]
-                    bounced.append(EmailEnd(email, failure.words, "bounced", failure.code, trace))
+            rows = await connection.fetch(_LOCK, ids, list(requests))
+            emails = {EmailId(*id_): (state, traceparent) for *id_, state, traceparent in rows}
+            bounced = [
+                EmailEnd(email, failure.words, "bounced", failure.code, emails[email][1])
+                for email, failure in failures.items()
+                if email in emails and emails[email][0] == "sent"
+            ]
             await announce_ends(connection, bounced, requests)
         self._relay.wake()
         for end in bounced:
             metrics.bounces.labels("sender" if reports.blames_us(failures[end.id]) else "recipient").inc()
         _log.info("bounces_read", failures=len(failures), bounced=len(bounced))
-        return has_ended
+        return {email: state in {"sent", "failed"} for email, (state, _) in emails.items()}
 
 
-# Without those whose request was erased.
-_FIND = """
-    SELECT request_id, number, kind
+# The e-mails of requests that were not erased. An e-mail has no state if it, or its request, is locked by
+# another transaction.
+_LOCK = """
+    SELECT email.request_id, email.number, email.kind, locked.state, locked.traceparent
       FROM email
-      JOIN calculation_request AS request ON request.id = request_id
-     WHERE request_id = ANY($1)
+      JOIN calculation_request AS request ON request.id = email.request_id
+      LEFT JOIN LATERAL (SELECT state, traceparent
+                           FROM email AS same
+                          WHERE (same.request_id, same.number) = (email.request_id, email.number)
+                            AND same.request_id = ANY($2)
+                            FOR UPDATE SKIP LOCKED) AS locked ON true
+     WHERE email.request_id = ANY($1)
 """
-
-# Without the rows that another transaction has locked.
-_LOCK_ENDED = """
-    SELECT request_id, number, kind, state, traceparent
-      FROM email
-     WHERE request_id = ANY($1)
-       AND state IN ('sent', 'failed')
-     ORDER BY request_id, number
-       FOR UPDATE SKIP LOCKED
-"""
-
-
-async def seconds_since_look(connection: Connection) -> float:
-    """Return the seconds since a process last read the mailbox or, if none has, since the schema was made."""
-    seconds: float = await connection.fetchval(
-        "SELECT extract(epoch FROM now() - looked_at)::float8 FROM bounce_mailbox"
-    )
-    return seconds
-
-
-async def read_gauges(connection: Connection) -> None:
-    """Set the gauge of the time since the last look."""
-    metrics.bounces_look_age.set(await seconds_since_look(connection))

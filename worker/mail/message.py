@@ -132,18 +132,6 @@ class _Words(msgspec.Struct, frozen=True):
         )
         return cls(*("" if has_link(text) else text for text in texts))
 
-    @property
-    def greeting(self) -> str:
-        """The first line of the text."""
-        return f"Dear {self.customer}," if self.customer else "Hello,"
-
-    @property
-    def details(self) -> list[str]:
-        """The caller's names and case reference, one per line."""
-        sent_by = ", ".join(filter(None, (self.sender, self.organisation)))
-        lines = {"Sent by": sent_by, "Reference": self.reference}
-        return [f"{name}: {value}" for name, value in lines.items() if value]
-
 
 def _in_header(name: str) -> str:
     """Return a name that cannot add an address, a link or a header, whatever the caller wrote."""
@@ -172,9 +160,11 @@ def _as_html(text: str, title: str, link: str) -> str:
 
 
 def _invitation(words: _Words, firm: str, request_url: str) -> str:
-    details = "".join(f"\n{line}\n" for line in words.details)
+    sent_by = ", ".join(filter(None, (words.sender, words.organisation)))
+    lines = {"Sent by": sent_by, "Reference": words.reference}
+    details = "".join(f"\n{name}: {value}\n" for name, value in lines.items() if value)
     return f"""\
-{words.greeting}
+{f"Dear {words.customer}," if words.customer else "Hello,"}
 
 {firm} has asked us to work out the Stamp Duty
 Land Tax on your property purchase.

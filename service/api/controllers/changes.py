@@ -67,7 +67,7 @@ class Changes(Controller):
         security=[{"access_token": [WRITE]}],
         documented=Documented(
             answers={"ok": examples.RECORD},
-            refused_body=b'{"customer_email": "ada", "link": "new"}',
+            refused=b'{"customer_email": "ada", "link": "new"}',
             failures={"withdrawn": model.AlreadyWithdrawn(), "too_many": model.TooManyEmails()},
         ),
     )

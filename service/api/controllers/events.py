@@ -9,12 +9,12 @@ from litestar.params import SkipValidation
 from msgspec import UNSET, Meta, UnsetType
 
 from service.api.api_request import ApiRequest
-from service.api.decoding import CheckedBy, Sent, parse_query, provide_query
+from service.api.decoding import Sent, provide_query
 from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.errors import Failure
 from service.api.guards import requires
 from service.api.openapi import examples
-from service.api.openapi.documenting import Documented, link, refusal
+from service.api.openapi.documenting import Documented
 from service.authentication.access_tokens import READ, Caller
 from service.calculation_requests import event_history
 from service.calculation_requests.event_history import CursorOutdated, EventPage
@@ -34,7 +34,7 @@ class FeedQuery(Sent, frozen=True, kw_only=True):
             examples=[examples.AFTER],
             extra_json_schema={"pattern": f"^{event_history.CURSOR}$"},
         ),
-        CheckedBy(lambda after: None if re.fullmatch(event_history.CURSOR, after) else _OTHER_CURSOR),
+        lambda after: None if re.fullmatch(event_history.CURSOR, after) else _OTHER_CURSOR,
     ] = UNSET
     limit: Annotated[int, Meta(ge=1, le=LARGEST_LIMIT, description="The most on a page.")] = DEFAULT_LIMIT
 
@@ -48,11 +48,8 @@ class FeedQuery(Sent, frozen=True, kw_only=True):
     security=[{"access_token": [READ]}],
     documented=Documented(
         answers=examples.FEED,
-        links=link("next_page", to="read_feed", after="$response.body#/data/after"),
-        failures={
-            "refused_parameters": refusal(parse_query, FeedQuery, examples.REFUSED_FEED_QUERY.encode()),
-            "cursor_outdated": CursorOutdated(),
-        },
+        refused=b"after=2026-03-02T09:30:00Z&limit=501",
+        failures={"cursor_outdated": CursorOutdated()},
     ),
 )
 async def read_feed(
@@ -61,7 +58,8 @@ async def read_feed(
     """List the events of all the caller's requests, erased ones included, oldest first.
 
     Store `after` with the events, in one transaction, and send it for the next page: at once if `more` is
-    true, otherwise after a pause. An event may come again: drop an `id` that you have.
+    true, otherwise after a pause, such as a minute. An event may come again: drop an `id` that you have.
+    After 410 `cursor_outdated`, keep the events, and begin again without `after`.
     """
     after, firm = parameters.after or "", request.user.conveyancer_id
     async with request.resources.connection(request.user) as connection:

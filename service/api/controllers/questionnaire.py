@@ -93,7 +93,7 @@ _HEADERS = {
     documented=Documented(
         answers={"ok": QuestionnaireStructure(load().questionnaire[:4])},
         parameters=[_IF_NONE_MATCH],
-        headers=[_HEADERS.keys()],
+        headers=_HEADERS,
     ),
 )
 async def questionnaire_structure(

@@ -14,13 +14,13 @@ from litestar.status_codes import HTTP_200_OK
 
 from service.api.api_request import ApiRequest
 from service.api.bodies import CreateBody
-from service.api.decoding import BodyDecoder, parse_query, provide_query
+from service.api.decoding import BodyDecoder, provide_query
 from service.api.envelope import Envelope, JSONResponse, succeed
 from service.api.guards import SecretHolder, requires, requires_reader, requires_reader_or_secret
 from service.api.idempotency_key_header import IDEMPOTENCY_KEY, REPLAYED, parse_key
-from service.api.listing import FILTERS, CalculationRequestPage, ListQuery, cursor_of
+from service.api.listing import CalculationRequestPage, ListQuery, cursor_of
 from service.api.openapi import examples
-from service.api.openapi.documenting import Documented, link, refusal
+from service.api.openapi.documenting import Documented, refusal
 from service.authentication.access_tokens import READ, READ_ALL, WRITE, Caller, InternalReader
 from service.calculation_requests import conveyancers, event_history, reading, storing
 from service.calculation_requests.event_history import CalculationRequestEvents
@@ -36,8 +36,6 @@ from service.calculation_requests.request_secrets import WrongSecret
 from service.identifiers import parse_uuid
 from service.postgres.outages import PostgresUnavailable
 from service.telemetry import logs
-
-_TO_ITS_EVENTS = link("events", to="list_events", uuid="$response.body#/data/uuid")
 
 Uuid = Annotated[
     str,
@@ -65,9 +63,8 @@ class Requests(Controller):
         documented=Documented(
             answers={"ok": examples.RECORD},
             parameters=[IDEMPOTENCY_KEY],
-            refused_body=b'{"customer_email": "ada", "property_value": -1, "waive_fee": true}',
-            headers=[frozenset(), {REPLAYED.lower()}],
-            links=link("retrieve", to="retrieve_request", uuid="$response.body#/data/uuid") | _TO_ITS_EVENTS,
+            refused=b'{"customer_email": "ada", "property_value": -1, "waive_fee": true}',
+            headers=[REPLAYED.lower()],
             failures={
                 "malformed_key": refusal(parse_key, ["a key"]),
                 "two_keys": refusal(parse_key, ["one", "two"]),
@@ -110,16 +107,7 @@ class Requests(Controller):
         before_request=requires(READ),
         dependencies={"parameters": provide_query(ListQuery)},
         security=[{"access_token": [READ]}],
-        documented=Documented(
-            answers=examples.LISTED,
-            links=link(
-                "next_page",
-                to="list_requests",
-                cursor="$response.body#/data/next_cursor",
-                **{name: f"$request.query.{name}" for name in FILTERS},
-            ),
-            failures={"refused_parameters": refusal(parse_query, ListQuery, examples.REFUSED_QUERY.encode())},
-        ),
+        documented=Documented(answers=examples.LISTED, refused=b"limit=0&cursor=next&sort=name"),
     )
     async def list_requests(
         self, request: ApiRequest[Caller], parameters: NamedDependency[SkipValidation[ListQuery]]
@@ -139,7 +127,6 @@ class Requests(Controller):
         security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}, {"request_secret": []}],
         documented=Documented(
             answers=examples.RETRIEVED,
-            links=_TO_ITS_EVENTS,
             failures={"wrong_secret": WrongSecret()},
         ),
     )

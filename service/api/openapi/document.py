@@ -1,6 +1,7 @@
 """The OpenAPI document: what concerns all endpoints. Litestar takes the rest from the handlers."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,58 +18,8 @@ _SUMMARY = (
     "customers, and read them back. Each customer is e-mailed a link."
 )
 _FIRST_BODY = msgspec.json.format(msgspec.json.encode(examples.SMALLEST_REQUEST)).decode()
-_ABOUT = f"""\
-# First call
-
-Store a request, with an access token in `ACCESS_TOKEN`, and the address of this server in `BASE_URL`. The
-customer is e-mailed a link, so put an address of your own into `customer_email`.
-
-```sh
-curl "$BASE_URL/v1/request" -H "Authorization: Bearer $ACCESS_TOKEN" \\
-  -H "Idempotency-Key: $(date +%s)" -H "Content-Type: application/json" -d '{_FIRST_BODY}'
-```
-
-# Errors
-
-Every answer is an envelope. On success `errors` is null; on failure `data` is null and `errors` lists every
-failing field at once. Distinguish errors by `code`. Besides what the examples show, a field can be refused
-as `blank`, `too_long`, `too_deep`, `invalid_type`, `invalid_choice` or `invalid_characters`. If a query
-parameter is given twice, the code is `repeated`.
-
-Besides the answers listed here: a path that does not exist, or is spelt differently (with a double or
-trailing slash, or percent-encoded), gets 404 `not_found`. A method that a path does not have gets 405
-`method_not_allowed` and the header `Allow`. An invalid `Host` gets 400 `malformed_request`. A
-`Transfer-Encoding` other than `chunked` gets 501 `unsupported_transfer_encoding`. Input that is not HTTP gets
-400, and a request line and headers larger than 64 KiB get 431, both without a body. Each path that has GET
-also has HEAD, which is GET without the body. OPTIONS gets 204 and `Allow`.
-
-# Retries
-
-A call without an answer may have done its work. Send it again, with the same `Idempotency-Key`, `cursor` or
-`after`: then a repeat of a create or of a GET is harmless. Do the same after 408, 500, 503 and 409
-`idempotency_key_in_flight`, and after 429, 502 and 504, which come from a gateway and have another body.
-After 401, and after 409 `too_many_emails`, try once more: after 401 with a new token. After any other 4xx,
-and after 501, correct the call.
-
-Wait for the seconds in `Retry-After`, which every 503 of this service has. Without that header, wait for a
-second, then twice as long each time, up to a minute. Multiply each wait by a random number from 1 to 1.5, so
-that your retries do not all come at once.
-
-# The feed
-
-To miss no event of your requests:
-
-1. Call `GET /v1/event` without `after`.
-2. Store the events and the `after` of the page in one transaction. Drop each event whose `id` you have.
-3. Call it with the stored `after`: at once if `more` is true, otherwise after a pause, such as a minute.
-4. After 410 `cursor_outdated`, keep the events, and begin again at step 1.
-
-# Versions
-
-New fields, error codes and types of events may be added within this version: ignore fields and events that
-you do not know, and decide about an error with an unknown code by its HTTP status. The version of this
-document is the version in the paths. Such additions do not change it."""
-
+# The example of a body is put in, so that it is one that the tests send.
+_ABOUT = Path(__file__).with_name("about.md").read_text().strip().replace("BODY", _FIRST_BODY)
 
 _bearer = partial(spec.SecurityScheme, type="http", scheme="bearer")
 _SECURITY_SCHEMES: dict[str, spec.SecurityScheme | spec.Reference] = {
@@ -89,22 +40,10 @@ _SECURITY_SCHEMES: dict[str, spec.SecurityScheme | spec.Reference] = {
         description="An API key, issued by the operators of the service.",
     ),
 }
-_SCOPES = {
-    WRITE: "Write requests.",
-    READ: "Read requests.",
-    READ_ALL: "Read the requests of every firm: for internal readers.",
-}
 
 
-def config(token_url: str | None = None) -> OpenAPIConfig:
-    """Return Litestar's settings for the document. With *token_url* it says where to get access tokens."""
-    schemes = dict(_SECURITY_SCHEMES)
-    if token_url is not None:
-        schemes[documenting.CLIENT_CREDENTIALS] = spec.SecurityScheme(
-            type="oauth2",
-            description="An access token, requested with the id and the secret of a client of the issuer.",
-            flows=spec.OAuthFlows(client_credentials=spec.OAuthFlow(token_url=token_url, scopes=_SCOPES)),
-        )
+def config() -> OpenAPIConfig:
+    """Return Litestar's settings for the document."""
     return OpenAPIConfig(
         title="Calculation requests",
         version="1",
@@ -115,11 +54,11 @@ def config(token_url: str | None = None) -> OpenAPIConfig:
             spec.Tag(name="requests", description="Requests for calculations."),
             spec.Tag(name="questionnaire", description="The questions that customers answer."),
         ],
-        components=spec.Components(security_schemes=schemes),
+        components=spec.Components(security_schemes=_SECURITY_SCHEMES),
         use_handler_docstrings=True,
         operation_id_creator=lambda handler, *_: handler.handler_name,
         render_plugins=[page.ApiPage(path="/"), Document(media_type=MediaType.JSON)],
-        openapi_router=page.router(token_url),
+        openapi_router=page.router(),
     )
 
 

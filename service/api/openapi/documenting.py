@@ -1,7 +1,7 @@
 """What Litestar's OpenAPI generator cannot do, with the places in Litestar's source.
 
-- A handler has no arguments for examples of bodies and of successful answers, for links, and for headers of
-  errors (`_openapi/responses.py`, `_openapi/request_body.py`), and examples lose their nulls
+- A handler has no arguments for examples of bodies and of successful answers, and for headers of errors
+  (`_openapi/responses.py`, `_openapi/request_body.py`), and examples lose their nulls
   (`openapi/spec/base.py`). So a handler's `opt` has a Documented.
 - Schemas lack constraints, `extra_json_schema` and `additionalProperties`
   (`_openapi/schema_generation/schema.py`). `complete` replaces them by those that msgspec makes.
@@ -9,11 +9,10 @@
   has not. `complete` adds them.
 
 The same document by `operation_class`, an `OpenAPISchemaPlugin` and a render plugin took 367 lines, and lost
-second examples, links, headers, the waiver's rule, and the page's dark theme and accessibility.
+second examples, headers, the waiver's rule, and the page's dark theme and accessibility.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Self, get_args
@@ -21,13 +20,14 @@ from typing import Any, Self, get_args
 import msgspec
 from litestar import Litestar, MediaType, Response
 from litestar.exceptions import ClientException
+from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import Parameter
 from litestar.routes import HTTPRoute
 from msgspec.structs import replace
 
-from service.api.api_request import body_overdue, body_too_large, check_declared
-from service.api.decoding import Sent, parse
+from service.api.api_request import body_overdue, check_declared
+from service.api.decoding import Sent, parse, parse_query
 from service.api.envelope import ErrorEnvelope, Meta, fail, succeed
 from service.api.errors import ApiError, translate
 from service.api.guards import bearer_token
@@ -42,9 +42,6 @@ from service.calculation_requests.request_secrets import SecretKeyMissing
 from service.postgres.outages import PostgresUnavailable
 
 MALFORMED_BODY = b'{"customer_email": "ada@customer.example.com",}'
-LARGE_BODY = 300_000  # bytes
-# The same access tokens as those of the scheme access_token: it shows how to request them.
-CLIENT_CREDENTIALS = "client_credentials"
 _META = Meta("2026-03-02T09:30:00.123456+00:00")  # of all examples, so that the document does not change
 
 
@@ -52,27 +49,21 @@ class Documented(msgspec.Struct, frozen=True, kw_only=True):
     """What the document says of a handler, beside what follows from its signature and decorator.
 
     *answers* are payloads, and *failures* are errors, by the names of their examples. The example of an error
-    is the actual response to it. What `_failures` adds need not be listed. A handler with a body has a
-    *refused_body*, in which fields are invalid. Valid bodies are made of the examples of the fields.
+    is the actual response to it. What `_failures` adds need not be listed. A handler with a body or a query
+    has one that is *refused*, with invalid fields. Valid bodies are made of the examples of the fields.
     *parameters* are headers that the handler reads itself. *headers* are those that successful answers can
-    have: sets of names, in lower case.
+    have, in lower case.
     """
 
     answers: Mapping[str, msgspec.Struct] = {}
-    refused_body: bytes = b""
+    refused: bytes = b""
     failures: Mapping[str, Exception] = {}
     parameters: Sequence[Parameter] = ()
-    headers: Sequence[AbstractSet[str]] = (frozenset(),)
-    links: Mapping[str, Any] = {}
+    headers: Collection[str] = ()
 
     def __deepcopy__(self, _memo: object) -> Self:
         """Return itself. Litestar copies handlers, and not every exception can be copied."""
         return self
-
-
-def link(name: str, *, to: str, **parameters: str) -> dict[str, Any]:
-    """Return a link to another operation, whose parameters are taken from the answer."""
-    return {name: {"operationId": to, "parameters": parameters}}
 
 
 def refusal(check: Callable[..., object], *arguments: object) -> ApiError:
@@ -94,10 +85,7 @@ def complete(app: Litestar) -> dict[str, Any]:
     for path, item in document["paths"].items():
         for operation in item.values():
             types += _describe(operation, path, handlers[operation["operationId"]])
-            if CLIENT_CREDENTIALS in document["components"]["securitySchemes"]:
-                scopes = [each["access_token"] for each in operation["security"] if "access_token" in each]
-                operation["security"] += [{CLIENT_CREDENTIALS: each} for each in scopes]
-    document["components"] |= {"parameters": schemas.PARAMETERS, "schemas": schemas.generate(*types)}
+    document["components"]["schemas"] = schemas.generate(*types)
     return document
 
 
@@ -115,14 +103,15 @@ def _describe(operation: dict[str, Any], path: str, handler: HTTPRouteHandler) -
         *operation.get("parameters", ()),
         *(parameter for query in queries for parameter in schemas.parameters(query)),
         *(each.to_schema() for each in documented.parameters),
-        *({"$ref": f"#/components/parameters/{name}"} for name in schemas.PARAMETERS),
     ]
     failures = _failures(operation, path, answer) | dict(documented.failures)
+    for query in queries:
+        failures["refused_parameters"] = refusal(parse_query, query, documented.refused)
     types = [answer]
     if handler.parsed_data_field:
         body = handler.parsed_data_field.annotation
         operation["requestBody"]["content"] = _content(body, bodies_of(body))
-        failures["refused_fields"] = refusal(parse, body, documented.refused_body)
+        failures["refused_fields"] = refusal(parse, body, documented.refused)
         types.append(body)
     operation["responses"] = _answers(answer, documented) | _refusals(failures)
     return types
@@ -134,7 +123,6 @@ def _failures(operation: dict[str, Any], path: str, answer: object) -> dict[str,
         "bad_host": ClientException(),
         "two_tokens": refusal(bearer_token, ["Bearer one", "Bearer two"]),
         "no_token": refusal(bearer_token, []),
-        "not_bearer": refusal(bearer_token, ["Basic YTpi"]),
         "expired_token": InvalidCredentials("The access token has expired: request a new one."),
         "unforeseen": Exception(),
         "database_unavailable": PostgresUnavailable(),
@@ -147,8 +135,7 @@ def _failures(operation: dict[str, Any], path: str, answer: object) -> dict[str,
         failures |= {
             "malformed": refusal(parse, Sent, MALFORMED_BODY),
             "too_slow": body_overdue(),
-            "too_large": body_too_large(LARGE_BODY),
-            "no_content_type": refusal(check_declared, "", ""),
+            "too_large": RequestEntityTooLarge(),
             "not_json": refusal(check_declared, "text/plain", ""),
             "compressed": refusal(check_declared, "application/json", "gzip"),
         }
@@ -156,17 +143,17 @@ def _failures(operation: dict[str, Any], path: str, answer: object) -> dict[str,
         failures |= {"unknown_uuid": RequestNotFound(), "erased": AlreadyErased()}
     scopes = [scope for each in operation.get("security", ()) for scope in each.get("access_token", ())]
     if scopes:
-        insufficient, unknown = InsufficientScope(scopes[0]), UnknownConveyancer()
-        failures |= {"insufficient_scope": insufficient, "unknown_conveyancer": unknown}
+        failures["insufficient_scope"] = InsufficientScope(scopes[0])
+        failures["unknown_conveyancer"] = UnknownConveyancer()
     return failures
 
 
 def _answers(answer: object, documented: Documented) -> dict[str, dict[str, Any]]:
     """Return the responses that are no errors: 304, too, if the caller may send what it has."""
-    headers = schemas.headers(*documented.headers)
+    headers = schemas.headers(documented.headers)
     examples = {name: replace(succeed(payload), meta=_META) for name, payload in documented.answers.items()}
     ok = {"description": HTTPStatus.OK.phrase, "headers": headers, "content": _content(answer, examples)}
-    answers = {"200": ok | ({"links": documented.links} if documented.links else {})}
+    answers = {"200": ok}
     if any(parameter.name == "If-None-Match" for parameter in documented.parameters):
         answers["304"] = {"description": HTTPStatus.NOT_MODIFIED.phrase, "headers": headers}
     return answers
@@ -182,7 +169,7 @@ def _refusals(failures: Mapping[str, Exception]) -> dict[str, dict[str, Any]]:
         examples = {name: replace(fail(status, error.errors), meta=_META) for name, error in named.items()}
         refusals[str(status.value)] = {
             "description": status.phrase,
-            "headers": schemas.headers(*(error.headers.keys() for error in named.values())),
+            "headers": schemas.headers([name for error in named.values() for name in error.headers]),
             "content": _content(ErrorEnvelope, examples),
         }
     return refusals

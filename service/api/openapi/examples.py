@@ -27,8 +27,6 @@ def bodies_of(kind: type[Sent]) -> dict[str, dict[str, Any]]:
 
 
 SMALLEST_REQUEST, FULL_REQUEST = bodies_of(CreateBody).values()
-REFUSED_QUERY = "limit=0&cursor=next&sort=name"
-REFUSED_FEED_QUERY = "after=2026-03-02T09:30:00Z&limit=501"
 AFTER = "6a0b1f2c3d4e5f60000000010000000000000f3a019a43d6c8b17e0f9a2b4c6d8e0f1a2b00000003"
 
 RECORD = CalculationRequestView(
@@ -47,10 +45,6 @@ RETRIEVED = {
     "by_secret": replace(RECORD, **{name: None for name in FULL_REQUEST if name not in FOR_CUSTOMER}),
     "internal_reader": replace(RECORD, secret=None, request_url=None),
 }
-_HISTORY = [event for event in asyncapi.SENT_EXAMPLES if not isinstance(event, RequestErased)]
-EVENTS = {
-    "ok": CalculationRequestEvents(
-        [asyncapi.example_of(replace(event, sequence=sequence)) for sequence, event in enumerate(_HISTORY, 1)]
-    )
-}
-FEED = {"ok": EventPage(EVENTS["ok"].events, AFTER, more=False)}
+_HISTORY = [asyncapi.example_of(each) for each in asyncapi.SENT_EXAMPLES if type(each) is not RequestErased]
+EVENTS = {"ok": CalculationRequestEvents(_HISTORY)}
+FEED = {"ok": EventPage(_HISTORY, AFTER, more=False)}

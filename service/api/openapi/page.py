@@ -5,8 +5,8 @@ from html import escape
 from http import HTTPStatus
 from importlib import resources
 from pathlib import Path
+from string import Template
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from litestar import MediaType, Request, Response, Router, get
@@ -15,12 +15,12 @@ from litestar.exceptions import NotFoundException
 from litestar.openapi.plugins import OpenAPIRenderPlugin
 from litestar.response import Redirect
 
-from service.api.openapi import documenting
 from service.authentication.access_tokens import READ, WRITE
 from service.outbox import asyncapi
 from service.settings import ServiceSettings
 
 _OUR_OWN = Path(__file__).parent / "static"
+_PAGE = Template((_OUR_OWN / "page.html").read_text())
 # RapiDoc 9.3 comes from `openapi-ui-bundles`, which has no dependencies. Packages with a newer RapiDoc need
 # Flask or Pydantic. It has 660 KB, so all callers share it: slow readers keep it in memory for long.
 _RAPIDOC = resources.files("openapi_ui_bundles.rapidoc") / "vendor" / "rapidoc-min.js"
@@ -40,54 +40,27 @@ def lead_to_page() -> Redirect:
 class ApiPage(OpenAPIRenderPlugin):
     """The page of the HTTP API: how to get a token, and RapiDoc."""
 
-    def render(self, request: Request[Any, Any, Any], _generated: dict[str, Any]) -> bytes:
+    def render(self, request: Request[Any, Any, Any], generated: dict[str, Any]) -> bytes:
         """Return the page."""
         settings: ServiceSettings = request.app.state.resources.settings
-        document = documenting.complete(request.app)
-        prefix = escape(settings.auth_scope_prefix)
         audience = settings.auth_audience
-        of_audience = f"the audience <code>{escape(audience)}</code>, " if audience is not None else ""
-        page = f"""\
-<!DOCTYPE html>
-<html lang="en"><head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Calculation requests: HTTP API</title>
-<link rel="icon" href="data:,">
-<link rel="stylesheet" href="/schema/page.css">
-<script src="/schema/page.js" defer></script>
-<script src="/schema/rapidoc-min.js" defer></script>
-</head><body>
-<rapi-doc spec-url="/schema/openapi.json" render-style="read" show-header="false" load-fonts="false"
- regular-font="system-ui, sans-serif" mono-font="ui-monospace, monospace" font-size="largest"
- show-method-in-nav-bar="as-plain-text" use-path-in-nav-bar="true" sort-endpoints-by="none"
- info-description-headings-in-navbar="true" allow-server-selection="false" allow-search="false"
- allow-advanced-search="false" allow-spec-file-download="false" schema-style="table"
- default-schema-tab="schema" schema-description-expanded="true"
- allow-schema-description-expand-toggle="false">
-<header slot="overview">
-<p>{document["info"]["summary"]} <a href="/schema/openapi.json">OpenAPI document</a>,
-<a href="/schema/asyncapi.json">AsyncAPI document of the events</a></p>
-<ul>{_contents(document)}</ul>
-<p>Access tokens come from the issuer <code>{escape(settings.auth_issuer)}</code>, by the client-credentials
-grant of OAuth 2.0. Ask its operators for a client whose tokens have {of_audience}
-the scopes <code>{prefix}{WRITE}</code> and <code>{prefix}{READ}</code>, and
-your firm in the claim <code>{escape(settings.auth_client_claim)}</code>.</p>
-<p>To make the calls from this page, enter a token under <a href="#auth">Authentication</a>, change the
-<em>Example</em> of the body, and press <em>Try</em>.</p>
-</header>
-</rapi-doc>
-</body></html>
-"""
-        return page.encode()
+        named = {
+            "summary": generated["info"]["summary"],
+            "issuer": settings.auth_issuer,
+            "audience": "" if audience is None else f"the audience {audience},",
+            "write": settings.auth_scope_prefix + WRITE,
+            "read": settings.auth_scope_prefix + READ,
+            "claim": settings.auth_client_claim,
+        }
+        texts = {name: escape(text) for name, text in named.items()}
+        return _PAGE.substitute(texts, contents=_contents(generated)).encode()
 
 
 def _contents(document: dict[str, Any]) -> str:
     return "".join(
-        f'<li><a href="#{method}-{re.sub("[{}]", "-", path)}">{method.upper()} {path}</a><br>'
-        f"{escape(operation['summary'])}</li>"
+        f'<li><a href="#{method}-{re.sub("[{}]", "-", path)}">{method.upper()} {path}</a>'
         for path, item in document["paths"].items()
-        for method, operation in item.items()
+        for method in item
     )
 
 
@@ -111,16 +84,14 @@ def _refuse_unknown(response: Response[Any]) -> Response[Any]:
     return response
 
 
-def router(token_url: str | None) -> Router:
+def router() -> Router:
     """Return the routes below /schema, to which Litestar adds the page and the OpenAPI document.
 
-    Their policy lets the browser contact only this server and the issuer.
+    Their policy lets the browser contact only this server.
     """
-    issuer = urlsplit(token_url or "")
     policy = (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-        f"connect-src 'self'{f' {issuer.scheme}://{issuer.netloc}' if token_url else ''}; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'"
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return Router(
         "/schema",

@@ -1,7 +1,7 @@
-"""The schemas of the OpenAPI document, as msgspec makes them, its parameters and headers."""
+"""The schemas of the OpenAPI document, as msgspec makes them, its queries and headers."""
 
 import inspect
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -14,24 +14,6 @@ from service.calculation_requests.field_docs import REASON_CHARACTERS
 from service.outbox import asyncapi, events
 from service.outbox.events import RequestCreated, RequestEvent
 
-NO_FILL = {"x-fill-example": "no"}  # Otherwise RapiDoc would send the example with every call.
-PARAMETERS = {
-    "X-Request-Id": {
-        "name": "X-Request-Id",
-        "in": "header",
-        "description": "Repeated in the answer and logged, if it has at most 128 letters, digits, `.`, `_` "
-        "or `-` and begins with a letter or digit. Otherwise it is replaced.",
-        "schema": {"type": "string", "examples": ["case-17"]},
-        **NO_FILL,
-    },
-    "traceparent": {
-        "name": "traceparent",
-        "in": "header",
-        "description": "W3C Trace Context, passed on with the events. If missing or invalid, a trace begins.",
-        "schema": {"type": "string", "examples": [asyncapi.TRACEPARENT]},
-        **NO_FILL,
-    },
-}
 _SCHEMAS = "#/components/schemas/"
 _ANOTHER = "AnotherEvent"
 
@@ -114,41 +96,26 @@ def parameters(query: type[Sent]) -> list[dict[str, Any]]:
     described = []
     for name, schema in asyncapi.generate(query)[query.__name__]["properties"].items():
         parameter = {"name": name, "in": "query", "required": False, "description": schema.pop("description")}
-        example = {"example": schema.pop("examples")[0], **NO_FILL} if "examples" in schema else {}
-        described.append({**parameter, **example, "schema": schema})
+        if "examples" in schema:  # Without x-fill-example, RapiDoc would send the example with every call.
+            parameter |= {"example": schema.pop("examples")[0], "x-fill-example": "no"}
+        described.append(parameter | {"schema": schema})
     return described
 
 
-def _header(description: str, example: Any = None, **schema: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    shown = {} if example is None else {"example": example}
-    return {"description": description, "schema": {"type": "string", **schema}, **shown}
+def _header(description: str, kind: str = "string") -> dict[str, Any]:
+    return {"description": description, "schema": {"type": kind}}
 
 
 _HEADERS = {
     "Cache-Control": _header("The caller may cache the answer, and must revalidate it each time."),
-    "ETag": _header("Changes when the questions change.", pattern='^W/"'),
-    REPLAYED: _header(
-        "Present if this request was stored earlier, with the same `Idempotency-Key`.", const="true"
-    ),
-    "Retry-After": _header("Seconds to wait before the next attempt.", 1, type="integer", minimum=1),
-    "WWW-Authenticate": _header(
-        "What is wrong with the token (RFC 6750, section 3).",
-        'Bearer realm="calculation-requests"',
-        pattern="^Bearer ",
-    ),
-    "X-Request-Id": _header(
-        "The caller's id, or a new one. Quote it when you report a problem.",
-        "case-17",
-        pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
-    ),
+    "ETag": _header("Changes when the questions change."),
+    REPLAYED: _header("`true` if this request was stored earlier, with the same `Idempotency-Key`."),
+    "Retry-After": _header("Seconds to wait before the next attempt.", "integer"),
+    "WWW-Authenticate": _header("What is wrong with the token (RFC 6750, section 3)."),
+    "X-Request-Id": _header("The caller's id, or a new one. Quote it when you report a problem."),
 }
 
 
-def headers(*answers: AbstractSet[str]) -> dict[str, Any]:
-    """Describe the headers of answers, of which each has those with these names, in lower case."""
-    found = [{"x-request-id", *names} for names in answers]
-    return {
-        name: described | {"required": all(name.lower() in names for names in found)}
-        for name, described in _HEADERS.items()
-        if any(name.lower() in names for names in found)
-    }
+def headers(names: Collection[str]) -> dict[str, Any]:
+    """Describe the headers of an answer that can have those with these names, in lower case."""
+    return {name: _HEADERS[name] for name in _HEADERS if name.lower() in {"x-request-id", *names}}

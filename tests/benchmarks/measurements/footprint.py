@@ -2,6 +2,7 @@
 
 import asyncio
 
+from deploy.local.errors import LocalStackError
 from tests.benchmarks.comparison import Bar, Comparison, Figures
 from tests.benchmarks.http_load import create_on
 from tests.benchmarks.stand import Stand, compare
@@ -27,6 +28,8 @@ async def measure(stand: Stand) -> list[Comparison]:
     async def worker() -> Figures:
         async with ScriptedMailServer() as mail, stand.worker(url, smtp_url=mail.url) as running:
             await asyncio.sleep(stand.seconds)  # it relays and mails what the API has stored before
+            if not mail.contents:
+                raise LocalStackError("The worker sent no e-mail, so its memory shows nothing.")
             return _figures(running)
 
     return [await compare("footprint", {_API: api, _WORKER: worker}, _LIMITS, stand)]

@@ -11,7 +11,7 @@ from tests.harness.examples import STRUCTURE
 from tests.harness.processes import Process
 
 _STORED = 200
-_FLOORS = {"retrieve": 4.1, "list": 4.0, "questionnaire": 2.5}
+FLOORS = {"retrieve": 4.1, "list": 4.0, "questionnaire": 2.5}
 
 
 async def measure(stand: Stand) -> list[Comparison]:
@@ -25,7 +25,7 @@ async def measure(stand: Stand) -> list[Comparison]:
                 [Bar(side=ORM, of=OURS, limit=floor)],
                 stand,
             )
-            for name, floor in _FLOORS.items()
+            for name, floor in FLOORS.items()
         ]
 
 

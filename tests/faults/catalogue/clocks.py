@@ -28,21 +28,23 @@ async def _wrong_clock(world: World, role: str, days: int) -> AsyncIterator[Work
         await worker.restart()
 
 
-async def _of_relay(days: int, world: World) -> None:
+async def _of_relay(days: int, world: World) -> bool:
     """A relay begins to erase when it starts. By the wrong clock, every request may be old enough."""
     async with _wrong_clock(world, "relay", days) as relay:
         await world.is_named(relay, _BOTH_SHOWN, _BOTH_SHOWN)
+        return relay.has_other_clock
 
 
-async def _of_sender(days: int, world: World) -> None:
+async def _of_sender(days: int, world: World) -> bool:
     """The mail server refuses e-mails for now. By the wrong clock, each may have been refused for days."""
-    async with _wrong_clock(world, "notifications", days):
+    async with _wrong_clock(world, "notifications", days) as sender:
         refusal = b"451 4.3.0 try again later"
         with patch.dict(world.mail.replies, {"RCPT": refusal, "content": refusal}):
             await asyncio.sleep(_REFUSED_SECONDS)
+        return sender.has_other_clock
 
 
-async def _of_api(days: int, world: World) -> None:
+async def _of_api(days: int, world: World) -> bool:
     """An API stores requests, and then a relay begins to erase. The tokens are valid by both clocks."""
     async with _wrong_clock(world, "api", days) as api:
         client = world.callers.apis[world.of_role("api").index(api)]
@@ -52,6 +54,7 @@ async def _of_api(days: int, world: World) -> None:
         answered += [200 in statuses, *(status == 200 for status in statuses if status not in (None, 503))]
         await world.chance.choice(world.of_role("relay")).restart()
         await asyncio.sleep(world.some_seconds())
+        return api.has_other_clock
 
 
 for _name, _role, _inject in (

@@ -64,10 +64,17 @@ async def slow(world: World, links: Links) -> None:
         await asyncio.sleep(world.some_seconds())
 
 
-async def _on_some(inject: Callable[[World, Links], Awaitable[None]], to: str, world: World) -> None:
+async def _on_some(inject: Callable[[World, Links], Awaitable[None]], to: str, world: World) -> bool:
     """Inject a fault into one process's connections, those of the relays, or all."""
     links = world.postgres_links if to == "Postgres" else world.broker_links
-    await inject(world, world.some_links(links))
+    return await _is_disturbed(links, inject(world, world.some_links(links)))
+
+
+async def _is_disturbed(links: Links, injection: Awaitable[None]) -> bool:
+    """Wait for an injection. Returns whether it met anything on the links."""
+    before = sum(link.disturbed for link in links)
+    await injection
+    return sum(link.disturbed for link in links) > before
 
 
 for _inject, _to_postgres, _to_rabbitmq in (
@@ -82,19 +89,27 @@ for _inject, _to_postgres, _to_rabbitmq in (
 
 
 @fault("Postgres clients vanished", "postgres links", repeats=True)
-async def vanish_before_postgres(world: World) -> None:
+async def vanish_before_postgres(world: World) -> bool:
     """Connections end for the processes, but not for Postgres: as when a node loses its power."""
-    for link in world.some_links(world.postgres_links):
-        link.vanish()
-        asyncio.get_running_loop().call_later(_KEEPALIVE_SECONDS, link.clear_stranded)
+
+    async def vanish(links: Links) -> None:
+        for link in links:
+            link.vanish()
+            asyncio.get_running_loop().call_later(_KEEPALIVE_SECONDS, link.clear_stranded)
+
+    return await _is_disturbed(world.postgres_links, vanish(world.some_links(world.postgres_links)))
 
 
 @fault("closed before confirm", "broker links", repeats=True)
-async def close_before_confirm(world: World) -> None:
+async def close_before_confirm(world: World) -> bool:
     """RabbitMQ gets what is published; its confirms are lost, and then the connection."""
     links = [link for link in world.broker_links if link.name.startswith("relay")]
-    for _ in range(world.chance.randint(1, 3)):
-        victims = world.chance.sample(links, k=world.chance.randint(1, len(links)))
-        seconds = world.some_seconds(0.6)
-        await asyncio.gather(*(link.swallow_answers_and_cut(seconds) for link in victims))
-        await asyncio.sleep(world.some_seconds(0.5))
+
+    async def close() -> None:
+        for _ in range(world.chance.randint(1, 3)):
+            victims = world.chance.sample(links, k=world.chance.randint(1, len(links)))
+            seconds = world.some_seconds(0.6)
+            await asyncio.gather(*(link.swallow_answers_and_cut(seconds) for link in victims))
+            await asyncio.sleep(world.some_seconds(0.5))
+
+    return await _is_disturbed(links, close())

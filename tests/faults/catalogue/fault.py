@@ -8,7 +8,7 @@ import msgspec
 from tests.faults.verdict.records import Span
 from tests.faults.world.world import World
 
-Injection = Callable[[World], Awaitable[None]]
+Injection = Callable[[World], Awaitable[bool]]
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -20,10 +20,11 @@ class Fault(msgspec.Struct, frozen=True):
     repeats_events: bool  # it may come between a confirm and its settling
 
     async def happen(self, world: World) -> None:
-        """Inject it, and record from when until when."""
+        """Inject it, and record from when until when, and whether its effect was seen."""
         began = time.monotonic()
-        await self.inject(world)
-        world.record.spans.append(Span(self.name, began, time.monotonic(), self.repeats_events))
+        is_seen = await self.inject(world)
+        span = Span(self.name, began, time.monotonic(), self.repeats_events, is_seen)
+        world.record.spans.append(span)
 
 
 CLOCKS = "clocks"  # touched by faults that need libfaketime
@@ -35,6 +36,8 @@ def fault(
     name: str, *touches: str, repeats: bool, among: list[Fault] = FAULTS
 ) -> Callable[[Injection], Injection]:
     """Add the decorated function to a list. It returns when the fault has ended, however it ends.
+
+    It returns whether its effect was seen. An injection without an effect does not count.
 
     *repeats*: the fault may keep a confirmed event from being settled, so the event may come again. Every
     choice is made with `world.chance`, so that a seed repeats it.

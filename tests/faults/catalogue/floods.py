@@ -39,23 +39,27 @@ _REPEATS = 5_000
 
 
 @fault("made-up keys", "api", repeats=False)
-async def send_made_up_keys(world: World) -> None:
+async def send_made_up_keys(world: World) -> bool:
     """Calls over hundreds of connections, with tokens whose key the issuer does not publish."""
     api = world.chance.choice(world.of_role("api"))
     kids = [f"made-up-{world.chance.random()}" for _ in range(_CONNECTIONS * _TOKENS_EACH)]
     calls = [head_with(world.issuer.token(headers={"kid": kid}), line=_QUESTIONNAIRE) for kid in kids]
 
-    async def send(number: int) -> None:
+    async def send(number: int) -> bool:
         await asyncio.sleep(number / _CONNECTIONS)
+        answered = False
         for call in calls[number::_CONNECTIONS]:
-            await asyncio.gather(_call(api.base_url, call), asyncio.sleep(_BETWEEN_TOKENS_SECONDS))
+            answered, _ = await asyncio.gather(
+                _call(api.base_url, call), asyncio.sleep(_BETWEEN_TOKENS_SECONDS)
+            )
+        return answered
 
     async with _observed(world, [api]):
-        await asyncio.gather(*map(send, range(_CONNECTIONS)))
+        return any(await asyncio.gather(*map(send, range(_CONNECTIONS))))
 
 
 @fault("large wrong bodies", "api", "postgres links", repeats=False)
-async def send_large_wrong_bodies(world: World) -> None:
+async def send_large_wrong_bodies(world: World) -> bool:
     """Creates with one large wrong field, while the API waits for Postgres."""
     api = world.chance.choice(world.of_role("api"))
     token, wrong = world.issuer.token(), A_REQUEST | {"calculation_fee_exempt": True}
@@ -67,30 +71,30 @@ async def send_large_wrong_bodies(world: World) -> None:
     api.postgres.hold()
     try:
         async with _observed(world, [api]):
-            await asyncio.gather(*(_call(api.base_url, call) for call in calls))
+            return any(await asyncio.gather(*(_call(api.base_url, call) for call in calls)))
     finally:
         api.postgres.resume()
 
 
 @fault("deep messages", "messages", "broker", "calculations", repeats=False)
-async def send_deep_messages(world: World) -> None:
+async def send_deep_messages(world: World) -> bool:
     """Malformed messages that are small for RabbitMQ, and large once they are decoded."""
     ids = [poison_id(world, topology.CALCULATION_RESULTS) for _ in range(_DEEP_MESSAGES)]
-    await _publish_results(world, [Message(_DEEP_MESSAGE, message_id=each) for each in ids])
+    return await _publish_results(world, [Message(_DEEP_MESSAGE, message_id=each) for each in ids])
 
 
 @fault("one calculation repeated", "messages", "broker", "calculations", repeats=False)
-async def repeat_calculation(world: World) -> None:
+async def repeat_calculation(world: World) -> bool:
     """A calculation that was recorded arrives again, thousands of times at once."""
     arrivals = world.record.arrivals
     recorded = await eventually(lambda: [each.event_id for each in arrivals if each.type == CALCULATED])
     uuid = uuid_in(recorded[-1])
     body = msgspec.json.encode(CalculationCreated(uuid, calculation_of(uuid)))
-    await _publish_results(world, [Message(body)] * _REPEATS)
+    return await _publish_results(world, [Message(body)] * _REPEATS)
 
 
-async def _publish_results(world: World, messages: Sequence[Message]) -> None:
-    """Publish as a team does, and wait until the queue is empty again."""
+async def _publish_results(world: World, messages: Sequence[Message]) -> bool:
+    """Publish as a team does, and wait until the queue is empty again. Returns whether all was confirmed."""
     queue, began = topology.CALCULATION_RESULTS, time.monotonic()
     async with (
         _observed(world, world.of_role("calculations")),
@@ -98,9 +102,10 @@ async def _publish_results(world: World, messages: Sequence[Message]) -> None:
     ):
         exchange = await channel.get_exchange(topology.CALCULATIONS, ensure=False)
         publish = partial(exchange.publish, routing_key=queue.routing_key, mandatory=True)
-        await asyncio.gather(*map(publish, messages))
+        confirms = await asyncio.gather(*map(publish, messages))
         await until(lambda: queues.holds(channel, queue.name, 0), seconds=_LONGEST_SECONDS)
     world.record.floods.append(Interval(began, time.monotonic()))
+    return None not in confirms
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Rows and messages that can never be handled."""
+"""Rows and messages that can never be handled. At the end, the verdict finds each where it must be."""
 
 from datetime import UTC, datetime
 
@@ -21,7 +21,7 @@ _TOO_LONG_A_TYPE = "request." + "x" * 300  # a routing key holds 255 bytes
 
 
 @fault("poison rows", "rows", "postgres", repeats=False)
-async def poison_outbox(world: World) -> None:
+async def poison_outbox(world: World) -> bool:
     """Events that no AMQP message can carry, some with a good event behind them."""
     rows = [new_request_id() for _ in range(world.chance.randint(1, 5))]
     with_follower = [row for row in rows if world.chance.random() < 0.5]
@@ -32,10 +32,11 @@ async def poison_outbox(world: World) -> None:
     events = [(row, 1, _TOO_LONG_A_TYPE, *rest) for row in rows]
     events += [(row, 2, "request.calculated", *rest) for row in with_follower]
     await world.on_postgres(lambda connection: connection.executemany(WRITE_EVENTS, events))
+    return True
 
 
 @fault("poison messages", "messages", "broker", repeats=False)
-async def poison_queues(world: World) -> None:
+async def poison_queues(world: World) -> bool:
     """Messages on both queues that can never be handled."""
     unknown_request = uuid_of(new_request_id())
     bodies = [
@@ -56,6 +57,7 @@ async def poison_queues(world: World) -> None:
                 await channel.default_exchange.publish(raw, queue.name, mandatory=True)
         if other_calculation is not None:
             await _publish_poison(world, channel, topology.CALCULATION_RESULTS, other_calculation)
+    return True
 
 
 async def _another_calculation(connection: Connection) -> bytes | None:

@@ -60,6 +60,7 @@ class Span(msgspec.Struct, frozen=True):
     began: float
     ended: float
     repeats_events: bool  # it may come between a confirm and its settling
+    is_seen: bool = True  # something other than the injection showed its effect
 
 
 class Kill(msgspec.Struct, frozen=True):

@@ -16,9 +16,10 @@ from tests.harness import databases, programs
 from tests.harness.processes import Process, bare_environment, python, run_process
 from tests.harness.servers import Servers
 from tests.harness.tcp_proxy import TcpProxy
+from worker.process import ROLES
 
 RELAYS = ("relay-1", "relay-2", "relay-3")
-NAMES = ("api-1", "api-2", *RELAYS, "notifications-1", "notifications-2", "calculations-1", "calculations-2")
+NAMES = ("api-1", "api-2", *RELAYS, *(f"{role}-{n}" for role in ROLES if role != "relay" for n in (1, 2)))
 
 _EXIT_SECONDS = 30.0
 _WATCH_SECONDS = 0.2
@@ -60,18 +61,23 @@ class Worker(Process):
             folder=folder,
         )
 
-    async def kill(self) -> None:
-        """Send SIGKILL, and start it again."""
+    async def kill(self) -> int:
+        """Send SIGKILL, and start it again. Returns the exit status."""
         self._expected_gone = True
-        await self._kill()
+        status = await self._kill()
         self._start_again()
+        return status
 
-    async def freeze_for(self, seconds: float) -> None:
-        """Send SIGSTOP, and SIGCONT after *seconds*. The process does not notice the time between."""
+    async def freeze_for(self, seconds: float) -> bool:
+        """Send SIGSTOP, and SIGCONT after *seconds*. The process does not notice the time between.
+
+        Returns whether it had stopped.
+        """
         began = time.monotonic()
         self.freeze()
         try:
             await asyncio.sleep(seconds)
+            return self.is_frozen
         finally:
             self.thaw()
             self._record.freezes.append(Interval(began, time.monotonic(), self.name))
@@ -83,6 +89,11 @@ class Worker(Process):
         self._program = replace(self._program, environment={**self._environment, **clock})
         self.running.program = self._program
         self._start_again()
+
+    @property
+    def has_other_clock(self) -> bool:
+        """Whether the process has loaded libfaketime."""
+        return "libfaketime" in Path(f"/proc/{self.running.pid}/maps").read_text()
 
     async def leave(self) -> None:
         """Send SIGTERM, and record an exit that is late or not clean."""
@@ -118,9 +129,9 @@ class Worker(Process):
         with suppress(LocalStackError):
             await self.becomes_ready()
 
-    async def _kill(self) -> None:
+    async def _kill(self) -> int:
         self._record.kills.append(Kill(self.name, time.monotonic()))
-        await super().kill()
+        return await super().kill()
 
     def _start_again(self) -> None:
         self.start()

@@ -80,8 +80,8 @@ class World:
             return self.chance.uniform(3.0, self.longest_stall_seconds)
         return self.some_seconds()
 
-    async def is_named(self, process: Worker, by_probe: str, by_doctor: str) -> None:
-        """Record that what is wrong at this moment is not named, unless both name it in time."""
+    async def is_named(self, process: Worker, by_probe: str, by_doctor: str) -> bool:
+        """Return whether both name in time what is wrong at this moment. Record it if they do not."""
         said = "", ""
 
         async def are_right() -> bool:
@@ -89,8 +89,10 @@ class World:
             said = await process.explanations()
             return by_probe in said[0] and by_doctor in said[1]
 
-        if not await until(are_right, seconds=_TRY_SECONDS):
+        is_named = await until(are_right, seconds=_TRY_SECONDS)
+        if not is_named:
             self.record.unnamed.append(f"{process.name} says {said[0]}, and doctor: {said[1]}")
+        return is_named
 
     async def on_postgres(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
         """Run *work* on a connection that only the death of Postgres ends, and again after that."""

@@ -11,9 +11,8 @@ from service.api.decoding import parse
 from service.api.envelope import FieldError
 from service.api.errors import ApiError, InvalidSubmission
 from service.calculation_requests.field_docs import META_DATA_DEPTH
-from service.server.limits import LARGEST_BODY
 from tests.harness.documented_errors import is_documented
-from tests.harness.examples import A_LARGEST_REQUEST, A_REQUEST
+from tests.harness.examples import A_REQUEST
 
 _FIELDS = msgspec.json.encode(A_REQUEST)
 _MARK = "zqmark"  # must not be quoted
@@ -21,7 +20,6 @@ _REPEATS = "it repeats a name within an object"
 _REASON = "calculation_fee_exempt_reason"
 # A body whose rest is valid: a reason is decoded after it.
 _WITH_REASON = b'{"calculation_fee_exempt":true,"calculation_fee_exempt_reason":%s,' + _FIELDS[1:]
-_WITH_META_DATA = b'{"meta_data":{"a":%s},' + _FIELDS[1:]
 _CHARACTERS = "Control, line-separator and bidirectional characters are not allowed: remove or replace "
 _NO_NUL = "NUL characters are not allowed."
 _WHOLE_ADDRESS = "Expected an address such as ada@example.com: a name, an @ and a domain."
@@ -89,24 +87,14 @@ def test_text_without_a_visible_character_is_blank(invisible):
             f"{_CHARACTERS}U+000D.",
         ),
         ("customer_last_name", "Love\x00lace", "invalid_characters", f"{_CHARACTERS}U+0000."),
-        ("customer_last_name", "Love\x85lace", "invalid_characters", f"{_CHARACTERS}U+0085."),
         ("case_ref", "12\u2028High Street", "invalid_characters", f"{_CHARACTERS}U+2028 LINE SEPARATOR."),
-        (
-            "case_ref",
-            "12\u202eHigh Street",
-            "invalid_characters",
-            f"{_CHARACTERS}U+202E RIGHT-TO-LEFT OVERRIDE.",
-        ),
-        ("external_id", "crm\t17", "invalid_characters", f"{_CHARACTERS}U+0009."),
         ("customer_phone", "+44\u200e", "invalid_characters", f"{_CHARACTERS}U+200E LEFT-TO-RIGHT MARK."),
         ("notes", "a\x00b", "invalid_characters", _NO_NUL),
         ("meta_data", {"a\x00b": 1}, "invalid_characters", _NO_NUL),
-        ("meta_data", {"a": [{"b": "\x00"}]}, "invalid_characters", _NO_NUL),
         ("meta_data", {"a": 2**63}, "out_of_range", _INT64),
         ("meta_data", {"a": [-1e300]}, "out_of_range", _INT64),
         ("meta_data", {"a": "x" * 16_377}, "too_long", "Expected at most 16384 bytes of JSON, got 16385."),
         ("customer_first_name", "x" * 256, "too_long", "Expected at most 255 characters, got 256."),
-        ("external_id", "x" * 256, "too_long", "Expected at most 255 characters, got 256."),
         ("customer_phone", "1" * 33, "too_long", "Expected at most 32 characters, got 33."),
         ("customer_email", "a" * 250 + "@x.co", "too_long", "Expected at most 254 characters, got 255."),
         ("notes", "x" * 10_001, "too_long", "Expected at most 10000 characters, got 10001."),
@@ -127,12 +115,7 @@ def test_field_is_refused_in_the_words_of_json(name, value, code, message):
         ("ada@example.com;eve", "Expected one address, not several."),
         ("ada@eve@example.com", "Expected one address, not several."),
         ("ada@example.com ", f"{_UNSEEN}U+0020 SPACE."),
-        ("ada@\u00a0example.com", f"{_UNSEEN}U+00A0 NO-BREAK SPACE."),
         ("ada\u200b@example.com", f"{_UNSEEN}U+200B ZERO WIDTH SPACE."),
-        (
-            "ada@example.com\ufeff",
-            f"{_UNSEEN}U+FEFF ZERO WIDTH NO-BREAK SPACE.",
-        ),
         *((address, _WHOLE_ADDRESS) for address in ("ada", "ada@", "@example.com", "example.com")),
         *((f"ada@{domain}", _DOMAIN) for domain in ("example", "example..com", "-a.com", "=?a?=.com")),
         *(
@@ -171,7 +154,6 @@ def test_meta_data_is_refused_with_the_number_of_its_levels(levels):
         (" ", "blank", "This field must not be blank."),
         ("x" * 501, "too_long", "Expected at most 500 characters, got 501."),
         (7, "invalid_type", "Expected a string."),
-        ("a\x00", "invalid_characters", _NO_NUL),
     ],
 )
 def test_waiver_needs_a_reason(reason, code, message):
@@ -186,14 +168,10 @@ def test_waiver_needs_a_reason(reason, code, message):
     ("name", "value"),
     [
         ("customer_first_name", "\u0646\u06cc\u200c\u0645\u0627"),  # Persian, with a joiner
-        ("customer_last_name", "\u0dc1\u0dca\u200d\u0dbb\u0dd3"),  # Sinhala, with a joiner
         ("customer_last_name", "O'Brien-Łódź 山田"),
         ("sender_first_name", "e\u0301"),
-        ("sender_last_name", "\u845b\U000e0100"),  # a variation selector
-        ("sender_organization_name", "\ue000"),  # private use
         ("case_ref", "\U0001f3e0\ufe0f"),
         ("case_ref", "Pay at evil.com!"),  # which the e-mail leaves out
-        ("external_id", "\u200b"),
         ("notes", "Tabs\tand\r\nlines"),
         ("property_value", 0),
         ("customer_phone", None),
@@ -204,14 +182,6 @@ def test_waiver_needs_a_reason(reason, code, message):
 )
 def test_good_value_is_stored_unchanged(name, value):
     assert accepted(**{name: value})[name] == value
-
-
-def test_body_with_every_field_at_its_limit_is_accepted_and_fits_when_it_is_fully_escaped():
-    escaped = json.dumps(A_LARGEST_REQUEST).replace("b", "\\u0062").encode()
-
-    assert len(escaped) <= LARGEST_BODY
-    stored = parse(CreateBody, escaped).validated(waiver_applies=True)
-    assert stored | {"meta_data": A_LARGEST_REQUEST["meta_data"]} == accepted() | A_LARGEST_REQUEST
 
 
 def test_empty_optional_text_is_stored_as_null():
@@ -261,19 +231,14 @@ def test_body_that_is_not_an_object_is_refused_as_a_whole(body):
         (b'{"a": "zqmark', "it ends too early (byte 13)"),
         (b'{"a": "zqmark\xff"}', "it is not UTF-8"),
         (_FIELDS.decode().encode("utf-8-sig"), "it begins with a byte order mark, which JSON must not have"),
-        *(
-            (_FIELDS.decode().encode(f"utf-{each}"), "it is not UTF-8")
-            for each in ("16", "16-le", "16-be", "32-be")
-        ),
+        (_FIELDS.decode().encode("utf-16"), "it is not UTF-8"),
         (b'{"a": 1e999999, "b": "zqmark"}', "a number is too large"),
         (b"[" * 100_000, "it nests too deeply"),
         (b'{"notes": "zqmark",' + _FIELDS[1:-1] + b',"notes": "b"}', _REPEATS),
-        (_WITH_META_DATA % b'[{"zqmark": 1, "zqm\\u0061rk": 1}]', _REPEATS),
         # msgspec takes 3.0 for no integer, so this body is read another way.
         (b'{"property_value": 3.0, "notes": "zqmark",' + _FIELDS[1:-1] + b',"notes": "b"}', _REPEATS),
         (_WITH_REASON % b'"zqmark\\q"', "invalid escaped character (byte 71)"),
         (_WITH_REASON % b"1e999999", "a number is too large"),
-        (_WITH_REASON % b'["zqmark",]', "trailing comma in array (byte 73)"),
     ],
 )
 def test_malformed_body_is_refused_with_the_reason_and_the_position(body, reason):

@@ -1,8 +1,6 @@
 """POST /v1/request. tests/service/api/test_openapi.py provokes each refusal."""
 
-import asyncio
 import re
-from collections.abc import AsyncIterator
 from datetime import datetime
 
 import msgspec
@@ -43,16 +41,6 @@ async def test_link_has_no_double_slash_if_the_url_of_the_application_ends_with_
         record = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
 
     assert record["request_url"].startswith(f"{app_url}calculator/request/")
-
-
-async def test_body_may_take_longer_than_postgres(service_settings, issuer):
-    async def slow_body() -> AsyncIterator[bytes]:
-        await asyncio.sleep(1.0)
-        yield msgspec.json.encode(A_REQUEST)
-
-    json = {"Content-Type": "application/json"}
-    async with api_client(service_settings, issuer.token(), database_timeout_seconds=1.0) as client:
-        assert (await client.post("/v1/request", content=slow_body(), headers=json)).status_code == 200
 
 
 async def test_request_and_event_are_stored_together_and_the_secret_is_not(client, database):

@@ -11,17 +11,13 @@ import httpx
 import msgspec
 import pytest
 from litestar.routes import HTTPRoute
-from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
-from service.api.api_request import check_declared
-from service.api.errors import ApiError
 from service.api.outer_layer import OuterLayer
 from service.app import create_app
 from service.identifiers import new_request_id, uuid_of
 from service.server.asgi import Receive, Response, Scope, Send
 from service.server.limits import LARGEST_BODY, LONGEST_PATH
-from tests.harness.databases import failing_for_all_roles
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER, STRUCTURE
 from tests.harness.http import bearer, lasting_headers
 from tests.harness.in_process import api_and_probes, api_client, serve, served
@@ -82,29 +78,6 @@ async def test_every_answer_and_its_log_line_carry_the_request_id(client, servic
             assert (body["errors"] is None) == (expected == 200)
             assert set(line.get("error_codes", ())) == {error["code"] for error in body["errors"] or ()}
             assert line.get("reason") == (body["errors"][0]["message"] if expected == 401 else None)
-
-
-async def test_every_line_about_a_request_has_its_uuid_and_trace(service_settings, issuer, database):
-    async with api_client(
-        service_settings, issuer.token(), auth_internal_clients=READER, database_timeout_seconds=0.5
-    ) as client:
-        record = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
-        path = f"/v1/request/{record['uuid']}"
-        client.headers["traceparent"] = f"00-{TRACE_ID}-b7ad6b7169203331-01"
-        with capture_logs([merge_contextvars]) as logs:
-            await client.get(path, headers=bearer(issuer.token(READER, scope="request:read-all")))
-            for fault in (
-                "UPDATE calculation_request SET secret_key_id = 'lost'",
-                failing_for_all_roles("calculation_request"),
-                "BEGIN; LOCK TABLE calculation_request",
-            ):
-                await database.execute(fault)
-                await client.get(path)
-
-    events = {f"request_{what}" for what in ("read_internally", "failed", "turned_away", "served")}
-    assert {line["event"] for line in logs} == events
-    assert {line["trace_id"] for line in logs} == {TRACE_ID}
-    assert {line.get("uuid") for line in logs if line.get("route") != "/v1/request"} == {record["uuid"]}
 
 
 @pytest.mark.parametrize("path", ["/schema", STRUCTURE, "/nonsense", "/v1/request/nonsense"])
@@ -197,13 +170,6 @@ async def test_too_large_body_of_unknown_size_is_refused(shared_client):
     streamed = await shared_client.post("/v1/request", content=chunks(), headers=JSON)
 
     assert streamed.json()["errors"][0]["message"] == "The body is larger than 256 KiB: send less."
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP", "identity, gzip"])
-def test_compressed_body_is_refused_by_its_header(encoding):
-    with pytest.raises(ApiError, match="Content-Encoding"):
-        check_declared("application/json", encoding)
-    check_declared("application/json", "Identity")
 
 
 @pytest.mark.parametrize(

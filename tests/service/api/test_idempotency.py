@@ -1,6 +1,5 @@
 """Idempotency-Key of POST /v1/request: a repeat with the same key and body returns the first request."""
 
-import asyncio
 import string
 from typing import Any
 
@@ -15,13 +14,10 @@ from service.api.decoding import parse
 from service.api.errors import ApiError
 from service.api.idempotency_key_header import parse_key
 from service.calculation_requests import conveyancers
-from service.identifiers import parse_uuid, uuid_of
-from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.http import bearer
-from tests.harness.in_process import api_client, served
+from tests.harness.in_process import served
 from tests.harness.stored import count_rows, holding
-from tests.harness.waiting import eventually
 
 WAIVER = {"calculation_fee_exempt": True, "calculation_fee_exempt_reason": "Repeat client"}
 FIRST = '{"notes":"é","meta_data":{"a":[1,{"b":2,"c":3}],"z":1}'  # after the required fields
@@ -67,44 +63,21 @@ async def test_repeat_returns_the_request_as_it_is_now_however_old_it_is(client,
         (f'{FIRST},"calculation_fee_exempt_reason":"ignored"', True),
         (f'{FIRST},"calculation_fee_exempt":true,"calculation_fee_exempt_reason":"a"', False),
         (f'{FIRST},"property_value":0', False),
-        (f'{FIRST},"external_id":"","customer_phone":""', True),
         (f'{FIRST},"property_value":null,"calculation_fee_exempt_reason":{{"a":[1]}}', True),
         (f'{FIRST},"property_value":0.0', False),
-        (FIRST.replace("é", "e"), False),
         (FIRST.replace('[1,{"b":2,"c":3}]', '[{"b":2,"c":3},1]'), False),
-        ('{"notes":"é","meta_data":{}', False),
+        (FIRST.replace('"b":2', '"b":2.0'), False),  # returned as it was sent
+        (FIRST.replace("é", "e\\u0301"), False),  # stored as it was sent
     ],
 )
-def test_bodies_are_the_same_if_their_content_is(again, is_the_same):
+def test_bodies_are_the_same_if_they_are_stored_alike_but_for_the_order_of_names(again, is_the_same):
     fields = msgspec.json.encode(A_REQUEST).decode()
     bodies = [f"{fields[:-1]},{body[1:]}}}".encode() for body in (FIRST, again)]
-    one, other = [parse(CreateBody, body).idempotency("k") for body in bodies]
-
-    assert (one == other) == is_the_same
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "is_the_same"),
-    [
-        ('"property_value":300000', '"property_value":3.0e5', True),
-        ('"notes":""', '"notes":null', True),
-        ('"meta_data":{"a":1.10}', '"meta_data":{"a":11e-1}', True),
-        ('"meta_data":{"a":1}', '"meta_data":{"a":1.0}', False),  # returned as they were sent
-        ('"meta_data":{"a":""}', '"meta_data":{"a":null}', False),
-        ('"notes":"e\\u0301"', '"notes":"\\u00e9"', False),  # stored as it was sent
-        (
-            '"calculation_fee_exempt":true,"calculation_fee_exempt_reason":""',
-            '"calculation_fee_exempt":true',
-            True,
-        ),
-    ],
-)
-def test_bodies_that_are_stored_alike_are_the_same(one, other, is_the_same):
-    fields = msgspec.json.encode(A_REQUEST).decode()
-    first, second = [parse(CreateBody, f"{fields[:-1]},{body}}}".encode()) for body in (one, other)]
+    first, second = [parse(CreateBody, body) for body in bodies]
 
     assert (first.idempotency("k") == second.idempotency("k")) == is_the_same
-    assert (first.validated(waiver_applies=False) == second.validated(waiver_applies=False)) >= is_the_same
+    stored, other = [body.validated(waiver_applies=False) | {"meta_data": None} for body in (first, second)]
+    assert (stored == other) >= is_the_same
 
 
 @pytest.mark.parametrize(("conveyancer", "charges"), [(CONVEYANCER, False), (FREE_CONVEYANCER, True)])
@@ -154,25 +127,8 @@ def test_malformed_key_is_refused_and_its_caller_told_to_quote_it(key):
         parse_key([key])
 
 
-@pytest.mark.parametrize("key", ["k", None], ids=["with a key", "without"])
-async def test_create_of_unknown_outcome_is_logged_with_uuid(watched_client, database, link, statements, key):
-    first = await post(watched_client, key and "another")  # connects, and prepares the statement
-    await eventually(lambda: "pg_notify" in statements.executed[-1])
-    await watched_client.get("/v1/request")  # over the same connection, so after the NOTIFY
-    with capture_logs() as logs:
-        cutting = asyncio.create_task(link.swallow_answers_and_cut(0.3))
-        await asyncio.sleep(0)
-        response = await post(watched_client, key)
-        await cutting
-
-    assert response.status_code == 503
-    others = "SELECT id FROM calculation_request WHERE id <> $1"
-    unanswered = await database.fetchval(others, parse_uuid(first.json()["data"]["uuid"]))
-    assert served_uuids(logs) == [uuid_of(unanswered)]
-
-
-def test_too_long_key_is_refused_with_its_length_and_two_keys_as_two():
-    with pytest.raises(ApiError, match="has 256 characters: at most 255 "):
+def test_too_long_key_is_malformed_and_two_keys_are_refused_as_two():
+    with pytest.raises(ApiError, match="send 1 to 255 ASCII"):
         parse_key(["k" * 256])
     with pytest.raises(ApiError, match="more than one"):
         parse_key(["k", "k"])
@@ -197,20 +153,3 @@ async def test_refused_create_is_logged_without_a_uuid_and_its_key_is_free(clien
 
 def served_uuids(logs: list[EventDict]) -> list[str | None]:
     return [line.get("uuid") for line in served(logs)]
-
-
-async def test_one_deadline_bounds_a_create_with_waiver(service_settings, issuer, database, other_connection):
-    seconds = 1.0
-    await database.execute("BEGIN; LOCK TABLE conveyancer")
-    await other_connection.execute("BEGIN; LOCK TABLE calculation_request")
-    async with api_client(service_settings, issuer.token(), database_timeout_seconds=seconds) as client:
-        creating = asyncio.create_task(post(client, None, A_REQUEST | WAIVER))
-        await eventually(lambda: has_waiting_statement(database))
-        await asyncio.sleep(0.6 * seconds)
-        await database.execute("ROLLBACK")
-        await asyncio.sleep(0.5 * seconds)  # and not until the end of a deadline of its own
-        await other_connection.execute("ROLLBACK")
-        response = await creating
-
-    assert response.status_code == 503
-    assert await count_rows(database) == (0, 0)

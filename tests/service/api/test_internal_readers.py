@@ -81,13 +81,10 @@ async def test_reader_opens_nothing_else_with_any_scopes(reader, issuer, databas
     ("claims", "status"),
     [
         ({"client_id": "stranger"}, 403),  # not in the list
-        ({"client_id": ""}, 401),
         ({"client_id": None}, 401),
         ({"client_id": [READER]}, 401),
-        ({"client_id": READER.upper()}, 403),
         ({"client_id": f"{READER}, "}, 403),
         ({"client_id": READER, "scope": "request:read"}, 403),
-        ({"client_id": READER, "scope": "request:read-alls"}, 403),
         ({"client_id": "stranger", "sub": READER, "azp": READER}, 403),
         # A firm with both scopes that is no internal reader has its own requests only.
         ({"client_id": OTHER_FIRM, "scope": EVERY_SCOPE}, 404),

@@ -13,13 +13,13 @@ from litestar.routes import HTTPRoute
 from openapi_spec_validator import validate
 
 from service import app
-from service.api.controllers import questionnaire
 from service.api.controllers.events import FeedQuery
 from service.api.decoding import parse_query
 from service.api.listing import FILTERS, ListQuery
 from service.api.openapi import documenting, examples
 from service.outbox import asyncapi
 from service.outbox.events import RequestEvent
+from service.server.limits import LARGEST_BODY
 from tests.harness import documented_errors, stored
 from tests.harness.endpoints import ENDPOINTS
 from tests.harness.http import bearer
@@ -53,33 +53,15 @@ def validator(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
 
 
 @pytest.mark.parametrize("prefix", ["", "id/"])
-async def test_document_is_valid_and_has_the_token_url_and_the_scopes_as_the_issuer_names_them(
-    service_settings, prefix
-):
-    token_url = "https://issuer.test/token"
-    changes = {"auth_token_url": token_url, "auth_scope_prefix": prefix}
-    async with api_client(service_settings, None, **changes) as caller:
+async def test_document_is_valid_and_names_the_scopes_as_the_issuer_does(service_settings, prefix):
+    async with api_client(service_settings, None, auth_scope_prefix=prefix) as caller:
         document = (await caller.get("/schema/openapi.json")).json()
 
     validate(document)
-    flow = document["components"]["securitySchemes"]["client_credentials"]["flows"]["clientCredentials"]
-    assert flow["tokenUrl"] == token_url
-    assert set(flow["scopes"]) == {f"{prefix}request:{name}" for name in ("write", "read", "read-all")}
-    of_create = [f"{prefix}request:write"]
-    token, credentials = {"access_token": of_create}, {"client_credentials": of_create}
-    assert document["paths"]["/v1/request"]["post"]["security"] == [token, credentials]
-    assert DOCUMENT["paths"]["/v1/request"]["post"]["security"] == [{"access_token": ["request:write"]}]
+    of_create = {"access_token": [f"{prefix}request:write"]}
+    assert document["paths"]["/v1/request"]["post"]["security"] == [of_create]
     if prefix:
         assert not re.search("[^/]request:(read|write)", msgspec.json.encode(document).decode())
-
-
-def test_patterns_are_portable():
-    # In ASCII, without `\u`, which PCRE2 and RE2 do not have.
-    patterns = [msgspec.json.decode(each) for each in re.findall(rb'"pattern":("(?:[^"\\]|\\.)*")', _TEXT)]
-
-    assert len(patterns) > 10
-    portable = re.compile(r"([ -\[\]-~]|\\x[0-7][0-9a-f]|\\[^\w\s])+", re.ASCII)
-    assert [each for each in patterns if not portable.fullmatch(each)] == []
 
 
 def test_schemas_are_as_client_generators_need_them():
@@ -131,12 +113,6 @@ def test_document_and_page_for_callers_have_every_error_code_and_no_other():
     assert codes == {code.strip("`") for _, code, *_ in documented_errors.rows()}
 
 
-def test_page_for_callers_says_why_each_error_happens_and_what_to_do():
-    for *_, cause, remedy in documented_errors.rows():
-        assert cause
-        assert remedy not in ("", "as it says")
-
-
 @pytest.mark.parametrize(("path", "method", "status", "name", "value"), EXAMPLES)
 def test_example_fits_its_schema(path, method, status, name, value):
     check(answers_of(path, method, status)["schema"], value)
@@ -154,55 +130,9 @@ def test_example_of_a_parameter_is_accepted(name):
     assert getattr(parse_query(query, urlencode({name: example}).encode()), name) == example
 
 
-async def test_examples_are_what_is_answered_and_what_each_kind_of_reader_gets(service_settings, issuer):
-    bodies = DOCUMENT["paths"]["/v1/request"]["post"]["requestBody"]["content"]["application/json"]
-    records = answers_of("/v1/request/{uuid}", "get")
-    async with api_client(service_settings, issuer.token(), auth_internal_clients="reader") as client:
-        for name in ("smallest", "full"):
-            body = bodies["examples"][name]["value"]
-            created = await client.post("/v1/request", json=body)
-            path = f"/v1/request/{created.json()['data']['uuid']}"
-
-            check(bodies["schema"], body)
-            for shown, response in (
-                (answers_of("/v1/request", "post"), created),
-                (answers_of("/v1/request/{uuid}/events", "get"), await client.get(f"{path}/events")),
-                (records, await client.get(path)),
-            ):
-                check(shown["schema"], response.json())
-                assert response.json()["data"].keys() == shown["examples"]["ok"]["value"]["data"].keys()
-        assert body.items() <= records["examples"]["ok"]["value"]["data"].items()
-
-        tokens = {
-            "ok": issuer.token(),
-            "by_secret": created.json()["data"]["secret"],
-            "internal_reader": issuer.token("reader", scope="request:read-all"),
-        }
-        assert tokens.keys() == records["examples"].keys()
-        for name, token in tokens.items():
-            response = await client.get(path, headers=bearer(token))
-            check(records["schema"], response.json())
-            assert nulls(response.json()["data"]) == nulls(records["examples"][name]["value"]["data"])
-
-
-def nulls(record: dict[str, Any]) -> dict[str, bool]:
-    return {name: value is None for name, value in record.items()}
-
-
-async def test_example_of_the_questionnaire_is_its_beginning(shared_client):
-    response = await shared_client.get("/v1/questionnaire/structure")
-
-    shown = answers_of("/v1/questionnaire/structure", "get")
-    example = shown["examples"]["ok"]["value"]["data"]["questionnaire"]
-    check(shown["schema"], response.json())
-    assert response.json()["data"] == msgspec.json.decode(msgspec.json.encode(questionnaire.load()))
-    assert response.json()["data"]["questionnaire"][: len(example)] == example
-
-
 # How to fail like the example with each name: by headers, claims of the token, or the body.
 BAD_HEADERS = {
     "bad_host": {"Host": "a/b"},
-    "not_bearer": {"Authorization": "Basic YTpi"},
     "wrong_secret": {"Authorization": f"Bearer {'A' * 43}"},
     "two_tokens": {"authorization": "Bearer another"},  # httpx sends both
     "two_keys": {"Idempotency-Key": "one", "idempotency-key": "two"},
@@ -216,12 +146,8 @@ BAD_CLAIMS: dict[str, dict[str, Any]] = {
     "insufficient_scope": {"scope": "other"},
     "unknown_conveyancer": {"client_id": "nobody"},
 }
-BAD_QUERIES = {
-    ("/v1/request", "refused_parameters"): examples.REFUSED_QUERY,
-    ("/v1/event", "refused_parameters"): examples.REFUSED_FEED_QUERY,
-    ("/v1/event", "cursor_outdated"): f"after={examples.AFTER}",
-}
-BAD_BODIES = {"malformed": documenting.MALFORMED_BODY, "too_large": b" " * documenting.LARGE_BODY}
+BAD_QUERIES = {"cursor_outdated": f"after={examples.AFTER}"}
+BAD_BODIES = {"malformed": documenting.MALFORMED_BODY, "too_large": b" " * (LARGEST_BODY + 1)}
 ROUTES = Litestar(app.ENDPOINTS, openapi_config=None, **app.of_endpoints()).routes
 HANDLERS = {
     handler.handler_name: handler
@@ -229,26 +155,27 @@ HANDLERS = {
     if isinstance(route, HTTPRoute)
     for handler in route.route_handlers
 }
-MISSING_HEADERS = {"no_token": "Authorization", "no_content_type": "Content-Type"}
 
 
 async def provoke(client: httpx.AsyncClient, issuer: Issuer, path: str, method: str, name: str) -> Any:
     """Call an operation so that it fails like the example with this name."""
-    url = f"{path.replace('{uuid}', examples.UUID)}?{BAD_QUERIES.get((path, name), '')}"
+    operation = DOCUMENT["paths"][path][method]
+    refused = HANDLERS[operation["operationId"]].opt["documented"].refused
+    queries = BAD_QUERIES | {"refused_parameters": refused.decode()}
+    url = f"{path.replace('{uuid}', examples.UUID)}?{queries.get(name, '')}"
     headers = bearer(issuer.token(**BAD_CLAIMS.get(name, {}))) | {"Content-Type": "application/json"}
     headers |= BAD_HEADERS.get(name, {})
     if name == "key_reused":
         first = await client.post(url, json=examples.FULL_REQUEST, headers=headers)
         assert first.status_code == 200
-    operation = DOCUMENT["paths"][path][method]
     content = operation.get("requestBody", {}).get("content")
     if content is not None:
         example, *_ = content["application/json"]["examples"].values()
-        refused = {"refused_fields": HANDLERS[operation["operationId"]].opt["documented"].refused_body}
-        content = (BAD_BODIES | refused).get(name, msgspec.json.encode(example["value"]))
+        bodies = BAD_BODIES | {"refused_fields": refused}
+        content = bodies.get(name, msgspec.json.encode(example["value"]))
     request = client.build_request(method.upper(), url, content=content, headers=headers)
-    if name in MISSING_HEADERS:
-        del request.headers[MISSING_HEADERS[name]]
+    if name == "no_token":
+        del request.headers["Authorization"]
     return await client.send(request)
 
 
@@ -274,5 +201,6 @@ async def test_failures_are_answered_as_documented(client, issuer, path, method,
 
     assert response.status_code == int(status)
     assert response.json() | {"meta": None} == value | {"meta": None}
-    for header, described in DOCUMENT["paths"][path][method]["responses"][status]["headers"].items():
-        assert (header in response.headers) or not described["required"]
+    described = DOCUMENT["paths"][path][method]["responses"][status]["headers"]
+    for header in ("X-Request-Id", "Retry-After", "WWW-Authenticate"):
+        assert header not in response.headers or header in described

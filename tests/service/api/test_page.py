@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
+from service import app
 from tests.deploy.pages import API, README, WORKER
 from tests.harness.command_line import run
 from tests.harness.in_process import api_client
@@ -59,8 +60,9 @@ async def test_page_leads_to_both_documents_which_a_command_prints_without_any_s
         assert served.json() == msgspec.json.decode(printed.output)
 
 
-async def test_links_to_an_operation_lead_to_one_that_the_page_names(shared_client):
-    named, _ = references((await shared_client.get("/schema")).text)
+def test_links_to_an_operation_lead_to_one_of_the_document():
+    paths = app.describe()["paths"].items()
+    named = [f"#{method}-{re.sub('[{}]', '-', path)}" for path, item in paths for method in item]
     links = re.findall('"(#[^"]+)"', (JOURNEY / "journey.html").read_text())
     for page in (README, API, WORKER):
         links += re.findall(r"/schema(#[^\s`)]+)", page.read_text())
@@ -77,7 +79,7 @@ async def test_other_files_are_not_served(shared_client, name):
     assert response.json()["errors"][0]["code"] == "not_found"
 
 
-async def test_page_names_the_issuer_and_what_its_tokens_need_and_may_ask_for_one(service_settings):
+async def test_page_names_the_issuer_and_what_its_tokens_need(service_settings):
     async with api_client(
         service_settings,
         None,
@@ -85,13 +87,12 @@ async def test_page_names_the_issuer_and_what_its_tokens_need_and_may_ask_for_on
         auth_audience="a&b",
         auth_client_claim="firm",
         auth_scope_prefix="id/",
-        auth_token_url="https://issuer.test:8443/token?a=1&b=2",
     ) as caller:
         page = await caller.get("/schema")
 
-    for named in ("https://<issuer>", "a&b", "firm", "id/request:write", "id/request:read"):
+    assert "the audience a&amp;b," in page.text
+    for named in ("https://<issuer>", "firm", "id/request:write", "id/request:read"):
         assert f"<code>{html.escape(named)}</code>" in page.text
-    assert "connect-src 'self' https://issuer.test:8443;" in page.headers["Content-Security-Policy"]
 
 
 async def test_page_names_no_audience_where_none_is_needed(service_settings):

@@ -112,7 +112,7 @@ async def test_secret_opens_nothing_else(client, created, database):
         takes_secrets = "request_secret" in endpoint.schemes
         assert answer.status_code == (200 if takes_secrets and request is created else 401), endpoint
         if not takes_secrets:
-            assert "opens only GET /v1/request/{uuid}" in answer.json()["errors"][0]["message"]
+            assert "secret only GET /v1/request/{uuid}" in answer.json()["errors"][0]["message"]
 
     assert await database.fetchval("SELECT count(*) FROM calculation_request") == 2
 

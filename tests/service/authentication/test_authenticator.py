@@ -52,17 +52,12 @@ async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.
         ({"iss": "https://another.test"}, "another issuer"),
         ({"exp": None}, "lacks the claim exp"),
         ({"exp": "4102444800"}, "its exp has the wrong type"),
-        ({"exp": [4102444800]}, "its exp has the wrong type"),
         ({"aud": None}, "lacks the claim aud"),
         ({"exp": 10**400}, "a claim is out of range"),
-        ({"exp": float("inf")}, "a claim is out of range"),
         ({"exp": True}, "expired"),
-        ({"nbf": [1]}, "its nbf has the wrong type"),
         ({"nbf": 4102444800}, "By the service's clock, the token's nbf is in the future"),
-        ({"iat": {}}, "its iat has the wrong type"),
         ({"iat": 4102444800}, "By the service's clock, the token's iat is in the future"),
         ({"sub": 7}, "its sub has the wrong type"),
-        ({"jti": 7}, "its jti has the wrong type"),
         ({"client_id": 7}, "names no client: its client_id must be a text"),
         ({"client_id": "acme\0"}, "names no client"),
         ({"client_id": "acme\ud800"}, "names no client"),
@@ -70,9 +65,7 @@ async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.
         ({"cnf": {"jkt": "x"}}, "bound to a key"),
         ({"headers": {"typ": "JWT"}}, "at+jwt"),
         ({"headers": {"kid": "unheard-of"}}, "does not publish the access token's key"),
-        ({"headers": {"kid": "unheard-of"}, "iss": "https://another.test"}, "another issuer"),
         ({"headers": {"crit": ["exp"]}}, "its header must have a kid, and no crit or b64"),
-        ({"headers": {"crit": 7}}, "its header must have a kid, and no crit or b64"),
         ({"padding": "x" * 9000}, "at most 8192"),
     ],
 )
@@ -103,7 +96,6 @@ async def test_forged_token_is_refused(shared_client, issuer, tmp_path):
 
 
 RSA = (RSAAlgorithm, lambda: rsa.generate_private_key(65_537, 2048))
-P_384 = (ECAlgorithm, lambda: ec.generate_private_key(ec.SECP384R1()))
 P_521 = (ECAlgorithm, lambda: ec.generate_private_key(ec.SECP521R1()))
 ED_25519 = (OKPAlgorithm, ed25519.Ed25519PrivateKey.generate)
 OF_ED_25519 = {"EdDSA", "Ed25519"}
@@ -115,10 +107,7 @@ RSA_ALGORITHMS = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
     [
         (RSA, None, RSA_ALGORITHMS, RSA_ALGORITHMS),
         (RSA, "PS256", RSA_ALGORITHMS, {"PS256"}),
-        (RSA, "RSA-OAEP", RSA_ALGORITHMS, set()),
-        (RSA, "ES256", RSA_ALGORITHMS, set()),
         (RSA, "HS256", RSA_ALGORITHMS, set()),
-        (P_384, None, {"ES384"}, {"ES384"}),
         (P_521, "ES512", {"ES512"}, {"ES512"}),
         (ED_25519, "EdDSA", OF_ED_25519, {"EdDSA"}),
         (ED_25519, "Ed25519", OF_ED_25519, {"Ed25519"}),
@@ -150,19 +139,14 @@ def malformed(header: bytes, claims: bytes = b'{"iss": "https://issuer.test"}') 
     ("token", "reason"),
     [
         (malformed(b'{"alg":' + b"[" * 5_000), "no JWT"),
-        (malformed(b'["alg"]'), "no JWT"),
         (malformed(b'{"alg": "ES256", "typ": "at+jwt", "kid": "local"}', b"[" * 5_000), "no JWT"),
         (malformed(b'{"alg": ["ES256"], "typ": "at+jwt", "kid": "local"}'), "an algorithm that is not"),
-        (malformed(b'{"alg": "ES256", "typ": 7, "kid": "local"}'), "its typ must be"),
-        (malformed(b'{"alg": "ES256", "typ": "at+jwt", "kid": {}}'), "must have a kid"),
         (malformed(b'{"alg": "ES256", "typ": "at+jwt"}'), "must have a kid"),
         (
             malformed(b'{"alg": "ES256", "typ": "at+jwt", "kid": "local", "b64": false}', b""),
             "no crit or b64",
         ),
         ("nonsense", "no JWT"),
-        ("a.b.c", "no JWT"),
-        ("ey.ey.ey", "no JWT"),
         ("é", "no JWT"),
     ],
 )

@@ -15,7 +15,7 @@ from structlog.contextvars import bound_contextvars, merge_contextvars
 from structlog.testing import capture_logs
 
 from service.authentication.access_tokens import AccessTokens, InvalidCredentials
-from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
+from service.authentication.signing_keys import SigningKeys
 from tests.harness.issuer import Issuer, api_settings
 
 _MAKE: dict[str, tuple[Any, Any, str]] = {
@@ -102,45 +102,22 @@ async def test_key_that_fits_is_used_and_nothing_is_logged(own_issuer, kind, mem
 UNFIT: list[tuple[str, dict[str, Any], str]] = [
     ("RSA of 1024 bits", {}, "1024 bits"),
     ("RSA", {"n": integer(2**16_383 + 1)}, "16384 bits"),
-    ("RSA", {"n": "A" * 500_000}, "n must be"),
     ("RSA", {"e": integer(2**32 + 1)}, "too large an exponent"),
     ("RSA", {"e": integer(1)}, "e must be"),
-    ("RSA", {"e": integer(65_536)}, "e must be"),
-    ("RSA", {"n": "", "e": ""}, "must be"),
-    ("RSA", {"n": 7}, "Expected a string"),
-    ("RSA", {"n": ...}, "Not a public or private key"),
     ("RSA", {"use": "enc"}, "its use or key_ops is not for"),
-    ("RSA", {"use": ["sig"]}, "its use or key_ops is not for"),
     ("RSA", {"key_ops": ["encrypt"]}, "its use or key_ops is not for"),
-    ("RSA", {"key_ops": ["sign"]}, "its use or key_ops is not for"),
-    ("RSA", {"key_ops": []}, "its use or key_ops is not for"),
-    ("RSA", {"key_ops": "verify"}, "Expected `array`"),
-    ("RSA", {"alg": "RSA-OAEP"}, "Unable to find an algorithm"),
     ("RSA", {"alg": "HS256"}, "Not an HMAC key"),
     ("RSA", {"alg": "none"}, "NotImplementedError"),
     ("RSA", {"alg": "ES256"}, "Not an Elliptic curve key"),
-    ("RSA", {"alg": ["RS256"]}, "unhashable"),
     ("RSA", {"d": integer(7)}, "it is not public"),
-    ("RSA", {"p": integer(7)}, "it is not public"),
     ("P-256", {"d": "AA"}, "it is not public"),
     ("P-256", {"x": "AA", "y": "AA"}, "32 bytes"),
-    ("P-256", {"x": "A" * 43}, "Invalid EC key"),
-    ("P-256", {"x": ["AA"]}, "Expected a string"),
     ("P-256", {"crv": "P-384"}, "48 bytes"),
-    ("P-256", {"crv": ["P-256"]}, "Unsupported crv"),
-    ("P-256", {"crv": ...}, "Invalid curve"),
-    ("P-256", {"kty": "RSA"}, "Not a public or private key"),
-    ("P-256", {"kty": "oct"}, "'k'"),
     ("P-256", {"kty": "oct", "k": "AAAA", "alg": "HS256"}, "it is not public"),
     ("P-256", {"kty": "AKP"}, "Unsupported kty"),
-    ("P-256", {"kty": ["EC"]}, "Unsupported kty"),
-    ("P-256", {"kty": ...}, "kty is not found"),
     ("P-384", {"alg": "ES256"}, "does not match the expected curve"),
     ("secp256k1", {}, "its algorithm is not accepted"),
-    ("secp256k1", {"alg": "ES256"}, "does not match the expected curve"),
     ("Ed25519", {"crv": "X25519"}, "Unsupported crv"),
-    ("Ed25519", {"x": "AA"}, "Invalid key parameter"),
-    ("Ed448", {"alg": "Ed25519"}, "Unable to find an algorithm"),
 ]
 
 
@@ -167,15 +144,10 @@ async def test_unfit_key_is_not_used_and_named_in_the_log_once(own_issuer, kind,
     ("entry", "name", "why"),
     [
         (b"null", "(no kid)", "Expected `object`, got `null`"),
-        (b'"local"', "(no kid)", "Expected `object`, got `str`"),
-        (b"[[]]", "(no kid)", "Expected `object`, got `array`"),
-        (b"{}", "(no kid)", "Expected `str`, got `null`"),
         (b'{"kid": null, "kty": "EC"}', "(no kid)", "Expected `str`, got `null`"),
-        (b'{"kid": 7, "kty": "EC"}', "(no kid)", "Expected `str`, got `int`"),
         (b'{"kid": "one", "kid": "other"}', "other", "kty is not found"),
         (b'{"kid": "%s"}' % (b"k" * 10_000), "k" * 100, "kty is not found"),
         (b'{"kid": "odd", "n": %s}' % (b"9" * 100_000), "(no kid)", "out of range"),
-        (b'{"kid": "odd", "n": 1e999}', "(no kid)", "out of range"),
         (b'{"kid": "\xff"}', "(no kid)", "can't decode byte 0xff"),
         (b'{"kid": "odd", "x": %s}' % (b"[" * 500 + b"]" * 500), "odd", "kty is not found"),
     ],
@@ -217,17 +189,3 @@ async def test_thousands_of_useless_entries_cost_one_line_and_no_key(own_issuer)
     assert accepts(tokens, token(own_issuer, "RSA"))
     [line] = [line for line in logs if line["log_level"] != "debug"]
     assert (len(line["keys"]), line.get("http_request_id")) == (20, None)
-
-
-async def test_set_without_a_usable_key_is_refused_with_the_reason_in_the_log(own_issuer):
-    with capture_logs() as logs, pytest.raises(SigningKeysUnavailable):
-        await trusting(own_issuer, public("RSA of 1024 bits"))
-
-    assert [line["event"] for line in logs] == ["signing_keys_not_used", "signing_keys_not_fetched"]
-    assert "1024 bits" in logs[0]["keys"]["the key"]
-
-
-async def test_byte_order_mark_is_ignored(own_issuer):
-    own_issuer.jwks.write_bytes(b"\xef\xbb\xbf" + own_issuer.jwks.read_bytes())
-
-    await SigningKeys(own_issuer.jwks.as_uri()).refresh()

@@ -1,22 +1,17 @@
 """Changes of requests: made in one way, announced, and recorded."""
 
-import asyncio
 import re
 from datetime import UTC, datetime
-from typing import Any
 
 import asyncpg
 import msgspec
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
-from service.api.resources import Resources
 from service.calculation_requests import event_history
 from service.calculation_requests.changing import change, change_all
-from service.outbox import asyncapi, events, waking
+from service.outbox import asyncapi, events
 from service.outbox.events import DetailedRequestEvent, RequestCreated
-from service.outbox.waking import RelayWaker
-from service.server.background import in_background
 from tests.deploy.pages import WORKER, section
 from tests.harness import stored
 from worker.relay import pointers
@@ -41,20 +36,24 @@ def test_requests_are_changed_in_one_way():
     assert changing_files == {"storing.py", "changing.py"}
 
 
-async def test_changed_column_moves_updated_at_and_an_event_alone_does_not(database, request_):
+async def test_change_that_the_firm_can_see_moves_updated_at_and_no_other_does(database, request_):
     long_ago = datetime(2000, 1, 1, tzinfo=UTC)
     await database.execute("UPDATE calculation_request SET updated_at = $1", long_ago)
     updated = "SELECT updated_at FROM calculation_request"
 
     async with database.transaction(), change(database, request_.id) as changed:
         changed.announce(RequestCreated)
+        changed.refused_calculation_id = "C-2"
     assert await database.fetchval(updated) == long_ago
     async with database.transaction(), change(database, request_.id) as changed:
         changed.customer_email = "eve@customer.example.com"
+        changed.announce(RequestCreated)
 
     row = await database.fetchrow("SELECT updated_at, customer_email, sequence FROM calculation_request")
-    assert row["updated_at"] > long_ago
-    assert (row["customer_email"], row["sequence"]) == ("eve@customer.example.com", 2)
+    assert (
+        row["updated_at"] == await database.fetchval("SELECT time FROM event WHERE sequence = 3") > long_ago
+    )
+    assert (row["customer_email"], row["sequence"]) == ("eve@customer.example.com", 3)
 
 
 async def test_later_change_is_not_before_an_earlier_one(database, request_):
@@ -81,16 +80,6 @@ async def test_requests_of_one_change_may_have_different_columns_set(database):
     columns = "calculation_id, secret_salt = 'salt', sequence"
     rows = await database.fetch(f"SELECT {columns} FROM calculation_request ORDER BY id")  # noqa: S608
     assert rows == [("C-1", False, 1), (None, True, 1), (None, False, 2)]
-
-
-async def test_column_and_event_of_one_change_have_one_time(database, request_):
-    async with database.transaction(), change(database, request_.id) as changed:
-        changed.calculation_id = "C-1"
-        changed.announce(RequestCreated)
-
-    times = "SELECT updated_at, time FROM calculation_request JOIN event ON request_id = id"
-    updated_at, time_of_event = await database.fetchrow(f"{times} WHERE event.sequence = 2")
-    assert updated_at == time_of_event
 
 
 async def test_two_changes_in_one_transaction_cannot_announce_the_same_sequence(database, request_):
@@ -149,18 +138,3 @@ def test_page_shows_an_event_as_it_is_sent():
 
     (created,) = (each for each in asyncapi.SENT_EXAMPLES if isinstance(each, RequestCreated))
     assert msgspec.json.decode(shown)["data"] == msgspec.to_builtins(created), "worker/README.md, Events"
-
-
-async def test_change_by_an_endpoint_wakes_relays(database, pool, service_settings, request_):
-    woken = asyncio.Event()
-    await database.add_listener(waking.CHANNEL, lambda *_: woken.set())
-    relay = RelayWaker(pool, seconds=5.0)
-    unused: Any = None
-    resources = Resources(service_settings, unused, pool, relay, unused, unused)
-
-    async with in_background("relay_waker", relay.run):
-        async with resources.transaction(None) as connection, change(connection, request_.id) as changed:
-            changed.announce(RequestCreated)
-        await asyncio.wait_for(woken.wait(), 30)
-
-    assert await stored.count_rows(database) == (1, 2)

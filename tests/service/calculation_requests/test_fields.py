@@ -54,5 +54,5 @@ async def test_table_has_the_columns_of_the_struct(database):
     columns = "SELECT column_name FROM information_schema.columns WHERE table_name = 'calculation_request'"
     rows = await database.fetch(columns)
 
-    not_read = {"idempotency_key", "idempotency_sha256", "withdrawn_at"}
+    not_read = {"idempotency_key", "idempotency_sha256", "refused_calculation_id", "withdrawn_at"}
     assert {row["column_name"] for row in rows} ^ COLUMNS == not_read

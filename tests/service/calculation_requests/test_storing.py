@@ -9,7 +9,6 @@ import pytest
 from service.calculation_requests.model import (
     CalculationRequest,
     Idempotency,
-    IdempotencyKeyInFlight,
     IdempotencyKeyReused,
 )
 from service.calculation_requests.storing import Storage
@@ -109,19 +108,6 @@ async def test_create_whose_key_is_in_use_elsewhere_is_stored_when_that_fails(
 
     assert sorted(is_repeat for _, is_repeat in outcomes) == [False, True]
     assert await stored_keys(database) == ["held"]
-
-
-async def test_create_waits_for_its_key_for_two_fifths_of_the_time_of_a_statement(pool, database_url):
-    hasty = Storage(pool, RelayWaker(pool, seconds=SECONDS), seconds=1.0)
-    async with stored.holding(database_url, Idempotency("held", BODY)):
-        began = time.monotonic()
-        with pytest.raises(IdempotencyKeyInFlight):
-            await store(hasty, "held")
-        waited = time.monotonic() - began
-        with pytest.raises(PostgresUnavailable):  # Its own deadline is sooner.
-            await store(hasty, "held", seconds=0.1)
-
-    assert 0.4 <= waited < 1.0
 
 
 async def test_key_that_another_firm_is_using_does_not_delay_a_create(storage, database_url):

@@ -8,8 +8,9 @@ import click
 import pytest
 
 from service.command_line import parameters
-from service.command_line.answering import Answer, answering, cell, printable, table
+from service.command_line.answering import Answer, answering, cell, printable
 from service.command_line.answering import run as main
+from service.identifiers import parse_uuid
 from tests.harness.command_line import restored_logging
 
 UUID = "req_0000000000000000000000"
@@ -36,8 +37,10 @@ async def show(value: object) -> Answer:
 
 
 def test_answer_is_text_or_json_which_cannot_manipulate_the_terminal(capsys):
+    id_ = parse_uuid(UUID)
+
     async def go() -> Answer:
-        return Answer({"said": "\x1b\x9b\u202eé"}, "a text")
+        return Answer({"said": "\x1b\x9b\u202eé", "uuid": id_}, "a text")
 
     assert run(go) == 0
     assert capsys.readouterr() == ("a text\n", "")
@@ -45,7 +48,7 @@ def test_answer_is_text_or_json_which_cannot_manipulate_the_terminal(capsys):
     assert run(go, "--json") == 0
     printed = capsys.readouterr().out
     assert printed.isascii()
-    assert json.loads(printed) == {"said": "\x1b\x9b\u202eé"}
+    assert json.loads(printed) == {"said": "\x1b\x9b\u202eé", "uuid": UUID}
 
 
 @pytest.mark.parametrize(("ago", "minutes"), [("90m", 90), ("2h", 120), ("3d", 3 * 24 * 60)])
@@ -107,7 +110,3 @@ def test_invalid_argument_is_bad_usage(kind, word, part, capsys):
 def test_cells_cannot_manipulate_the_terminal():
     assert printable("a\x1b[31m\n\u202eb\\") == "a\\x1b[31m\\n\\u202eb\\"
     assert cell("x" * 500) == "x" * 99 + "…"
-
-
-def test_columns_are_aligned():
-    assert table(("name", "n"), [("a", 1), ("bc", 22.25)]) == "name  n\na     1\nbc    22.2"

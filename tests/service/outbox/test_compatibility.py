@@ -61,10 +61,8 @@ def changed(path: str, value: object) -> dict[str, Any]:
         (f"{SENT}/properties/uuid/type", "integer"),
         (f"{SENT}/required", ["uuid"]),
         (f"{RECEIVED}/required", ["request_uuid", "calculation_id", "added"]),
-        (f"{RECEIVED}/additionalProperties", False),
         ("channels/request.created/bindings/amqp/exchange/durable", False),
         ("operations/send_request_calculated", GONE),
-        ("operations/receive_calculation_created/messages", []),
         ("components/messages/calculation.created/headers", {"required": ["id"]}),
     ],
 )

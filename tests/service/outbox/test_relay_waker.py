@@ -1,32 +1,24 @@
 """Commits wake the relays by a NOTIFY that they share."""
 
 import asyncio
-import time
+
+import pytest
 
 from service.outbox import waking
-from service.outbox.waking import RelayWaker
-from service.server.background import in_background
 from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import api_client
 from tests.harness.metrics import rises
+from tests.worker.conftest import store
 
 
-async def test_commits_during_the_pause_after_a_notify_share_the_next(pool, database, monkeypatch):
-    monkeypatch.setattr(waking, "_PAUSE_SECONDS", 0.5)
-    waker = RelayWaker(pool, seconds=5.0)
-    arrived: asyncio.Queue[float] = asyncio.Queue()
-    await database.add_listener(waking.CHANNEL, lambda *_: arrived.put_nowait(time.monotonic()))
+@pytest.mark.parametrize(("path", "body"), [("", A_REQUEST), ("/{uuid}/withdrawal", None)])
+async def test_call_that_stores_an_event_wakes_the_relays(client, database, path, body):
+    request, woken = await store(database), asyncio.Event()
+    await database.add_listener(waking.CHANNEL, lambda *_: woken.set())
 
-    async with asyncio.timeout(60), in_background("relay_waker", waker.run):
-        waker.wake()
-        first = await arrived.get()
-        for _ in range(20):
-            waker.wake()
-        second = await arrived.get()
-        await asyncio.sleep(1.0)  # another pause, and more
+    await client.post(f"/v1/request{path}".format(uuid=request.uuid), json=body)
 
-    assert second - first >= 0.4
-    assert arrived.empty()
+    await asyncio.wait_for(woken.wait(), 10)
 
 
 async def test_create_succeeds_while_postgres_refuses_each_notify(database, service_settings, issuer):

@@ -82,18 +82,6 @@ async def test_concurrent_callers_share_a_round_trip_and_a_transaction(group_com
     assert statements.round_trips == 2
 
 
-async def test_callers_that_arrive_while_a_group_executes_form_the_next(group_commit, database, statements):
-    async with database.transaction():
-        await database.execute("LOCK TABLE stored")
-        first = started(group_commit, 1)
-        await eventually(lambda: statements.round_trips == 1)
-        others = started(group_commit, 2, 3)
-        await asyncio.sleep(0)  # One of them leads the next group.
-
-    assert await asyncio.gather(*first, *others) == [True] * 3
-    assert statements.round_trips == 2
-
-
 @pytest.mark.parametrize("statement_cache_size", [0, 100])
 @pytest.mark.parametrize(
     ("note", "error"), [("refused", asyncpg.CheckViolationError), ("\ud800", asyncpg.DataError)]

@@ -5,7 +5,6 @@ import json
 import socket
 from http import HTTPStatus
 
-import httpx
 import msgspec
 import pytest
 from structlog.testing import capture_logs
@@ -69,23 +68,6 @@ async def test_what_a_gateway_may_read_differently_is_refused_and_without_a_body
     errors = json.loads(answer.body)["errors"] if answer.body else []
     assert [error["code"] for error in errors] == ([code] if code else [])
     assert all(is_documented(status, error["code"], error["message"]) for error in errors)
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ["OPTIONS / HTTP/1.0"],  # HAProxy's usual health check
-        *(
-            ["OPTIONS / HTTP/1.1", f"Host: {host}"]
-            for host in ("a_b-1.example.com:8000", "API.", "10.0.0.7", "[::1]:80", "[fe80::1%25eth0]")
-        ),
-    ],
-)
-async def test_host_is_any_name_or_address_and_not_needed_in_http_1_0(shared_client, lines):
-    connection = await connect_to(shared_client)
-    connection.send("\r\n".join([*lines, "", ""]).encode())
-
-    assert (await connection.answer()).status == 204
 
 
 @pytest.mark.parametrize(("value", "count"), [("x" * 1000, 2 * LARGEST_HEAD // 1000), ("y", 100)])
@@ -232,19 +214,6 @@ async def test_what_follows_a_body(client, framing, sent, status, closes):
     assert not closes or b"HTTP/1.1 2" not in await connection.rest()
 
 
-@pytest.mark.parametrize(("framing", "sent"), [(LENGTH, BODY[:10]), (CHUNKED, b"")])
-async def test_caller_that_hangs_up_is_one_log_line(client, database, framing, sent):
-    connection = await connect_to(client)
-    with capture_logs() as logs:
-        connection.send(head(client, framing) + sent)
-        await eventually(lambda: value("http_requests_in_progress") == 1)
-        connection.hang_up()
-        await eventually(lambda: served(logs))
-
-    assert [(line["event"], line["log_level"]) for line in logs] == [("request_served", "info")]
-    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 0
-
-
 async def test_create_interrupted_by_shutdown_is_503_and_logged_with_uuid(service_settings, issuer, database):
     """It may have been stored nevertheless."""
     settings = msgspec.structs.replace(service_settings, database_timeout_seconds=20.0)
@@ -322,34 +291,6 @@ async def test_server_whose_application_does_not_start_fails_and_logs_no_values(
     assert (failed["event"], failed["scope"]) == ("application_failed", "lifespan")
     assert (failed["error"], ended["event"]) == ("ValueError", "server_failed")
     assert "secret" not in str(logs)
-
-
-async def test_server_whose_port_is_taken_fails_and_logs_the_reason():
-    """Another process may take the port after it was checked."""
-    other = socket.create_server(("127.0.0.1", 0))
-    with other, capture_logs() as logs, pytest.raises(http_server.ServerFailed):
-        await http_server.serve(empty_answers, other.getsockname(), asyncio.Event(), shutdown_seconds=1.0)
-
-    (line,) = logs
-    assert line["event"] == "server_failed"
-    assert "in use" in line["reason"]
-
-
-async def test_server_that_is_stopped_while_it_starts_ends():
-    stop = asyncio.Event()
-    stop.set()
-    async with asyncio.timeout(10):
-        await http_server.serve(empty_answers, ("127.0.0.1", free_port()), stop, shutdown_seconds=1.0)
-
-
-@pytest.mark.parametrize("host", ["localhost", "::1"])
-async def test_host_may_be_a_name_or_an_ipv6_address(host):
-    stop = asyncio.Event()
-    async with serving(empty_answers, stop, host=host, shutdown_seconds=1.0) as (base_url, task):
-        async with httpx.AsyncClient(base_url=base_url) as client:
-            assert (await client.get("/")).status_code == 200
-        stop.set()
-        await task
 
 
 def test_port_that_another_process_listens_on_is_refused():

@@ -18,11 +18,9 @@ from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import publish, take_all, take_ids
 from tests.worker.steps import bury
-from worker.commands import dead_letters
-from worker.commands.dead_letters import DeadLetter, QueueListing
 from worker.rabbitmq import message_properties, topology
 from worker.rabbitmq.connection import BrokerUnavailable
-from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
+from worker.rabbitmq.topology import NOTIFICATIONS
 
 pytestmark = pytest.mark.usefixtures("on_servers")
 
@@ -44,21 +42,10 @@ async def ids_in(channel: AbstractChannel, queue: str, number: int) -> list[str 
     return [message.message_id for message in await take_all(await channel.get_queue(queue))]
 
 
-async def listing_of(*words: str) -> QueueListing:
+async def listing_of(*words: str) -> dict[str, Any]:
     answer = await command("dead-letters", "list", QUEUE, *words)
-    listings: list[QueueListing] = answer.data
+    listings: list[dict[str, Any]] = answer.data
     return listings[0]
-
-
-async def test_both_queues_are_listed_when_none_is_named(channel):
-    await bury(channel, CALCULATION_RESULTS, b"{}")
-
-    answer = await command("dead-letters", "list")
-
-    lines = answer.text.splitlines()
-    assert lines[0] == "notifications.dead-letters: 0 messages"
-    assert lines[2] == "calculation-results.dead-letters: 1 messages"
-    assert lines[4].split()[:3] == ["message_id", "uuid", "type"]
 
 
 async def test_message_is_listed_with_its_reason_and_shown_in_full_only_if_asked_for(channel):
@@ -70,8 +57,9 @@ async def test_message_is_listed_with_its_reason_and_shown_in_full_only_if_asked
     listed = await listing_of()
     shown = (await command("dead-letters", "list", QUEUE, "--full")).text
 
-    second = DeadLetter("m-2", None, "request.created", None, "7", "data.uuid: unknown")
-    assert listed.letters == [DeadLetter("m-1", None, None, None, None, None), second]
+    first, second = (tuple(letter.values()) for letter in listed["letters"])
+    assert first == ("m-1", None, None, None, None, None)
+    assert second == ("m-2", None, "request.created", None, "7", "data.uuid: unknown")
     assert "x-reason: 7" in shown
     assert shown.endswith('{"customer": "ada@customer.example.com\\x1b[2J"}\\xff')
 
@@ -83,8 +71,8 @@ async def test_many_are_listed_and_redriven_which_is_on_record(channel, database
     answer = await command("dead-letters", "redrive", QUEUE)
 
     for listing, number in zip(listings, (7, 7, 300), strict=True):
-        assert listing.count == 300
-        assert [letter.message_id for letter in listing.letters] == ids[:number]
+        assert listing["count"] == 300
+        assert [letter["message_id"] for letter in listing["letters"]] == ids[:number]
     assert answer.data == {"queue": QUEUE, "messages": 300, "missing": []}
     assert sorted(await ids_in(channel, QUEUE, 300), key=str) == sorted(ids)
     assert await count(channel, NOTIFICATIONS.dead_letters) == 0
@@ -99,9 +87,10 @@ async def test_request_and_checked_sender_are_listed(channel, worker_settings):
         await bury(channel, NOTIFICATIONS, body, headers=headers)
     await bury(channel, NOTIFICATIONS, b"{}", user_id=user, headers={"x-first-death-reason": "maxlen"})
 
-    letters = (await listing_of()).letters
+    letters = (await listing_of())["letters"]
 
-    assert [(each.uuid, each.sender) for each in letters] == [(UUID, "team"), (UUID, None), (None, user)]
+    senders = [(each["uuid"], each["sender"]) for each in letters]
+    assert senders == [(UUID, "team"), (UUID, None), (None, user)]
 
 
 async def bury_for_reasons(channel: AbstractChannel, number: int) -> None:
@@ -117,13 +106,14 @@ async def test_letters_are_redriven_and_discarded_by_id_and_reason_and_the_other
     by_reason = await command("dead-letters", "redrive", QUEUE, "--reason", "RequestNotFound")
     by_both = await command(*of, "--message-id", "m-1", "--message-id", "m-0")
     by_id = await command("dead-letters", "redrive", QUEUE, "--message-id", "m-8")
-    left = {letter.message_id for letter in (await listing_of()).letters}
+    left = {letter["message_id"] for letter in (await listing_of())["letters"]}
     rest, nothing = await command(*of), await command(*of)
 
     assert (by_reason.status, by_reason.data["messages"]) == (0, 3)
     assert (by_both.status, by_both.data["messages"], by_both.data["missing"]) == (1, 1, ["m-0"])
+    assert by_both.text == "1 of 6 messages discarded; none that meets all conditions has m-0"
     assert (by_id.status, left) == (0, {"m-2", "m-4", "m-5", "m-7"})
-    assert (rest.data["messages"], nothing.status) == (4, 1)
+    assert (rest.data["messages"], nothing.status, nothing.data["missing"]) == (4, 1, ["Malformed"])
     assert sorted(await ids_in(channel, QUEUE, 4), key=str) == ["m-0", "m-3", "m-6", "m-8"]
     subjects = [row[0] for row in await database.fetch("SELECT subject FROM operator_action ORDER BY id")]
     assert subjects[:2] == [f"{QUEUE}: RequestNotFound", f"{QUEUE}: m-1, m-0, Malformed"]
@@ -145,8 +135,8 @@ async def test_redriven_message_is_as_it_was_before_it_died_and_reaches_no_other
 
     for reason in ("Old", "rejected"):  # by RabbitMQ
         await eventually(lambda: holds(channel, NOTIFICATIONS.dead_letters, 1))
-        [letter] = (await listing_of()).letters
-        assert letter.reason == reason
+        [letter] = (await listing_of())["letters"]
+        assert letter["reason"] == reason
         await command("dead-letters", "redrive", QUEUE)
         back = await eventually(get_one)
         back.headers.pop("x-delivery-count", None)  # added by the broker on delivery
@@ -164,29 +154,13 @@ async def test_dead_letters_that_cannot_be_decoded_are_redriven_and_named_as_suc
     for name, written in UNDECODABLE.values():
         await exchange.publish(RawMessage(b"{}", name, written), NOTIFICATIONS.dead_letters, mandatory=True)
 
-    first, *_ = (await listing_of("--full")).letters
-    assert first.headers is not None
+    first, *_ = (await listing_of("--full"))["letters"]
     await command("dead-letters", "redrive", QUEUE)
 
-    assert first.headers[message_properties.UNDECODABLE] == "content_type"
+    assert first["headers"][message_properties.UNDECODABLE] == "content_type"
     await eventually(lambda: holds(channel, QUEUE, len(UNDECODABLE)))
     moved = await take_all(await channel.get_queue(QUEUE))
     assert all(message_properties.UNDECODABLE in message.headers for message in moved)
-
-
-@pytest.mark.parametrize("words", [("list",), ("redrive", QUEUE)])
-async def test_command_that_reads_fewer_than_were_counted_fails(*, words, channel, monkeypatch):
-    monkeypatch.setattr(dead_letters, "ARRIVAL_SECONDS", 0.5)
-    read = dead_letters._read  # noqa: SLF001 - another consumer could take one after the count
-
-    def read_one_more(channel, queue, number, *, prefetch) -> Any:
-        return read(channel, queue, number + 1, prefetch=prefetch)
-
-    monkeypatch.setattr(dead_letters, "_read", read_one_more)
-    await bury_many(channel, 2)
-
-    with pytest.raises(click.ClickException, match="of 3 messages did not arrive"):
-        await command("dead-letters", *words)
 
 
 @pytest.mark.parametrize("words", [(), ("--reason", "unknown")])
@@ -203,25 +177,6 @@ async def test_full_live_queue_stops_a_redrive_without_loss(channel, words):
     assert moved >= 3
     assert await ids_in(channel, QUEUE, moved) == ids[:moved]
     assert await ids_in(channel, NOTIFICATIONS.dead_letters, 30 - moved) == ids[moved:]
-
-
-@pytest.mark.parametrize("marker", [b"notifications.dead-letters", b"message-0"])
-async def test_broker_that_stops_answering_is_an_error_in_time(marker, broker_link, channel, monkeypatch):
-    monkeypatch.setattr(dead_letters, "ANSWER_SECONDS", 0.5)
-    await bury_many(channel, 3)
-    broker_link.hold_before(marker)
-    os.environ["AMQP_URL"] = broker_link.url
-
-    async with asyncio.timeout(10):
-        with pytest.raises(BrokerUnavailable):
-            await command("dead-letters", "redrive", QUEUE)
-
-
-async def test_missing_queue_is_named(channel):
-    await channel.queue_delete(NOTIFICATIONS.dead_letters)
-
-    with pytest.raises(click.ClickException, match=r"notifications\.dead-letters: no such queue"):
-        await command("dead-letters", "list", QUEUE)
 
 
 async def test_crash_before_acknowledgements_leaves_messages_in_both_queues(channel, broker_link):

@@ -2,12 +2,9 @@
 
 import asyncio
 import json
-import os
 import re
-import signal
 from collections.abc import Mapping
 from functools import partial
-from socket import SO_LINGER, SOL_SOCKET
 
 import pytest
 from aio_pika import Message
@@ -19,7 +16,7 @@ from service.command_line import diagnosis
 from service.commands.doctor import examine_service
 from tests.harness import databases
 from tests.harness.command_line import run
-from tests.harness.fixed_answers import answering, http_answer
+from tests.harness.fixed_answers import answering
 from tests.harness.mail_server import ScriptedMailServer
 from tests.harness.processes import environment_of
 from tests.harness.queues import holds
@@ -118,13 +115,9 @@ async def test_command_says_what_is_wrong_and_prints_no_secret(environment):
     ("check", "part", "value", "says"),
     [
         ("postgres", "port", 1, "connection refused"),
-        ("postgres", "host", "nowhere.invalid", "unknown host"),
-        ("postgres", "path", "/no-such-database", "it has no such database"),
         ("postgres", "user", "nobody-here", "it rejects the login"),
         ("rabbitmq", "port", 1, "connection refused"),
-        ("rabbitmq", "host", "nowhere.invalid", "unknown host"),
         ("rabbitmq", "password", "hunter2", "it refuses: ACCESS_REFUSED - Login was refused"),
-        ("rabbitmq", "path", "/nowhere", "it refuses: NOT_ALLOWED - vhost nowhere not found"),
         ("rabbitmq", "scheme", "amqps", r"TLS fails \(WRONG_VERSION_NUMBER\): is this its port for TLS\?"),
         ("mail server", "scheme", "smtp+starttls", "SMTPException"),  # It does not offer STARTTLS.
     ],
@@ -135,25 +128,6 @@ async def test_server_that_cannot_be_used_is_found(environment, check, part, val
     finding = await found(environment, check, getattr(url, f"with_{part}")(value))
 
     assert re.match(f"wrong: (Postgres at DATABASE_URL is unavailable: )?{says}.*; ", finding)
-
-
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b"", None])
-async def test_another_server_at_the_address_of_rabbitmq_is_found(environment, answer):
-    """Such as RabbitMQ's listeners for HTTP and for TLS, to a client that speaks AMQP. None is a reset."""
-
-    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(8)  # AMQP's greeting
-        if answer is None:
-            writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        else:
-            writer.write(answer)
-        writer.close()
-
-    async with asyncio.timeout(10), await asyncio.start_server(converse, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        says = await found(environment, "rabbitmq", f"amqp://127.0.0.1:{port}")
-
-    assert says.startswith("wrong: it closed the connection: is this its port, and is it one for TLS?; ")
 
 
 async def test_no_check_waits_long_for_a_server_that_is_or_becomes_silent(
@@ -179,14 +153,6 @@ async def test_alarm_of_rabbitmq_is_found(environment):
         says = await found(environment | {"AMQP_URL": broker.url}, "publishing")
 
     assert says == "wrong: RabbitMQ blocks publishers; see BrokerBlocked in the runbook"
-
-
-async def test_login_that_hangs_in_tls_ends_in_time(environment, authority, monkeypatch):
-    monkeypatch.setattr(diagnosis, "CHECK_SECONDS", 1.0)
-    async with asyncio.timeout(12), answering(None, authority.server_context(days=100)) as port:
-        url = f"amqps://127.0.0.1:{port}/?no_verify_ssl=1"
-
-        assert (await found(environment, "rabbitmq", url)).startswith("wrong: no answer in time")
 
 
 FULL_DISK = """
@@ -219,21 +185,12 @@ async def test_postgres_that_cannot_be_written_to_is_found(environment, database
     assert re.match(f"wrong: .*{says}", await found(environment, "postgres"))
 
 
-async def refuses(environment: dict[str, str], says: str) -> bool:
-    ended = await run("worker", "outbox", "list", environment=environment)
-    return (ended.status, ended.errors) == (1, f"{says}\n")
-
-
 async def test_commits_that_wait_for_a_standby_are_found_and_the_rest_is_printed(environment):
     async with replicated() as servers:
         url = databases.as_role(servers.primary_url, "operator")
         before = await found(environment, "postgres", url)
         await servers.cut_off()
         findings = await examine_worker({**environment, "DATABASE_URL": url})
-        async with databases.connected(servers.primary_url):  # for which a smart shutdown waits
-            os.kill(servers.primary.process.pid, signal.SIGTERM)
-            says = "Postgres at DATABASE_URL is unavailable: the database system is shutting down"
-            await eventually(lambda: refuses(environment | {"DATABASE_URL": url}, says))
 
     assert before.startswith("ok: ")
     assert [(each.state, each.says) for each in findings if each.check == "postgres"] == [
@@ -273,15 +230,6 @@ async def test_missing_queue_is_found_and_not_created(environment, channel):
         assert (await found(environment, "queue notifications")).startswith("wrong: missing")
 
 
-async def test_refusal_of_a_queue_is_found_in_the_words_of_rabbitmq(environment, channel):
-    await channel.queue_delete(topology.NOTIFICATIONS.name)
-    await channel.declare_queue(topology.NOTIFICATIONS.name, exclusive=True)
-
-    findings = await examine_worker(environment)
-
-    assert "it refuses: RESOURCE_LOCKED - cannot obtain exclusive access" in str(findings)
-
-
 async def test_messages_that_nobody_reads_and_dead_letters_are_found(environment, channel):
     live, graveyard = topology.NOTIFICATIONS.name, topology.NOTIFICATIONS.dead_letters
     for queue in (live, graveyard):
@@ -299,14 +247,11 @@ async def test_messages_that_nobody_reads_and_dead_letters_are_found(environment
     ("command", "answer", "line"),
     [
         ("MAIL", b"550 Not you", "wrong: it answers 550 Not you (SMTPSenderRefused)"),
-        ("greeting", b"554 Not you", "wrong: it answers 554 Not you"),
-        ("EHLO", b"421 Going down", "wrong: it answers 421 Going down"),
         (
             "RCPT",
             b"450-4.1.8 <us@\x1b[1m>: Sender address rejected\r\n450 4.1.8 Domain not found",
             "wrong: it answers 450 4.1.8 <us@\\x1b[1m>: Sender address rejected",
         ),
-        ("RCPT", b"554 5.7.1 Relay access denied", "wrong: it answers 554 5.7.1 Relay"),
         ("RCPT", b"550 5.1.1 No such user", "ok: accepts MAIL_FROM"),
         ("RCPT", b"451 4.7.1 Greylisted", "ok: accepts MAIL_FROM"),
     ],
@@ -316,13 +261,6 @@ async def test_refusing_mail_server_is_found(environment, command, answer, line)
         server.replies[command] = answer
 
         assert (await found(environment, "mail server", server.url)).startswith(line)
-
-
-async def test_issuer_is_asked(environment, authority):
-    async with answering(http_answer("404 Not Found", b""), authority.server_context()) as port:
-        says = await found(environment, "signing keys", f"https://127.0.0.1:{port}")
-
-    assert says.startswith("wrong: HTTPStatusError")
 
 
 async def test_keys_of_the_issuer_that_are_not_usable_are_named(environment, own_issuer):
@@ -346,14 +284,11 @@ async def test_keys_of_the_issuer_that_are_not_usable_are_named(environment, own
     ]
 
 
-async def test_mailbox_of_bounces_that_is_not_set_unreadable_or_not_read_is_named(
-    environment, database, mailbox
-):
+async def test_mailbox_of_bounces_that_is_not_set_or_unreadable_is_named(environment, mailbox):
     unset = await found(environment, "bounces")
     refused = await found(environment, "bounces", mailbox.url.replace("INBOX", "Elsewhere"))
-    await database.execute("UPDATE bounce_mailbox SET looked_at = now() - interval '20 min'")
-    unread = await found(environment, "bounces", mailbox.url)
+    readable = await found(environment, "bounces", mailbox.url)
 
     assert unset.startswith("warning: unknown: BOUNCES_URL is not set; ")
     assert refused.startswith("wrong: the IMAP server refuses a command: does the folder exist")
-    assert unread.startswith("wrong: the mailbox can be read, and was 20 minutes ago; ")
+    assert readable.startswith("ok: the mailbox can be read; ")

@@ -151,8 +151,6 @@ async def test_correction_to_the_same_address_changes_nothing(database, intended
     ("option", "value", "other"),
     [
         ("--customer-email", "ADA@bücher.example", "ada@buecher.example"),
-        ("--customer-email", "Ada@XN--bcher-kva.example", "eva@xn--bcher-kva.example"),
-        ("--customer-email", "ada@BÜCHER.example", "ada@bücher.example.com"),
         ("--external-id", "case-1 ", "case-10"),
         ("--case-ref", "12high STREET ", "12 Low Street"),
         ("--conveyancer", FREE_CONVEYANCER, CONVEYANCER),
@@ -169,9 +167,9 @@ async def test_requests_are_found_by_what_the_caller_on_the_phone_knows(database
     found = await command("request", "find", option, value)
     newest = await command("request", "find", option, value, "--limit", "2")
 
-    assert [each.uuid for each in found.data] == [each.uuid for each in reversed(known)]
-    assert [each.email for each in found.data] == ["pending", None, None]
-    assert (found.data[0].case_ref, found.note) == (fields["case_ref"], "")
+    assert [each["uuid"] for each in found.data] == [each.id for each in reversed(known)]
+    assert [each["email"] for each in found.data] == ["pending", None, None]
+    assert (found.data[0]["case_ref"], found.note) == (fields["case_ref"], "")
     assert ".example" not in rendered(found).lower()
     assert (len(newest.data), newest.note) == (2, "2 of 3 are shown: --limit shows more.")
     if option != "--conveyancer":
@@ -256,7 +254,6 @@ async def test_late_messages_about_an_erased_request_change_nothing(database, po
     with pytest.raises(AlreadyErased):
         await calculate(database, stored_request.uuid)
     await intend_email(created_event(stored_request), pool=pool)
-    await database.execute("DELETE FROM refused_calculation")  # shown by `trace`
 
     assert await dump(database) == before
 

@@ -88,27 +88,18 @@ _CHARACTERS = "Control, line-separator and bidirectional characters are not allo
         (b'{"\xff": 1}', "not readable JSON: it is not UTF-8"),
         (b"[" * LARGEST_BODY, "not readable JSON: it nests too deeply"),
         (b" " * LARGEST_BODY + b"1", "larger than 16384 bytes"),
-        (cloud_event({}), "data: Object missing required field request_uuid"),
         (b'{"zqmark": zqmark}', "not readable JSON: invalid character (byte 11)"),
-        (b'["zqmark"]', "Expected an object, got an array"),
-        (b'{"calculation_id": "zqmark"}', "Object missing required field request_uuid"),
         (bare_data(calculation_id="c"), "request_uuid: Expected the uuid of a request"),
-        (bare_data(calculation_id=None), "calculation_id: Expected a string, got null"),
-        (bare_data(calculation_id=""), "calculation_id: Expected a string of length >= 1"),
         (bare_data(calculation_id="zqmark" * 50), "calculation_id: Expected a string of length <= 255"),
         (bare_data(calculation_id="zqmark\n"), f"calculation_id: {_CHARACTERS}U+000A."),
         (bare_data(calculation_id="zqmark 1"), "calculation_id: Expected one word, without spaces"),
         (bare_data(calculation_id="\u2800"), "calculation_id: This field must not be blank."),
         (cloud_event({"request_uuid": ["zqmark"]}), "data.request_uuid: Expected a string, got an array"),
-        (cloud_event({"request_uuid": "zqmark"}), "data: Object missing required field calculation_id"),
         (cloud_event({**GOOD, "request_uuid": "req_1"}), "data.request_uuid: Expected the uuid of a request"),
         (cloud_event(GOOD, type="zqmark"), "type: Expected calculation.created"),
         (cloud_event(GOOD, time="zqmark"), "time: Invalid RFC3339 encoded datetime"),
-        (cloud_event(GOOD, id=None), "id: Expected a string, got null"),
         (as_base64(b"[" * 9_000), "data_base64: Expected JSON in base64"),
         (as_base64(b"").replace(b'""', b'"zqmark!"'), "data_base64: Expected JSON in base64"),
-        (as_base64(b"{}").replace(b'"e30="', b"7"), "data_base64: Expected JSON in base64"),
-        (as_base64(b"{}"), "data: Object missing required field request_uuid"),
         (cloud_event(json.dumps(GOOD)), "data: Expected an object, got a string"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -166,22 +157,10 @@ def test_topic_is_the_request_that_the_result_is_recorded_for(*, as_event):
     assert incoming.read(body).uuid == meant
 
 
-async def test_message_that_the_python_sdk_of_cloudevents_makes_of_bytes_is_recorded(
-    calculation_consumer, channel, database, stored_request
-):
-    data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
-    body = as_base64(json.dumps(data).encode())
-
-    async with running(calculation_consumer.run):
-        await publish(channel, CALCULATION_RESULTS, body, content_type="application/cloudevents+json")
-        await eventually(lambda: database.fetchrow(CALCULATED))
-
-    assert (incoming.read(body).uuid, incoming.read(body).calculation_id) == (stored_request.uuid, "calc-1")
-
-
 def test_unknown_fields_are_ignored_and_the_longest_message_and_calculation_id_are_accepted():
     data = GOOD | {"tax": 1250, "calculation_id": "x" * 255}
 
     assert decode(msgspec.json.encode(data)) == Result(UUID(int=0), "x" * 255)
     assert decode(cloud_event(data, dataschema="/v2")) == Result(UUID(int=0), "x" * 255, path="data.")
     assert decode(msgspec.json.encode(data).ljust(LARGEST_BODY)) == Result(UUID(int=0), "x" * 255)
+    assert decode(as_base64(json.dumps(data).encode())) == Result(UUID(int=0), "x" * 255, path="data.")

@@ -1,7 +1,6 @@
 """A message that can never be handled is moved to the dead letters of its queue, with the reason."""
 
 import asyncio
-from typing import Any
 
 import aio_pika
 import pytest
@@ -10,16 +9,15 @@ from aiormq.exceptions import AMQPError
 from pamqp.common import FieldTable
 
 from tests.harness.in_process import running
-from tests.harness.metrics import value
-from tests.harness.queues import count, holds
-from tests.harness.raw_messages import ILLEGAL, UNDECODABLE, NotText, RawMessage
+from tests.harness.queues import holds
+from tests.harness.raw_messages import UNDECODABLE, NotText, RawMessage
 from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
 from tests.worker.conftest import passes, publish, settings_with, store, take, take_all
 from tests.worker.consumers.conftest import dead_letter
-from worker.batches import LARGEST_BATCH, TryAgain
+from worker.batches import TryAgain
 from worker.consumers.dead_lettering import publish_letters
-from worker.rabbitmq import connection, topology
+from worker.rabbitmq import topology
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 
 PUBLISH_SECONDS = 5.0  # RabbitMQ may close the connection, or answer nothing.
@@ -80,17 +78,6 @@ async def test_no_copy_counts_as_published_when_copies_with_one_id_are_returned(
     assert len(failures) == len(copies)
 
 
-async def test_many_dead_letters_take_few_round_trips(worker_settings, channel, broker_link):
-    letters = [Message(str(number).encode(), message_id="same") for number in range(LARGEST_BATCH)]
-    broker_link.slow(bytes_per_second=1e9, delay_seconds=0.03)
-    settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=5.0)
-
-    failures = await publish_letters(settings, NOTIFICATIONS, letters)
-
-    assert list(failures) == [None] * LARGEST_BATCH
-    assert await count(channel, NOTIFICATIONS.dead_letters) == LARGEST_BATCH
-
-
 @pytest.mark.parametrize(("body", "is_confirmed"), [(b"not empty", False), (b"", True)])
 async def test_alarm_repeats_at_most_one_dead_letter(worker_settings, body, is_confirmed):
     letters = [Message(body, message_id=str(number)) for number in range(20)]
@@ -107,32 +94,6 @@ async def test_alarm_repeats_at_most_one_dead_letter(worker_settings, body, is_c
     assert set(broker.taken) <= {"0", "next"}
 
 
-@pytest.mark.usefixtures("channel")  # It declares the topology.
-async def test_connection_lost_while_letters_are_sent_fails_them(worker_settings, broker_link):
-    letters = [Message(str(number).encode(), message_id="same") for number in range(20)]
-    settings = settings_with(worker_settings, amqp_url=broker_link.url)
-    broker_link.hold_before(topology.DEAD_LETTERS.encode())
-    publishing = asyncio.create_task(publish_letters(settings, NOTIFICATIONS, letters))
-    await broker_link.marker_reached.wait()
-
-    await broker_link.cut()
-
-    assert None not in await asyncio.wait_for(publishing, 30)
-
-
-async def test_letters_behind_the_first_fail_together_when_one_of_them_is_returned(worker_settings, channel):
-    arguments: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    await channel.queue_delete(NOTIFICATIONS.dead_letters)
-    dead_letters = await channel.declare_queue(NOTIFICATIONS.dead_letters, arguments=arguments)
-    await dead_letters.bind(topology.DEAD_LETTERS, NOTIFICATIONS.dead_letters)
-    letters = [Message(str(number).encode()) for number in range(20)]
-
-    first, *others = await publish_letters(worker_settings, NOTIFICATIONS, letters)
-
-    assert first is None
-    assert {type(failure) for failure in others} == {TryAgain}
-
-
 async def test_routing_key_that_is_not_utf8_ends_no_connection(consumer, work, channel):
     exchange = await channel.get_exchange(NOTIFICATIONS.exchange)
     message = Message(b"1", headers={"CC": [NOTIFICATIONS.routing_key]})
@@ -140,17 +101,6 @@ async def test_routing_key_that_is_not_utf8_ends_no_connection(consumer, work, c
 
     async with running(consumer.run):
         await eventually(lambda: work.done == [1])
-
-
-async def test_dead_letters_that_come_and_go_are_counted(worker_settings, channel, monkeypatch):
-    monkeypatch.setattr(connection, "_DECLARE_SECONDS", 0.02)
-    exchange = await channel.get_exchange(topology.DEAD_LETTERS)
-    async with connection.open_role(worker_settings, name=NOTIFICATIONS.name, needs=[]):
-        for _ in range(3):
-            await exchange.publish(Message(b"dead"), NOTIFICATIONS.dead_letters, mandatory=True)
-        await eventually(lambda: value("consumer_dead_letters", queue=NOTIFICATIONS.name) == 3)
-        await (await channel.get_queue(NOTIFICATIONS.dead_letters)).purge()
-        await eventually(lambda: value("consumer_dead_letters", queue=NOTIFICATIONS.name) == 0)
 
 
 def result(uuid: str) -> bytes:
@@ -170,37 +120,22 @@ async def is_accepted(amqp_url: str, body: bytes, name: str, written: bytes) -> 
     return True
 
 
-async def test_each_illegal_property_is_refused_or_its_message_is_recorded_or_dead_lettered(
+async def test_message_with_an_undecodable_property_is_refused_by_the_broker_or_dead_lettered(
     worker_settings, calculation_consumer, channel, database
 ):
-    async with database.transaction():
-        requests = {what: await store(database) for what in ILLEGAL}
-        good = await store(database)
+    requests = [await store(database) for _ in UNDECODABLE]
+    bodies = [result(request.uuid) for request in requests]
     accepted = {
-        what: requests[what]
-        for what, (name, written) in ILLEGAL.items()
-        if await is_accepted(worker_settings.amqp_url, result(requests[what].uuid), name, written)
+        body
+        for body, written in zip(bodies, UNDECODABLE.values(), strict=True)
+        if await is_accepted(worker_settings.amqp_url, body, *written)
     }
 
     async with running(calculation_consumer.run):
-        await publish(channel, CALCULATION_RESULTS, result(good.uuid))
+        await eventually(lambda: holds(channel, CALCULATION_RESULTS.dead_letters, len(accepted)))
 
-        async def all_are_found() -> bool:
-            recorded = await database.fetchval("SELECT count(calculation_id) FROM calculation_request")
-            return recorded + await count(channel, CALCULATION_RESULTS.dead_letters) >= len(accepted) + 1
-
-        await eventually(all_are_found)
-
-    rows = await database.fetch("SELECT id FROM calculation_request WHERE calculation_id IS NOT NULL")
     dead = await take_all(await channel.get_queue(CALCULATION_RESULTS.dead_letters))
     assert {letter.headers["x-reason"] for letter in dead} == {"Malformed"}
-    bodies = {letter.body for letter in dead}
-    recorded = {row["id"] for row in rows}
-    refused = {request.id for request in requests.values() if result(request.uuid) in bodies}
-    missing = [what for what, request in accepted.items() if request.id not in recorded | refused]
-    assert missing == []
-    assert recorded & refused == set()
-    assert len(dead) == len(bodies)
-    assert refused >= {requests[what].id for what in UNDECODABLE}
-    assert await holds(channel, CALCULATION_RESULTS.name, 0)
-    assert len(accepted) > len(ILLEGAL) / 2
+    assert {letter.body for letter in dead} == accepted
+    assert await database.fetchval("SELECT count(calculation_id) FROM calculation_request") == 0
+    assert len(accepted) > len(UNDECODABLE) / 2

@@ -15,7 +15,7 @@ from tests.harness import databases
 from tests.harness.servers import KillableServer
 from tests.harness.waiting import eventually, until
 from tests.worker.conftest import postman_held_before, running_postman, settings_with, store
-from tests.worker.mail.conftest import all_are, attempts, is_claimed, record_emails, states
+from tests.worker.mail.conftest import all_are, attempts, is_claimed, record_emails
 from tests.worker.steps import assert_sound, intend
 from worker.mail import ledger
 
@@ -133,16 +133,6 @@ async def test_pending_emails_whose_requests_are_gone_delay_no_others_and_are_fo
 
     await assert_sound(database, found=["email_without_request"])
     assert not await is_claimed(database)
-
-
-async def test_outcome_of_an_email_whose_request_is_gone_holds_no_claim(worker_settings, mail_link, database):
-    await record_emails(database, 1)
-    async with postman_held_before(b"Message-ID:", mail_link, worker_settings, email_claim_seconds=1.0):
-        await database.execute("DELETE FROM calculation_request")
-        mail_link.resume()
-        await eventually(lambda: database.fetchval("SELECT claimed_by IS NULL FROM email"))
-
-    assert await states(database) == {"pending": 1}
 
 
 async def test_locked_requests_delay_no_others_and_their_emails_are_sent_once_and_recorded_later(

@@ -1,6 +1,5 @@
 """Outages of the mail server and of Postgres lose no e-mail, charge no attempt and send none twice."""
 
-import asyncio
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -9,11 +8,10 @@ import pytest
 from tests.harness.databases import failing_for_all_roles
 from tests.harness.in_process import running
 from tests.harness.mail_server import ScriptedMailServer, Session
-from tests.harness.waiting import eventually, until
+from tests.harness.waiting import eventually
 from tests.worker.conftest import postman_held_before, running_postman, settings_with, store
 from tests.worker.mail.conftest import all_are, announced, attempts, record_emails
 from tests.worker.steps import intend
-from worker.waiting import Pauses
 
 RELEASED = """
     SELECT claimed_by IS NULL AND attempts = 0 AND created_at < next_attempt_at
@@ -77,30 +75,13 @@ async def test_while_the_mail_server_refuses_us_one_email_at_a_time_is_tried_aft
     assert refusal[4:] not in str(logs)
 
 
-@pytest.mark.parametrize("longest", [1.0, 60.0])
-def test_pauses_double_up_to_the_longest(longest, logs):
-    pauses = Pauses("paused")
-
-    for _ in range(20):
-        pauses.log(TimeoutError(), longest=longest)
-
-    seconds = [log["pause_seconds"] for log in logs]
-    assert seconds[0] <= 0.05
-    assert longest / 2 <= min(seconds[-5:]) <= max(seconds) <= longest
-
-
 class ParticularMailServer(ScriptedMailServer):
-    """Accepts so many connections and logins at most, and refuses some recipients as if we were at fault.
-
-    It waits with its reply to a content until *goes_on*.
-    """
+    """Accepts so many connections and logins at most, and refuses some recipients as if we were at fault."""
 
     def __init__(self, *, connections: int = 100, logins: int = 100) -> None:
         super().__init__()
         self._connections = connections
         self._logins = logins
-        self.goes_on = asyncio.Event()
-        self.goes_on.set()
 
     async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
         if command == "greeting" and self.open_connections > self._connections:
@@ -110,8 +91,6 @@ class ParticularMailServer(ScriptedMailServer):
             return b"535 5.7.8 Authentication credentials invalid"
         if command == "RCPT" and b"<unlucky@" in sent:
             return b"554 5.7.1 Relay access denied"
-        if command == "content":
-            await self.goes_on.wait()
         return await super().reply_to(session, command, sent)
 
 
@@ -129,43 +108,6 @@ async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settin
         pauses = sum(log["event"] == "mail_paused" for log in logs)
         assert len(server.contents) == 60
         assert 2 < server.connections <= settings.email_concurrency + pauses
-
-
-async def test_process_claims_no_more_than_its_connections_carry_and_opens_one_when_the_last_is_closed(
-    worker_settings, database, monkeypatch
-):
-    await record_emails(database, 20)
-    server = ParticularMailServer(connections=1)
-    server.goes_on.clear()
-    async with server, running_postman(worker_settings, smtp_url=server.url, email_concurrency=8) as postman:
-        await eventually(lambda: server.connections > 1 and not postman._opening)  # noqa: SLF001
-        monkeypatch.setattr(postman._pauses, "_seconds", 60.0)  # noqa: SLF001 - as after many refusals
-        earlier = server.connections
-        await eventually(lambda: server.connections > earlier)
-        assert not await until(lambda: server.connections > earlier + 8, seconds=1.0)
-        await eventually(lambda: database.fetchval("SELECT count(claimed_by) <= 2 FROM email"))
-
-        server.replies["content"] = b"451 Try again later"  # and so the only connection is closed
-        server.goes_on.set()
-
-        assert await until(lambda: len(server.contents) > 1, seconds=15.0)
-
-
-class SilentAtFirst(ScriptedMailServer):
-    """Sends no greeting over its first connection."""
-
-    async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
-        if command == "greeting" and self.connections == 1:
-            await asyncio.sleep(60)
-        return await super().reply_to(session, command, sent)
-
-
-async def test_silent_connection_attempt_does_not_hold_up_other_emails(worker_settings, database):
-    await record_emails(database, 10)
-    async with SilentAtFirst() as server, running_postman(worker_settings, smtp_url=server.url):
-        assert await until(lambda: all_are(database, "sent"), seconds=10.0)
-
-    assert server.commands["MAIL"] <= 12  # one for each e-mail, and for a connection that is too late
 
 
 class TiredMailServer(ScriptedMailServer):

@@ -5,31 +5,11 @@ import pytest
 
 from service.outbox.events import RequestEmailFailed
 from tests.harness.in_process import running
-from tests.harness.metrics import rises, value
+from tests.harness.metrics import rises
 from tests.harness.stored import KEYS
 from tests.harness.waiting import eventually
 from tests.worker.conftest import running_postman, store
-from tests.worker.mail.conftest import all_are, announced, record_emails, states
-
-
-async def test_email_refused_for_now_is_postponed_and_sent_later(
-    postman, mail_server, database, intended, logs
-):
-    mail_server.rcpt_reply = "451 Greylisted, come back"
-    postponed = value("emails_total", outcome="postponed")
-
-    async with running(postman.run):
-        await eventually(lambda: value("emails_total", outcome="postponed") > postponed)
-        reply = await database.fetchval("SELECT server_reply FROM email")
-        events_meanwhile = await announced(database)
-        mail_server.rcpt_reply = "250 OK"
-        await eventually(lambda: all_are(database, "sent"))
-
-    assert (reply, events_meanwhile) == ("451 Greylisted, come back", [])
-    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
-    assert [event_type for event_type, _, _ in await announced(database)] == ["request.email_sent"]
-    handled = next(log for log in logs if log["event"] == "email_handled")
-    assert (handled["outcome"], handled["smtp_code"], handled["attempts"]) == ("postponed", 451, 1)
+from tests.worker.mail.conftest import announced, record_emails, states
 
 
 @pytest.mark.parametrize(
@@ -47,16 +27,6 @@ async def test_secret_of_another_customer_that_the_mail_server_quotes_is_not_sto
 
     assert worker_settings.app_url in reply
     assert not any(part in reply for part in (secret[:9], secret[-9:]))
-
-
-@pytest.mark.usefixtures("intended")
-async def test_long_reply_of_a_mail_server_is_stored_in_part(postman, mail_server, database):
-    mail_server.data_reply = f"550 {'x' * 5000}"
-
-    async with running(postman.run):
-        reply = await eventually(lambda: database.fetchval("SELECT server_reply FROM email"))
-
-    assert reply == f"550 {'x' * 1000}"
 
 
 @pytest.mark.parametrize(

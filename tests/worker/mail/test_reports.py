@@ -116,8 +116,6 @@ Message-ID: <{TOKEN}@service.example.com>
         (WORDS.encode(), True),  # Exim before 4.85
         (WORDS.replace("X-Failed-Recipients", "To").encode(), False),
         (statuses(FAILED.replace("failed", "relayed")), False),
-        (statuses(FAILED.replace("failed", "expanded")), False),
-        (statuses("Action: delivered\r\nStatus: 2.0.0"), False),
         (
             statuses(FAILED).replace(b"delivery-status\r\n\r\n", f"delivery-status\r\n{IN_BASE64}".encode()),
             False,
@@ -136,15 +134,9 @@ def test_form_of_a_report_is_understood_or_left_to_people(content, is_understood
     ("fields", "reply"),
     [
         ("", (0, "no reason given")),
-        ("Status: 5.0.0 (a comment)", (0, "5.0.0")),
         ("Diagnostic-Code: SMTP;550 5.1.10 Unknown; see admin", (550, "5.1.10 Unknown; see admin")),
-        (
-            "Diagnostic-Code: smtp; 550-5.1.1 No such\r\n 550 5.1.1 user",
-            (550, "5.1.1 No such 550 5.1.1 user"),
-        ),
         ("Status: 5.1.1\r\nDiagnostic-Code: smtp; 554 no", (554, "5.1.1 no")),
         ("Diagnostic-Code: x-unix; 550 is no code of SMTP", (0, "550 is no code of SMTP")),
-        ("Diagnostic-Code: smtp; 5500 is none", (0, "5500 is none")),
         ("Diagnostic-Code: smtp; \x00\xff", (0, "���")),
         (
             "Diagnostic-Code: smtp; 550 https://a.example/?secret=" + "x" * 43,
@@ -179,11 +171,9 @@ def nested(depth: int) -> str:
 
 
 HOSTILE = {
-    "empty": "",
     "deep parts": nested(900) + "x\r\n" * 100_000,
     "deep messages": "Content-Type: message/rfc822\r\n\r\n" * 8_000,
     "many headers": "A: b\r\n" * 40_000,
-    "no end": STATUSES,
     "long word": f"{STATUSES}Action: failed\r\nDiagnostic-Code: {'x' * 200_000}\r\n\r\n",
     "many tokens": f"{TOKEN[:-1]}x\r\n" * 100_000,
     "ten megabytes": nested(30) + "x\r\n" * 3_500_000,

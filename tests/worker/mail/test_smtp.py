@@ -90,14 +90,6 @@ async def test_email_whose_content_is_withheld_leaves_no_recipient_to_the_next_o
     await session.end()
 
 
-async def test_connection_is_ended_in_order(rude_server):
-    async with sending_to(rude_server.url) as sending:
-        await sending.send()
-        assert rude_server.commands["QUIT"] == 0
-
-    assert rude_server.commands["QUIT"] == 1
-
-
 @pytest.mark.parametrize("name", [None, "mail.service.example.com"])
 async def test_mail_server_is_greeted_with_the_name_given_or_else_a_domain_or_an_address(rude_server, name):
     written: list[bytes] = []

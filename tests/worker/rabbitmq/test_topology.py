@@ -4,32 +4,17 @@ import asyncio
 
 import pytest
 from aio_pika import Message
-from yarl import URL
 
 from tests.harness.in_process import running
-from tests.harness.queues import count, declare_topology
+from tests.harness.queues import count
 from tests.harness.waiting import eventually
-from tests.worker.conftest import Check, obstacle, passes, publish, settings_with, take
+from tests.worker.conftest import Check, obstacle, passes, settings_with
 from worker.consumers import notifications
 from worker.rabbitmq import connection, topology
-from worker.rabbitmq.connection import BrokerUnavailable, open_channel, open_role
+from worker.rabbitmq.connection import open_channel, open_role
 from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 
 QUEUES = pytest.mark.parametrize("queue", [NOTIFICATIONS, CALCULATION_RESULTS], ids=lambda queue: queue.name)
-
-
-@QUEUES
-async def test_message_survives_another_declaration_and_is_dead_lettered_when_rejected(channel, queue):
-    await publish(channel, queue, b"rejected")
-    await declare_topology(channel)
-    message = await (await channel.get_queue(queue.name)).get()
-
-    await message.reject()
-
-    graveyard = await channel.get_queue(queue.dead_letters)
-    dead = await eventually(lambda: take(graveyard))
-    assert dead.body == b"rejected"
-    assert dead.headers["x-death"][0]["queue"] == queue.name
 
 
 @QUEUES
@@ -65,16 +50,6 @@ async def difference(check: Check) -> str:
     return reason if "PRECONDITION_FAILED" in reason else ""
 
 
-async def test_exchange_with_other_properties_stops_the_relay_which_reports_it(channel, relay):
-    await channel.exchange_delete(topology.REQUESTS)
-    await channel.declare_exchange(topology.REQUESTS, "fanout", durable=True)
-
-    async with running(relay.run):
-        says = await eventually(lambda: difference(relay.check))
-
-    assert "fanout" in says
-
-
 async def test_lost_binding_is_restored(channel, worker_settings, monkeypatch):
     monkeypatch.setattr(connection, "_DECLARE_SECONDS", 0.05)
     exchange = await channel.get_exchange(topology.REQUESTS)
@@ -89,32 +64,6 @@ async def test_lost_binding_is_restored(channel, worker_settings, monkeypatch):
     async with open_role(worker_settings, name="test", needs=[]):
         await ours.unbind(NOTIFICATIONS.exchange, NOTIFICATIONS.routing_key)
         await eventually(is_notified)
-
-
-async def test_connection_lost_before_the_topology_is_declared_is_an_outage(worker_settings, monkeypatch):
-    declare = topology.ensure
-
-    async def close_and_declare(opened, *, creates: bool) -> None:
-        await opened.transport.connection.close()
-        await declare(opened, creates=creates)
-
-    monkeypatch.setattr(topology, "ensure", close_and_declare)
-    with pytest.raises(BrokerUnavailable):
-        async with open_role(worker_settings, name="test", needs=[]):
-            pass
-
-
-async def test_refusal_of_a_virtual_host_is_logged_and_reported_in_the_words_of_rabbitmq(
-    worker_settings, pool, logs
-):
-    url = str(URL(worker_settings.amqp_url).with_path("/nowhere"))
-    notified = notifications.consumer(settings_with(worker_settings, amqp_url=url), pool, asyncio.Event())
-    words = "RabbitMQ at AMQP_URL is unavailable: it refuses: NOT_ALLOWED - vhost nowhere not found"
-
-    async with running(notified.run):
-        await eventually(lambda: words in [line.get("obstacle") for line in logs])
-
-        assert await obstacle(notified.check) == words
 
 
 async def test_broker_that_falls_silent_is_lost_after_a_few_heartbeats(

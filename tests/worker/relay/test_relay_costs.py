@@ -2,9 +2,7 @@
 
 import asyncio
 
-import pytest
-
-from service.postgres.pool import Connection, open_pool
+from service.postgres.pool import Connection
 from tests.harness.in_process import running
 from tests.harness.stored import FILL_OUTBOX
 from tests.harness.waiting import eventually
@@ -14,23 +12,6 @@ from worker.relay.loop import Relay
 
 _EVENT = b'{"data": {}}'
 _PASSES_OF_A_WAKEUP = 2  # one that finds the event, one that finds nothing
-_MOST_STATEMENTS = 5  # begin with its settings, lock, read, delete, commit
-
-
-@pytest.mark.parametrize("events", [1, 200])
-async def test_pass_takes_the_same_few_statements_for_any_number_of_events(
-    database, worker_settings, linked_pool, statements, publisher, events
-):
-    relay = Relay(worker_settings, linked_pool, asyncio.Event())
-    await database.execute(FILL_OUTBOX, 1, _EVENT)
-    await relay.relay_due(publisher)  # prepares its statements
-    await database.execute(FILL_OUTBOX, events, _EVENT)
-    statements.clear()
-
-    assert await relay.relay_due(publisher) == events
-
-    assert len(statements.executed) <= _MOST_STATEMENTS, statements.executed
-    assert statements.round_trips == len(statements.executed)
 
 
 async def test_relay_makes_one_more_pass_after_it_has_moved_something_and_then_waits_to_be_woken(
@@ -51,17 +32,6 @@ async def test_relay_makes_one_more_pass_after_it_has_moved_something_and_then_w
         woken.set()
         await eventually(lambda: passes() == 2 + _PASSES_OF_A_WAKEUP)
         await eventually(lambda: len(asyncio.all_tasks()) <= tasks + 2, seconds=5.0)  # of the last wait
-
-
-async def test_delivered_event_leaves_one_dead_tuple(database, worker_settings, publisher):
-    events = 200
-    await database.execute(FILL_OUTBOX, events, _EVENT)
-
-    async with open_pool(worker_settings) as pool:  # Postgres counts when the connection ends.
-        await Relay(worker_settings, pool, asyncio.Event()).relay_due(publisher)
-
-    written = "SELECT n_tup_upd, n_tup_del FROM pg_stat_user_tables WHERE relname = 'outbox'"
-    assert await eventually(lambda: database.fetchrow(f"{written} AND n_tup_del > 0")) == (0, events)
 
 
 async def test_events_that_wait_behind_a_held_one_do_not_slow_a_pass(database):

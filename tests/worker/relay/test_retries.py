@@ -7,7 +7,7 @@ import pytest
 
 from service.calculation_requests.changing import change
 from service.outbox.events import RequestEmailSent
-from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, store_as, take_ids
+from tests.worker.conftest import announce_next, hold_events, store, store_as, take_ids
 from tests.worker.relay.conftest import bind_full_queue, id_of
 from worker.relay import loop
 
@@ -35,20 +35,6 @@ async def test_wait_of_a_refused_event_doubles_up_to_the_longest(database, attem
     rows = await database.fetch("SELECT attempts, next_attempt_at - now() FROM outbox ORDER BY sequence")
     held = [(row[0], round(row[1].total_seconds())) for row in rows]
     assert held == [(attempts + 1, pause), (0, pause), (0, pause)]
-
-
-async def test_event_behind_a_held_one_that_is_deleted_by_hand_is_published_when_that_one_was_due(
-    relay_once, database, stored_request, tap
-):
-    await announce_next(database, stored_request.id)
-    await hold_events(database, stored_request.id)
-
-    await database.execute("DELETE FROM outbox WHERE sequence = 1")
-    at_first = await relay_once()
-    await make_due(database)
-
-    assert (at_first, await relay_once()) == (0, 1)
-    assert await take_ids(tap) == [f"{stored_request.uuid}.request.email_sent.2"]
 
 
 @pytest.mark.parametrize("is_confirmed", [True, False])
@@ -92,25 +78,6 @@ async def test_event_that_is_written_while_the_one_before_it_is_settled_follows_
 
     first = dict.fromkeys(await take_ids(tap))
     assert list(first) == [id_of(stored_request), f"{stored_request.uuid}.request.email_sent.2"]
-
-
-async def test_refused_event_is_logged_with_the_uuid_and_trace_of_its_request(
-    relay_once, database, refusing, logs, monkeypatch
-):
-    monkeypatch.setattr(loop, "_RETRY_SECONDS", 0.0001)
-    request = await store(database, traceparent=TRACEPARENT)
-
-    await relay_once()
-    await refusing.delete(if_empty=False)
-    await relay_once()
-
-    story = [line for line in logs if "event_id" in line]
-    assert [(line["event"], line["event_id"]) for line in story] == [
-        ("event_not_published", id_of(request)),
-        ("held_event_published", id_of(request)),
-    ]
-    assert {line["uuid"] for line in story} == {request.uuid}
-    assert {line["trace_id"] for line in story} == {TRACEPARENT.split("-")[1]}
 
 
 @pytest.mark.usefixtures("refusing")
