@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.local import keys
-from deploy.local.machine.folders import write_private
+from deploy.local.machine.folders import secret_in, write_private
 
 _ISSUER = "https://issuer.calculation-requests.test"
 _AUDIENCE = "calculation-requests"
@@ -46,7 +46,7 @@ def variables(folder: Path, ports: Ports, *, database_url: str, amqp_url: str) -
         "SMTP_URL": f"smtp://127.0.0.1:{ports.smtp}",
         "MAIL_FROM": os.environ.get("MAIL_FROM") or _MAIL_FROM,
         "APP_URL": os.environ.get("APP_URL") or f"http://127.0.0.1:{ports.journey}",
-        "REQUEST_SECRET_KEYS": keys.request_secret_keys(folder / "request-secret-keys"),
+        "REQUEST_SECRET_KEYS": f"{keys.KEY_ID}:{secret_in(folder / 'request-secret-key')}",
         "AUTH_ISSUER": _ISSUER,
         "AUTH_AUDIENCE": _AUDIENCE,
         "AUTH_JWKS_URL": (folder / "jwks.json").as_uri(),

@@ -1,17 +1,10 @@
-"""The keys of a local stack: the signing key of access tokens, and the key ring of request secrets."""
+"""The signing key of a local stack's access tokens."""
 
-import base64
 import json
-import secrets
 from pathlib import Path
 
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
 from jwt.algorithms import ECAlgorithm
 
 from deploy.local.machine.folders import write_private
@@ -23,19 +16,11 @@ def write_signing_key(private: Path, public: Path) -> None:
     """Make the ES256 key that signs access tokens, unless it exists, and write its public part."""
     if not private.exists():
         pem = ec.generate_private_key(ec.SECP256R1()).private_bytes(
-            Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         write_private(private, pem.decode())
-    key = load_pem_private_key(private.read_bytes(), password=None)
+    key = serialization.load_pem_private_key(private.read_bytes(), password=None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise TypeError(f"{private} is not an EC key")
     jwk = ECAlgorithm.to_jwk(key.public_key(), as_dict=True)
     public.write_text(json.dumps({"keys": [{**jwk, "kid": KEY_ID, "use": "sig", "alg": "ES256"}]}))
-
-
-def request_secret_keys(file: Path) -> str:
-    """Return the key ring of the request secrets, made once: secrets outlive a run."""
-    if not file.exists():
-        key = base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
-        write_private(file, f"{KEY_ID}:{key}\n")
-    return file.read_text().strip()

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.local.errors import LocalStackError
-from deploy.local.machine import packages
 from tests.benchmarks import subjects
 from tests.benchmarks.comparison import PER_SECOND, Figures
 from tests.benchmarks.stand import Stand
 from tests.harness.processes import Process
+from tests.harness.programs import command_of
 
 CONNECTIONS = 32
 
@@ -18,7 +18,7 @@ _SCRIPT = Path(__file__).with_name("load.lua")
 
 def wrk() -> list[str]:
     """Return the command that runs wrk, downloaded if it is missing. Raises LocalStackError."""
-    return packages.command("wrk", package="wrk")
+    return command_of("wrk", package="wrk")
 
 
 async def create_on(stand: Stand, api: Process, *, seconds: int | None = None) -> Figures:

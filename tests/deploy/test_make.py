@@ -17,7 +17,7 @@ from deploy.local.machine.packages import PACKAGES
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, run_command, running, wait_for
 from deploy.local.machine.waiting import wait_until
-from deploy.local.servers.server import answers, check_rabbitmq
+from deploy.local.servers.server import trouble_of_rabbitmq
 from deploy.local.stack import is_ready
 from tests.deploy.pages import README, WORKER, code_blocks
 
@@ -101,7 +101,7 @@ def test_stack_answers_restarts_its_servers_and_keeps_its_data_until_it_is_clean
         terminal = sourced(checkout / ".local" / "env")
         for server in ("postgres", "rabbitmq"):
             os.kill(int((checkout / ".local" / f"{server}.pid").read_text()), signal.SIGKILL)
-        assert wait_until(lambda: answers(check_rabbitmq, terminal["CALCULATOR_AMQP_URL"]), seconds=60)
+        assert wait_until(lambda: not trouble_of_rabbitmq(terminal["CALCULATOR_AMQP_URL"]), seconds=60)
         assert wait_until(lambda: is_ready(terminal["API_PROBES_URL"]), seconds=60)
         found = json.loads(run(checkout, "sh", "-euc", RETRIEVE.format(created["uuid"])))["data"]
         address = log.read_text().rpartition("\nOpen ")[2].split()[0]

@@ -12,6 +12,7 @@ import pytest
 from deploy.local import environment, keys, stack
 from deploy.local.environment import Ports
 from deploy.local.errors import LocalStackError
+from deploy.local.machine.folders import secret_in
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, running
 from deploy.local.machine.waiting import wait_until
@@ -96,11 +97,11 @@ def test_only_the_worker_gets_broker_and_mail_server_and_the_journey_no_database
 
 
 def test_keys_are_made_once_and_only_their_owner_can_read_them(tmp_path):
-    private, public, ring = (tmp_path / name for name in ("key.pem", "jwks.json", "request-secret-keys"))
+    private, public, ring = (tmp_path / name for name in ("key.pem", "jwks.json", "request-secret-key"))
 
     def make() -> tuple[str, ...]:
         keys.write_signing_key(private, public)
-        return private.read_text(), public.read_text(), keys.request_secret_keys(ring)
+        return private.read_text(), public.read_text(), secret_in(ring)
 
     assert make() == make()
     assert {stat.S_IMODE(file.stat().st_mode) for file in (private, ring)} == {0o600}

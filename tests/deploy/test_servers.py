@@ -14,7 +14,7 @@ from deploy.local.machine.ports import accepts, free_port
 from deploy.local.servers import lookup as servers
 from deploy.local.servers import rabbitmq_node as rabbitmq
 from deploy.local.servers.containers import Image, container, postgres_image, rabbitmq_image
-from deploy.local.servers.server import NoAnswer, NotHere, check_rabbitmq
+from deploy.local.servers.server import NotHere, trouble_of_rabbitmq
 from tests.harness.servers import KillableBroker
 
 
@@ -44,14 +44,12 @@ def test_unreachable_url_is_one_clear_line_without_its_password(variable, url, s
 def test_server_runs_in_a_container_until_it_is_no_longer_needed(image: Image, place, reports):
     try:
         with container(image, place) as server:
-            image.check(server.url)
-            assert server.trouble() is None
+            assert (image.trouble_at(server.url), server.trouble()) == (None, None)
     except NotHere as reason:
         pytest.skip(str(reason) or "no Docker engine answers")
 
     assert reports[-1].startswith(f"{image.server} runs in a container of {image.name}, port ")
-    with pytest.raises(NoAnswer):
-        image.check(server.url)
+    assert image.trouble_at(server.url)
 
 
 def test_url_in_the_environment_comes_first(monkeypatch, postgres_server, place, reports):
@@ -69,8 +67,7 @@ def test_broker_lets_in_only_those_who_can_read_its_password(broker_start):
         pytest.skip("not started by this checkout")
     server = urlsplit(broker.url)
 
-    with pytest.raises(NoAnswer):
-        check_rabbitmq(f"amqp://guest:guest@127.0.0.1:{server.port}/")
+    assert trouble_of_rabbitmq(f"amqp://guest:guest@127.0.0.1:{server.port}/")
     folder = broker.process.program.folder
     assert folder.stat().st_mode & 0o077 == 0
     assert server.password == (folder / "password").read_text().strip()
@@ -83,8 +80,8 @@ def test_broker_runs_from_unpacked_packages(place, tmp_path, monkeypatch):
     monkeypatch.setattr(rabbitmq, "_installed_programs", lambda: None)
     with rabbitmq.rabbitmq_node(place) as server:
         assert server.process is not None
-        check_rabbitmq(server.url)
-        asyncio.run(KillableBroker(server, check_rabbitmq).clear_memory_alarm())  # with rabbitmqctl
+        assert trouble_of_rabbitmq(server.url) is None
+        asyncio.run(KillableBroker(server, trouble_of_rabbitmq).clear_memory_alarm())  # with rabbitmqctl
         assert Path(f"/proc/{server.process.pid}/exe").resolve().is_relative_to(tmp_path)
         epmd_port = int(server.process.program.environment["ERL_EPMD_PORT"])
         assert accepts(epmd_port)

@@ -8,7 +8,7 @@ from aio_pika import Message
 from yarl import URL
 
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
-from deploy.local.servers.server import check_rabbitmq
+from deploy.local.servers.server import trouble_of_rabbitmq
 from tests.deploy.pages import RUNBOOK, rows
 from tests.harness.queues import count, declare_topology, open_channel
 from tests.harness.servers import KillableBroker, enable_plugin
@@ -26,7 +26,7 @@ QUEUE = topology.NOTIFICATIONS
 async def test_http_api_does_what_the_commands_on_a_node_do(place):
     with rabbitmq_node(place) as server:  # a node of its own, because the plugin stays enabled
         port = await asyncio.to_thread(enable_plugin, "rabbitmq_management", server)
-        broker, user = KillableBroker(server, check_rabbitmq), URL(server.url)
+        broker, user = KillableBroker(server, trouble_of_rabbitmq), URL(server.url)
         async with (
             open_channel(server.url) as channel,
             httpx.AsyncClient(

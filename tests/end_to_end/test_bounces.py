@@ -8,7 +8,7 @@ import pytest
 
 from deploy.local.machine.folders import Place
 from deploy.local.servers.postgres_process import postgres_process
-from deploy.local.servers.server import check_postgres
+from deploy.local.servers.server import trouble_of_postgres
 from service.calculation_requests.email_changes import EmailId
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
@@ -31,7 +31,7 @@ async def postgres():
     with scratch.folder() as folder, postgres_process(Place(folder=folder)) as process:
         async with databases.connected(process.url) as administrator:
             await databases.prepare(administrator)
-        yield KillableServer(process, check_postgres)
+        yield KillableServer(process, trouble_of_postgres)
 
 
 @pytest.fixture

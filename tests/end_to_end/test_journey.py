@@ -69,6 +69,11 @@ def inputs(page: str) -> dict[str, str]:
     return dict(re.findall(r'name="(\w+)" value="([^"]*)"', page))
 
 
+def red_arrows(page: str) -> list[tuple[str, str]]:
+    """Return the messages that the red arrows of the picture lead to, and the arrows' labels."""
+    return re.findall(r'class="gone bad">\s*<path .+\s*<a href="#(\w+)"><text .+?>([\w ]+)<', page)
+
+
 async def test_one_request_is_clicked_through_the_whole_chain_and_leaks_nothing(
     *, journey, visitor, channel, calculations, subscriber
 ):
@@ -105,13 +110,17 @@ async def test_one_request_is_clicked_through_the_whole_chain_and_leaks_nothing(
     assert "Thank you" in await visitor.read(last)
 
     await visitor.submit(f"{path}/calculation", {"is_broken": ""})
-    assert "But the worker cannot use it" in await visitor.read(path)
+    broken = await visitor.read(path)
+    assert "But the worker cannot use it" in broken
+    assert red_arrows(broken) == [("broken", "dead letter")]
     await eventually(lambda: holds(channel, topology.CALCULATION_RESULTS.dead_letters, 1))
     await eventually(lambda: "request.email_sent" in subscriber.types(uuid))  # recorded after the e-mail came
     for _ in range(2):  # a double click
         await visitor.submit(f"{path}/calculation", {})
     await eventually(lambda: shows(visitor, path, "Done: the firm has its calculation."))
-    assert re.findall(r"</time> ([\w.]+)", await visitor.read(path)) == EVENTS
+    done = await visitor.read(path)
+    assert re.findall(r"</time> ([\w.]+)", done) == EVENTS
+    assert red_arrows(done) == []
 
     created = subscriber.about(uuid)[0]
     sent = [await calculations.get(no_ack=True) for _ in range(3)]
@@ -139,7 +148,10 @@ async def test_failed_email_is_in_the_feed_and_is_sent_to_the_corrected_address(
 
     assert "The mail server has refused perm-fail@example.test." in failed
     assert '"type": "request.email_failed"' in failed
-    assert "/email\n" in await visitor.read(path)
+    assert red_arrows(failed) == [("feed", "failed")]
+    corrected = await visitor.read(path)
+    assert "/email\n" in corrected
+    assert red_arrows(corrected) == []
 
 
 async def test_malformed_event_does_not_stop_the_pages(visitor, channel):

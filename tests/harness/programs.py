@@ -1,5 +1,7 @@
 """Programs and libraries that come from Debian's packages."""
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +19,17 @@ def debian_program(program: str, *, package: str | None = None) -> list[str]:
 
     Skips the test if the program is neither installed nor to be downloaded.
     """
-    return _or_skip(program, lambda: packages.command(program, package=package or program))
+    return _or_skip(program, lambda: command_of(program, package=package or program))
+
+
+def command_of(program: str, *, package: str) -> list[str]:
+    """Return what `debian_program` does. Raises LocalStackError instead of a skip."""
+    if installed := shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin"):
+        return [installed]
+    root = packages.unpacked(package)
+    found = shutil.which(program, path=f"{root}/usr/bin:{root}/usr/sbin")
+    assert found, f"{program} is not in Debian's package {package}"
+    return ["env", f"LD_LIBRARY_PATH={packages.library_path(root)}", found]
 
 
 def debian_package(package: str) -> Path:

@@ -13,7 +13,7 @@ from deploy.local.machine.folders import LOCAL, Place
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, running, wait_for
 from deploy.local.servers.rabbitmq_node import find_programs, rabbitmq_node
-from deploy.local.servers.server import Server, answers, check_rabbitmq
+from deploy.local.servers.server import Server, trouble_of_rabbitmq
 from tests.harness.servers import KillableBroker
 from tests.harness.waiting import until
 
@@ -98,9 +98,9 @@ def three_nodes(place: Place) -> Iterator[Cluster]:
         for number in (2, 3):
             program, url = _program_that_joins(first, number)
             servers.append(Server(url, process=stack.enter_context(running(program))))
-        nodes = [Node(server, check_rabbitmq) for server in servers]
+        nodes = [Node(server, trouble_of_rabbitmq) for server in servers]
         for node in nodes:
-            wait_for(node.process, lambda: answers(check_rabbitmq, node.url), seconds=_START_SECONDS)  # noqa: B023
+            wait_for(node.process, lambda: not trouble_of_rabbitmq(node.url), seconds=_START_SECONDS)  # noqa: B023
         yield Cluster(nodes)
 
 

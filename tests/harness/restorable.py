@@ -10,7 +10,7 @@ from pathlib import Path
 from deploy.local.machine.folders import Place
 from deploy.local.machine.processes import Program, running
 from deploy.local.servers.postgres_process import postgres_process
-from deploy.local.servers.server import answers, check_postgres
+from deploy.local.servers.server import trouble_of_postgres
 from tests.harness import databases, scratch
 from tests.harness.servers import KillableServer
 from tests.harness.standby import copy_data
@@ -51,7 +51,7 @@ class Restorable:
         await eventually(self._has_recovered, seconds=_RECOVERY_SECONDS)
 
     async def _has_recovered(self) -> bool:
-        if not answers(check_postgres, self.url):
+        if trouble_of_postgres(self.url):
             return False
         async with databases.connected(self.url) as administrator:
             return not await administrator.fetchval("SELECT pg_is_in_recovery()")
@@ -61,7 +61,9 @@ class Restorable:
 async def restorable() -> AsyncIterator[Restorable]:
     """Start the server on a free port of the loopback, and make its base backup."""
     with scratch.folder() as folder, ExitStack() as stack:
-        server = KillableServer(stack.enter_context(postgres_process(Place(folder=folder))), check_postgres)
+        server = KillableServer(
+            stack.enter_context(postgres_process(Place(folder=folder))), trouble_of_postgres
+        )
         async with databases.connected(server.url) as administrator:
             await administrator.execute("ALTER SYSTEM SET wal_keep_size = '1GB'")
             await administrator.execute("SELECT pg_reload_conf()")

@@ -20,7 +20,7 @@ from deploy.local.machine.ports import accepts, free_port
 from deploy.local.machine.processes import run_command
 from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
-from deploy.local.servers.server import Server, answers, check_postgres, check_rabbitmq
+from deploy.local.servers.server import Server, trouble_of_postgres, trouble_of_rabbitmq
 from tests.harness.waiting import until
 
 _START_SECONDS = 60.0
@@ -28,11 +28,11 @@ _CONTROL_SECONDS = 60.0
 
 
 class KillableServer:
-    def __init__(self, server: Server, check: Callable[[str], None]) -> None:
+    def __init__(self, server: Server, trouble_at: Callable[[str], str | None]) -> None:
         assert server.process is not None, "a server in a container cannot be killed like this"
         self.url = server.url
         self.process = server.process
-        self._check = check
+        self._trouble_at = trouble_at
 
     @property
     def is_up(self) -> bool:
@@ -47,7 +47,7 @@ class KillableServer:
         await until(lambda: self.process.trouble() is not None, seconds=_START_SECONDS, pause_seconds=0.01)
 
     async def answers(self) -> bool:
-        return await asyncio.to_thread(answers, self._check, self.url)
+        return await asyncio.to_thread(self._trouble_at, self.url) is None
 
     async def start(self) -> None:
         self.process.restart()
@@ -88,8 +88,8 @@ class Servers:
 def private_servers(place: Place) -> Iterator[Servers]:
     """Start both on free ports of the loopback, in the folder of *place*."""
     with ExitStack() as stack:
-        postgres = KillableServer(stack.enter_context(postgres_process(place)), check_postgres)
-        broker = KillableBroker(stack.enter_context(rabbitmq_node(place)), check_rabbitmq)
+        postgres = KillableServer(stack.enter_context(postgres_process(place)), trouble_of_postgres)
+        broker = KillableBroker(stack.enter_context(rabbitmq_node(place)), trouble_of_rabbitmq)
         yield Servers(postgres, broker, postgres.url, broker.url)
 
 

@@ -13,7 +13,7 @@ from deploy.local.machine.folders import Place
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, run_command, running
 from deploy.local.servers.postgres_process import postgres_process, postgres_programs
-from deploy.local.servers.server import check_postgres
+from deploy.local.servers.server import trouble_of_postgres
 from tests.harness import databases, scratch
 from tests.harness.servers import KillableServer
 from tests.harness.tcp_proxy import TcpProxy
@@ -68,7 +68,7 @@ async def replicated() -> AsyncIterator[Replicated]:
     """Start both servers on free ports of the loopback."""
     with scratch.folder() as folder, ExitStack() as stack:
         place = Place(folder=folder)
-        primary = KillableServer(stack.enter_context(postgres_process(place)), check_postgres)
+        primary = KillableServer(stack.enter_context(postgres_process(place)), trouble_of_postgres)
         async with TcpProxy(primary.url) as network:
             async with databases.connected(primary.url) as administrator:
                 await databases.prepare(administrator)

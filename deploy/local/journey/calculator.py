@@ -55,8 +55,7 @@ async def _publish(resources: Resources, uuid: str, calculation_id: object) -> s
     """Publish `calculation.created`, wait for RabbitMQ's confirm, and return the message as text."""
     if not (url := resources.settings.calculator_amqp_url):
         raise ConnectionRefusedError  # This team has no account.
-    created = resources.journeys[uuid].sent.get("request.created", "")
-    trace = re.search("00-([0-9a-f]{32})-", created)
+    trace = re.search("00-([0-9a-f]{32})-", resources.journeys[uuid].sent.get("request.created", ""))
     trace_id = trace[1] if trace else secrets.token_hex(16)
     event: dict[str, Any] = {
         "specversion": "1.0",

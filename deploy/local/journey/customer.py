@@ -36,20 +36,14 @@ class Form:
     @property
     def steps(self) -> dict[int, list[Question]]:
         """The steps that have a question to show, by their numbers."""
-        shown = self.questionnaire.shown(self.journey.answers)
-        steps = enumerate(self.questionnaire.steps, 1)
-        found = {number: [each for each in step if each in shown] for number, step in steps}
-        return {number: questions for number, questions in found.items() if questions}
+        return self.questionnaire.steps(self.journey.answers)
 
     def keep(self, step: int, sent: Mapping[str, Any]) -> None:
-        """Keep the answers of a step. An empty or impossible answer is none."""
+        """Keep the answers of a step. An impossible answer counts as empty, and an empty one is not sent."""
         for question in self.steps.get(step, []):
-            ref, options = question["ref"], question["responseOptions"]
-            answer = str(sent.get(ref, "")).strip()
-            if answer and (not options or answer in {option["value"] for option in options}):
-                self.journey.answers[ref] = answer
-            else:
-                self.journey.answers.pop(ref, None)
+            options = {option["value"] for option in question["responseOptions"] or ()}
+            answer = str(sent.get(question["ref"], "")).strip()
+            self.journey.answers[question["ref"]] = answer if not options or answer in options else ""
 
 
 @get("/calculator/request/{uuid:str}")
@@ -59,8 +53,9 @@ async def open_link(request: TeamRequest) -> Redirect:
     given = request.query_params.get("secret", "")
     secret = given if re.fullmatch(r"[\w-]{1,100}", given, re.ASCII) else _NO_SECRET
     cookie = Cookie(_COOKIE, value=secret, path=path, httponly=True, samesite="lax")
-    headers = {"Referrer-Policy": "no-referrer"}
-    return Redirect(f"{path}/1", status_code=303, cookies=[cookie], headers=headers)
+    return Redirect(
+        f"{path}/1", status_code=303, cookies=[cookie], headers={"Referrer-Policy": "no-referrer"}
+    )
 
 
 @get("/calculator/request/{uuid:str}/{step:int}")
@@ -82,7 +77,7 @@ async def take_answers(request: TeamRequest, step: FromPath[int]) -> Redirect:
         if following := [number for number in form.steps if number > step]:
             return Redirect(f"{form.path}/{following[0]}", status_code=303)
         shown = {question["ref"] for question in form.questionnaire.shown(journey.answers)}
-        answers = {ref: answer for ref, answer in journey.answers.items() if ref in shown}
+        answers = {ref: answer for ref, answer in journey.answers.items() if answer and ref in shown}
         journey.sent["answers"], journey.times[3] = as_text(answers), now()
     return Redirect(f"{form.path}/{step}", status_code=303)
 

@@ -1,5 +1,6 @@
 """The questions of the customer's form: fetched, divided into steps, and shown by their conditions."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -26,15 +27,19 @@ class Questionnaire:
             self._etag = {"If-None-Match": response.headers["ETag"]}
         return response
 
-    @property
-    def steps(self) -> list[list[Question]]:
-        """The questions, a few at once. None of a step depends on another of the same step."""
-        steps: list[list[Question]] = [[]]
+    def steps(self, answers: Mapping[str, str]) -> dict[int, list[Question]]:
+        """Return the steps that have a question to show, by their numbers: a few questions at once.
+
+        None of a step depends on another of the same step, and other answers change no number.
+        """
+        shown, steps = self.shown(answers), defaultdict[int, list[Question]](list)
+        number, of_step = 1, set[str]()
         for question in self._questions:
-            depends = (question["conditions"] or {}).keys() & {each["ref"] for each in steps[-1]}
-            if depends or len(steps[-1]) == _AT_ONCE:
-                steps.append([])
-            steps[-1].append(question)
+            if (question["conditions"] or {}).keys() & of_step or len(of_step) == _AT_ONCE:
+                number, of_step = number + 1, set()
+            of_step.add(question["ref"])
+            if question in shown:
+                steps[number].append(question)
         return steps
 
     def shown(self, answers: Mapping[str, str]) -> list[Question]:

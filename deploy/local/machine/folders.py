@@ -102,11 +102,10 @@ def working_folder(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def password_of(folder: Path) -> str:
-    """Return the password of the server in this folder, made when it is first asked for."""
-    file = folder / "password"
+def secret_in(file: Path) -> str:
+    """Return the 32 random bytes in a file, as text for URLs, made when they are first asked for."""
     if not file.exists():
-        write_private(file, f"{secrets.token_hex(16)}\n")
+        write_private(file, f"{secrets.token_urlsafe(32)}\n")
     return file.read_text().strip()
 
 

@@ -1,4 +1,4 @@
-"""Programs of Debian packages: as installed, else unpacked into `.local/packages`, which needs no root.
+"""Debian packages, unpacked into `.local/packages`, which needs no root.
 
 `python -m deploy.local.machine.packages NAME` unpacks a package and prints its folder.
 """
@@ -25,21 +25,6 @@ for archive in apt/archives/*.deb; do
     rm "$archive"
 done
 """
-
-
-def command(program: str, *, package: str, report: Report = print) -> list[str]:
-    """Return the command that runs *program*: the installed one, else the one in *package*, unpacked.
-
-    Raises LocalStackError.
-    """
-    installed = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin")
-    if installed:
-        return [installed]
-    root = unpacked(package, report=report)
-    found = shutil.which(program, path=f"{root}/usr/bin:{root}/usr/sbin")
-    if found is None:
-        raise LocalStackError(f"{program} is not in Debian's package {package}: install it yourself.")
-    return ["env", f"LD_LIBRARY_PATH={library_path(root)}", found]
 
 
 def library_path(folder: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import held_locks
-from deploy.local.machine.waiting import wait_until
+from deploy.local.machine.waiting import trouble_before, wait_until
 
 _KILL_SECONDS = 10.0
 # Waits for a line from this process. If its standard input ends without one, this process has died.
@@ -132,12 +132,8 @@ def running(program: Program) -> Iterator[Process]:
 
 def wait_for(process: Process, condition: Callable[[], bool], *, seconds: float) -> None:
     """Wait until *condition* is true. Raises LocalStackError if the process dies, or it takes too long."""
-    in_time = wait_until(
-        lambda: condition() or process.trouble() is not None, seconds=seconds, pause_seconds=0.05
-    )
-    trouble = process.trouble()
-    if trouble or not in_time:
-        raise LocalStackError(process.describe(trouble or f"The {process.program.name} does not answer."))
+    if trouble := trouble_before(condition, process.trouble, seconds=seconds):
+        raise LocalStackError(process.describe(trouble))
 
 
 def run_command(

@@ -29,3 +29,11 @@ def wait_until(condition: Callable[[], bool], *, seconds: float, pause_seconds: 
             return False
         time.sleep(pause_seconds)
     return True
+
+
+def trouble_before(
+    condition: Callable[[], bool], trouble: Callable[[], str | None], *, seconds: float
+) -> str | None:
+    """Wait until *condition* is true. Return what happened instead, or None. Raises Interrupted."""
+    in_time = wait_until(lambda: condition() or trouble() is not None, seconds=seconds, pause_seconds=0.05)
+    return trouble() or (None if in_time else "It does not answer.")

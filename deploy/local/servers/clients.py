@@ -6,9 +6,9 @@ import shlex
 from yarl import URL
 
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.folders import Place, password_of, write_private
+from deploy.local.machine.folders import Place, secret_in, write_private
 from deploy.local.machine.processes import run_command
-from deploy.local.servers.server import Server, answers, check_rabbitmq
+from deploy.local.servers.server import Server, trouble_of_rabbitmq
 
 _IMPORT_SECONDS = 60.0
 _CALCULATOR = "calculator"
@@ -31,18 +31,16 @@ def write(place: Place, name: str, server: Server) -> None:
 
 def account_of_calculator(place: Place, amqp_url: str) -> dict[str, str]:
     """Make the account `calculator`, unless it exists, and return its URL as CALCULATOR_AMQP_URL."""
-    folder = place.folder / _CALCULATOR
-    folder.mkdir(exist_ok=True)
-    password = password_of(folder)
+    password = secret_in(place.folder / "calculator-password")
     url = str(URL(amqp_url).with_user(_CALCULATOR).with_password(password))
-    if not answers(check_rabbitmq, url):
+    if trouble_of_rabbitmq(url):
         user = {"name": _CALCULATOR, "password": password, "tags": ""}
         permissions = {"user": _CALCULATOR, "vhost": "/", **RIGHTS}
-        definitions = folder / "definitions.json"
+        definitions = place.folder / "calculator-definitions.json"
         write_private(definitions, json.dumps({"users": [user], "permissions": [permissions]}))
-        importing = ["sh", "-c", '../bin/rabbitmqctl import_definitions <"$0"', str(definitions)]
+        importing = ["sh", "-c", 'bin/rabbitmqctl import_definitions <"$0"', str(definitions)]
         try:
-            run_command("rabbitmqctl", importing, folder=folder, seconds=_IMPORT_SECONDS)
+            run_command("rabbitmqctl", importing, folder=place.folder, seconds=_IMPORT_SECONDS)
         except LocalStackError as error:  # For example, the command `docker` is not installed.
             place.report(f"The account {_CALCULATOR} cannot be made: {error}")
             return {}

@@ -14,10 +14,10 @@ from docker.utils import parse_repository_tag
 from testcontainers.core.docker_client import DockerClient
 
 from deploy.local.errors import Interrupted
-from deploy.local.machine.folders import CHECKOUT, Place, password_of, working_folder
+from deploy.local.machine.folders import CHECKOUT, Place, secret_in, working_folder
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.waiting import is_interrupted, wait_until
-from deploy.local.servers.server import NotHere, Server, answers, check_postgres, check_rabbitmq
+from deploy.local.machine.waiting import is_interrupted, trouble_before
+from deploy.local.servers.server import NotHere, Server, trouble_of_postgres, trouble_of_rabbitmq
 
 _FIRST_ANSWER_SECONDS = 3
 _ENGINE_SECONDS = 60  # without a byte from the engine, also during a pull
@@ -43,7 +43,7 @@ class Image:
     variable: str  # which may name another image
     port: int
     data: str
-    check: Callable[[str], None]
+    trouble_at: Callable[[str], str | None]  # a URL
     url: Callable[[int, str], str]
     environment: Callable[[str], dict[str, str]]
     client: Sequence[str]
@@ -60,7 +60,7 @@ def postgres_image(*, keep: bool) -> Image:
         port=5432,
         # Set explicitly: images of 18 and later have another default.
         data="/var/lib/postgresql/data",
-        check=check_postgres,
+        trouble_at=trouble_of_postgres,
         url=lambda port, password: f"postgresql://postgres:{password}@127.0.0.1:{port}/postgres",
         environment=lambda password: {"POSTGRES_PASSWORD": password, "PGDATA": "/var/lib/postgresql/data"},
         client=["psql", "-U", "postgres"],
@@ -76,7 +76,7 @@ def rabbitmq_image() -> Image:
         variable="TEST_RABBITMQ_IMAGE",
         port=5672,
         data="/var/lib/rabbitmq",
-        check=check_rabbitmq,
+        trouble_at=trouble_of_rabbitmq,
         url=lambda port, password: f"amqp://guest:{password}@127.0.0.1:{port}/",
         environment=lambda password: {
             "RABBITMQ_DEFAULT_USER": "guest",
@@ -123,7 +123,7 @@ def _engine() -> Iterator[DockerClient]:
 def _started(engine: DockerClient, image: Image, place: Place, folder: Path) -> Server:
     """Return the server in a new container, once it answers. Raises NotHere."""
     port, name = free_port(), _container_name(folder)
-    url = image.url(port, password_of(folder))
+    url = image.url(port, secret_in(folder / "password"))
     # A volume for each image: another one may not be able to read this one's data.
     volume = {f"{_OF_CHECKOUT}-{_hash(image.name)}": {"bind": image.data, "mode": "rw"}}
     try:
@@ -132,12 +132,15 @@ def _started(engine: DockerClient, image: Image, place: Place, folder: Path) -> 
             image.name,
             image.command,
             detach=True,
-            environment=image.environment(password_of(folder)),
+            environment=image.environment(secret_in(folder / "password")),
             ports={f"{image.port}/tcp": ("127.0.0.1", port)},
             name=name,
             volumes=volume if place.keep else {},
         )
-        _wait_for(started, lambda: answers(image.check, url))
+        if trouble := trouble_before(
+            lambda: not image.trouble_at(url), lambda: _trouble(started), seconds=_START_SECONDS
+        ):
+            raise DockerException(f"{trouble} Its last line: {started.logs(tail=1).decode(errors='replace')}")
     except _ENGINE_ERRORS as error:
         raise NotHere(f"No container for {image.server}: {error}") from None
     place.report(f"{image.server} runs in a container of {image.name}, port {port}.")
@@ -160,16 +163,6 @@ def _pull_if_missing(engine: DockerClient, image: str, place: Place) -> None:
             raise Interrupted
         if "error" in step:
             raise DockerException(step["error"])
-
-
-def _wait_for(started: Container, condition: Callable[[], bool]) -> None:
-    """Wait until *condition* is true. Raises DockerException if the container ends, or it takes too long."""
-    in_time = wait_until(
-        lambda: condition() or _trouble(started) is not None, seconds=_START_SECONDS, pause_seconds=0.1
-    )
-    trouble = _trouble(started) or (None if in_time else "It does not answer.")
-    if trouble:
-        raise DockerException(f"{trouble} Its last line: {started.logs(tail=1).decode(errors='replace')}")
 
 
 def _trouble(started: Container) -> str | None:

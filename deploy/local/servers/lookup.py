@@ -13,7 +13,7 @@ from deploy.local.machine.folders import Place
 from deploy.local.servers.containers import Image, container, postgres_image, rabbitmq_image
 from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
-from deploy.local.servers.server import NoAnswer, NotHere, Server
+from deploy.local.servers.server import NotHere, Server
 
 
 def postgres(place: Place) -> AbstractContextManager[Server]:
@@ -30,9 +30,14 @@ def rabbitmq(place: Place) -> AbstractContextManager[Server]:
 def _first_available(
     variable: str, image: Image, process: Callable[[Place], AbstractContextManager[Server]], place: Place
 ) -> Iterator[Server]:
-    """Yield the server, and report why there is no container, if an engine answers."""
+    """Yield the server. Report why there is no container, if an engine answers. Raises LocalStackError."""
     if url := os.environ.get(variable):
-        yield _given(url, variable, image)
+        if trouble := image.trouble_at(url):
+            raise LocalStackError(
+                f"{variable} is set, but {image.server} cannot be used there ({trouble}). "
+                f"Correct it, or unset it to have {image.server} started here."
+            )
+        yield Server(url)
         return
     with ExitStack() as context:
         try:
@@ -47,15 +52,3 @@ def _first_available(
                 ) from None
             server = context.enter_context(process(place))
         yield server
-
-
-def _given(url: str, variable: str, image: Image) -> Server:
-    """Return the server at *url*. Raises LocalStackError if it cannot be used."""
-    try:
-        image.check(url)
-    except NoAnswer as reason:
-        raise LocalStackError(
-            f"{variable} is set, but {image.server} cannot be used there ({reason}). "
-            f"Correct it, or unset it to have {image.server} started here."
-        ) from None
-    return Server(url)

@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.folders import Place, password_of, working_folder
+from deploy.local.machine.folders import Place, secret_in, working_folder
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, run_command, running, wait_for
-from deploy.local.servers.server import Server, answers, check_postgres
+from deploy.local.servers.server import Server, trouble_of_postgres
 
 _VERSION = 18
 _START_SECONDS = 60.0
@@ -42,11 +42,11 @@ def postgres_process(place: Place) -> Iterator[Server]:
             stop_signal=signal.SIGINT if place.keep else signal.SIGQUIT,
         )
         with running(program) as process:
-            url = f"postgresql://postgres:{password_of(folder)}@127.0.0.1:{port}/postgres"
+            url = f"postgresql://postgres:{secret_in(folder / 'password')}@127.0.0.1:{port}/postgres"
             # Other users see the arguments of processes, so psql gets the password in its environment.
             with_password = ("sh", "-c", 'PGPASSWORD=$(cat "$0") exec "$@"', folder / "password")
             psql = (*with_password, programs / "psql", f"postgresql://postgres@127.0.0.1:{port}/postgres")
-            wait_for(process, lambda: answers(check_postgres, url), seconds=_START_SECONDS)
+            wait_for(process, lambda: not trouble_of_postgres(url), seconds=_START_SECONDS)
             place.report(f"Postgres {_VERSION} runs on this machine, port {port}.")
             yield Server(url, process.trouble, process.last_lines, process, psql)
 
@@ -69,7 +69,7 @@ def _initialise(folder: Path, data: Path, programs: Path, place: Place) -> None:
     """Make the data folder, unless it exists."""
     if (data / "PG_VERSION").exists():
         return
-    password_of(folder)
+    secret_in(folder / "password")
     # Renamed when complete: an interrupted run leaves nothing that looks like data.
     unfinished = Path(mkdtemp(prefix="data-", dir=folder))
     if os.geteuid() == 0:

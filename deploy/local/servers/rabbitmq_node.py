@@ -10,10 +10,10 @@ from pathlib import Path
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
-from deploy.local.machine.folders import Place, password_of, working_folder
+from deploy.local.machine.folders import Place, secret_in, working_folder
 from deploy.local.machine.ports import accepts, free_port
 from deploy.local.machine.processes import Program, running, wait_for
-from deploy.local.servers.server import Server, answers, check_rabbitmq
+from deploy.local.servers.server import Server, trouble_of_rabbitmq
 
 _START_SECONDS = 90.0
 # This program runs as any user. The `rabbitmq-server` on Debian's PATH insists on the user rabbitmq.
@@ -58,8 +58,8 @@ def rabbitmq_node(place: Place, *, further_settings: str = "") -> Iterator[Serve
         with running(name_server) as epmd:
             wait_for(epmd, lambda: accepts(epmd_port), seconds=_START_SECONDS)
             with running(broker) as node:
-                url = f"amqp://guest:{password_of(folder)}@127.0.0.1:{port}/"
-                wait_for(node, lambda: accepts(port) and answers(check_rabbitmq, url), seconds=_START_SECONDS)
+                url = f"amqp://guest:{secret_in(folder / 'password')}@127.0.0.1:{port}/"
+                wait_for(node, lambda: accepts(port) and not trouble_of_rabbitmq(url), seconds=_START_SECONDS)
                 place.report(f"RabbitMQ runs on this machine, port {port}.")
                 ours = environment.items() - os.environ.items()
                 client = ("env", *map("=".join, ours), str(programs.server.parent / "rabbitmqctl"))
@@ -67,18 +67,9 @@ def rabbitmq_node(place: Place, *, further_settings: str = "") -> Iterator[Serve
 
 
 def find_programs(place: Place) -> Programs:
-    """Return the installed programs, else those of Debian's packages. Raises LocalStackError."""
-    return _installed_programs() or unpacked_programs(place)
-
-
-def _installed_programs() -> Programs | None:
-    server = str(_DEBIAN_SERVER) if _DEBIAN_SERVER.exists() else shutil.which("rabbitmq-server")
-    epmd = shutil.which("epmd")
-    return Programs(server=Path(server), epmd=Path(epmd)) if server and epmd else None
-
-
-def unpacked_programs(place: Place) -> Programs:
-    """Return the programs of Debian's package, unpacked. Raises LocalStackError."""
+    """Return the installed programs, else those of Debian's package, unpacked. Raises LocalStackError."""
+    if installed := _installed_programs():
+        return installed
     try:
         root = packages.unpacked("rabbitmq-server", report=place.report)
     except LocalStackError as reason:
@@ -104,12 +95,18 @@ def unpacked_programs(place: Place) -> Programs:
     )
 
 
+def _installed_programs() -> Programs | None:
+    server = str(_DEBIAN_SERVER) if _DEBIAN_SERVER.exists() else shutil.which("rabbitmq-server")
+    epmd = shutil.which("epmd")
+    return Programs(server=Path(server), epmd=Path(epmd)) if server and epmd else None
+
+
 def _environment(folder: Path, *, port: int, epmd_port: int) -> Mapping[str, str]:
     """Return the environment of a node that shares nothing with other nodes on this machine."""
     (folder / "home").mkdir(mode=0o700, exist_ok=True)
     (folder / "rabbitmq.conf").write_text(
         f"listeners.tcp.1 = 127.0.0.1:{port}\n"
-        f"default_pass = {password_of(folder)}\n"  # of the user guest
+        f"default_pass = {secret_in(folder / 'password')}\n"  # of the user guest
         "disk_free_limit.absolute = 50MB\nmax_message_size = 131072\n"
     )
     return {

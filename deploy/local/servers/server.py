@@ -39,21 +39,17 @@ class NotHere(Exception):
     """This kind of server is unavailable on this machine. The text, if any, says why."""
 
 
-class NoAnswer(Exception):
-    """The server at a URL cannot be used. The text is the class of the error."""
+def trouble_of_postgres(url: str) -> str | None:
+    """Log in to Postgres once, and return why that fails, or None."""
+    return _trouble(asyncpg.connect(url))
 
 
-def check_postgres(url: str) -> None:
-    """Log in to Postgres once. Raises NoAnswer."""
-    _check(asyncpg.connect(url))
+def trouble_of_rabbitmq(url: str) -> str | None:
+    """Log in to RabbitMQ once, and return why that fails, or None."""
+    return _trouble(aio_pika.connect(url))
 
 
-def check_rabbitmq(url: str) -> None:
-    """Log in to RabbitMQ once. Raises NoAnswer."""
-    _check(aio_pika.connect(url))
-
-
-def _check(login: Coroutine[Any, Any, Any]) -> None:
+def _trouble(login: Coroutine[Any, Any, Any]) -> str | None:
     """Log in and out in another thread, because the caller's may have an event loop."""
 
     async def log_in_and_out() -> None:
@@ -65,13 +61,5 @@ def _check(login: Coroutine[Any, Any, Any]) -> None:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, log_in_and_out()).result()
     except _LOGIN_ERRORS as error:
-        raise NoAnswer(type(error).__name__) from None  # Its text may quote the password.
-
-
-def answers(check: Callable[[str], None], url: str) -> bool:
-    """Return whether *check* succeeds at *url*."""
-    try:
-        check(url)
-    except NoAnswer:
-        return False
-    return True
+        return type(error).__name__  # Its text may quote the password.
+    return None

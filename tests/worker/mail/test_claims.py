@@ -10,7 +10,7 @@ import pytest
 
 from deploy.local.machine.folders import Place
 from deploy.local.servers.postgres_process import postgres_process
-from deploy.local.servers.server import check_postgres
+from deploy.local.servers.server import trouble_of_postgres
 from tests.harness import databases
 from tests.harness.servers import KillableServer
 from tests.harness.waiting import eventually, until
@@ -34,7 +34,7 @@ async def server(tmp_path):
             )
             await connection.execute(claimed)
             await connection.execute(UP_FOR_A_DAY)
-        yield KillableServer(started, check_postgres)
+        yield KillableServer(started, trouble_of_postgres)
 
 
 async def claims(connection, *, seconds: float) -> int:
