@@ -119,7 +119,8 @@ async def _settle(
     async with _opened(queue) as (channel, count):
         async with connecting.postgres() as postgres:
             action = f"dead-letters {'redrive' if is_redrive else 'discard'}"
-            subject = f"{queue.name}: {', '.join((*ids, *reasons)) or f'all {count}'}"
+            # Printable, because Postgres refuses the surrogates of words that are not UTF-8.
+            subject = printable(f"{queue.name}: {', '.join((*ids, *reasons)) or f'all {count}'}")
             await operator_actions.record(postgres, action, [(None, subject)], by)
         searched = min(count, _MOST_SEARCHED) if ids or reasons else count
         async for message in _read(channel, queue, searched):

@@ -131,6 +131,17 @@ async def test_letters_are_redriven_and_discarded_by_id_and_reason_and_the_other
     assert subjects[:2] == [f"{QUEUE}: RequestNotFound", f"{QUEUE}: m-1, m-0, Malformed"]
 
 
+async def test_words_that_are_not_utf8_choose_no_letter_and_are_on_record(channel, database):
+    await bury_many(channel, 1)
+    word = os.fsdecode(b"\xff")  # as Python reads it from the command line
+
+    answer = await command("dead-letters", "discard", QUEUE, "--message-id", word)
+
+    assert (answer.status, answer.data["messages"]) == (1, 0)
+    assert await count(channel, NOTIFICATIONS.dead_letters) == 1
+    assert await database.fetchval("SELECT subject FROM operator_action") == f"{QUEUE}: \\udcff"
+
+
 async def test_redriven_message_is_as_it_was_before_it_died_and_reaches_no_other_queue(channel, tap):
     await publish(
         channel,
