@@ -75,7 +75,10 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
     """
     await check_settings(connection)
     for _ in range(_ATTEMPTS):
-        with suppress(asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
+        # The last one is a GRANT by another session that was committed while roles.sql waited for it.
+        with suppress(
+            asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.InternalServerError
+        ):
             async with connection.transaction():
                 return await _apply(connection, versions)
         await asyncio.sleep(_PAUSE_SECONDS)

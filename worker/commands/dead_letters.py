@@ -22,7 +22,9 @@ from worker.settings import AmqpUrl
 
 QUEUES = {queue.name: queue for queue in topology.QUEUES}
 ANSWER_SECONDS = 10.0  # for each reply from the broker
-_MOST_SEARCHED = 10_000  # messages, which RabbitMQ holds for the command, if not all are chosen
+ARRIVAL_SECONDS = 2.0  # for the arrival of the next message
+_PREFETCH = 10  # messages that are in memory while all are redriven
+_MOST_SEARCHED = 10_000  # messages, which may all be in memory, if not all are chosen
 
 # Headers that record how a message was dead-lettered. A redriven message does not have them.
 _OF_DEATH = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-reason")
@@ -50,7 +52,7 @@ async def list_letters(*, names: Sequence[str], limit: int, full: bool) -> Answe
 
 async def _list(queue: Queue, *, limit: int, full: bool) -> Answer:
     async with _opened(queue) as (channel, count):
-        read = [each async for each in _read(channel, queue, min(limit, count))]
+        read = [each async for each in _read(channel, queue, min(limit, count), prefetch=limit)]
     letters = [_describe(message) for message in read]
     parts = [f"{queue.dead_letters}: {count} messages"]
     if letters:
@@ -119,10 +121,13 @@ async def _settle(
     async with _opened(queue) as (channel, count):
         async with connecting.postgres() as postgres:
             action = f"dead-letters {'redrive' if is_redrive else 'discard'}"
-            subject = f"{queue.name}: {', '.join((*ids, *reasons)) or f'all {count}'}"
+            # Printable, because Postgres refuses the surrogates of words that are not UTF-8.
+            subject = printable(f"{queue.name}: {', '.join((*ids, *reasons)) or f'all {count}'}")
             await operator_actions.record(postgres, action, [(None, subject)], by)
-        searched = min(count, _MOST_SEARCHED) if ids or reasons else count
-        async for message in _read(channel, queue, searched):
+        is_chosen = bool(ids or reasons)
+        searched = min(count, _MOST_SEARCHED) if is_chosen else count
+        prefetch = searched + 1 if is_chosen else _PREFETCH
+        async for message in _read(channel, queue, searched, prefetch=prefetch):
             letter = _describe(message)
             if (not ids or letter["message_id"] in ids) and (not reasons or letter["reason"] in reasons):
                 async with asyncio.timeout(ANSWER_SECONDS):
@@ -169,14 +174,21 @@ async def _opened(queue: Queue) -> AsyncIterator[tuple[AbstractChannel, int]]:
 
 
 async def _read(
-    channel: AbstractChannel, queue: Queue, number: int
+    channel: AbstractChannel, queue: Queue, number: int, *, prefetch: int
 ) -> AsyncIterator[AbstractIncomingMessage]:
-    """Yield the first *number* dead letters, one at a time. Raises ClickException if there are fewer."""
-    source = await channel.get_queue(queue.dead_letters, ensure=False)
+    """Yield the first *number* dead letters. Raises ClickException if fewer arrive.
+
+    They are consumed, because basic.get makes a consumer of each unacknowledged message. RabbitMQ returns the
+    messages of more than 32 consumers in another order when it starts again and replays the queue's log. So
+    the acknowledgements that follow in the log then delete other messages than those that were acknowledged.
+    """
+    arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+    async with asyncio.timeout(ANSWER_SECONDS):
+        await channel.set_qos(prefetch_count=prefetch)
+        await (await channel.get_queue(queue.dead_letters, ensure=False)).consume(arrived.put)
     for left in range(number, 0, -1):
-        async with asyncio.timeout(ANSWER_SECONDS):
-            message = await source.get(fail=False)
-        if message is None:  # Another consumer may hold it.
+        try:
+            yield await asyncio.wait_for(arrived.get(), ARRIVAL_SECONDS)
+        except TimeoutError:  # A message held by another consumer never arrives.
             missing = f"{left} of {number} messages did not arrive"
-            raise click.ClickException(f"{queue.dead_letters}: {missing}. Run it again.")
-        yield message
+            raise click.ClickException(f"{queue.dead_letters}: {missing}. Run it again.") from None

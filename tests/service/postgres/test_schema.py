@@ -140,6 +140,15 @@ async def test_newest_version_comes_with_its_rights_or_not_at_all(database, othe
     assert await applying == 2
 
 
+async def test_grant_that_commits_meanwhile_delays_the_schema(database, other_connection):
+    async with database.transaction():
+        await database.execute("GRANT SELECT ON schema_version TO calculation_requests_worker")
+        applying = asyncio.create_task(schema.apply(other_connection, SAMPLE))
+        await eventually(lambda: has_waiting_statement(database))
+
+    assert await applying == NEWEST
+
+
 async def test_two_processes_can_apply_the_schema_at_once(database, other_connection):
     await empty(database)
 

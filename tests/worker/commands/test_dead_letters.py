@@ -11,9 +11,14 @@ import pytest
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel
 
+from deploy.local.machine.folders import Place
+from deploy.local.servers.rabbitmq_node import rabbitmq_node
+from deploy.local.servers.server import check_rabbitmq
 from service.identifiers import new_request_id, uuid_of
-from tests.harness.queues import count, holds
+from tests.harness import scratch
+from tests.harness.queues import count, declare_topology, holds, open_channel
 from tests.harness.raw_messages import UNDECODABLE, RawMessage
+from tests.harness.servers import KillableBroker
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import publish, take_all, take_ids
@@ -119,6 +124,46 @@ async def test_letters_are_redriven_and_discarded_by_id_and_reason_and_the_other
     assert subjects[:2] == [f"{QUEUE}: RequestNotFound", f"{QUEUE}: m-1, m-0, Malformed"]
 
 
+async def test_words_that_are_not_utf8_choose_no_letter_and_are_on_record(channel, database):
+    await bury_many(channel, 1)
+    word = os.fsdecode(b"\xff")  # as Python reads it from the command line
+
+    answer = await command("dead-letters", "discard", QUEUE, "--message-id", word)
+
+    assert (answer.status, answer.data["messages"]) == (1, 0)
+    assert await count(channel, NOTIFICATIONS.dead_letters) == 1
+    assert await database.fetchval("SELECT subject FROM operator_action") == f"{QUEUE}: \\udcff"
+
+
+@pytest.fixture
+def own_node():
+    """A RabbitMQ node that may be killed."""
+    with scratch.folder() as folder, rabbitmq_node(Place(folder=folder)) as node:
+        yield KillableBroker(node, check_rabbitmq)
+
+
+@pytest.mark.long
+async def test_rabbitmq_that_starts_again_has_just_the_letters_that_were_not_chosen(own_node):
+    """It then replays the queue's log, in which letters were read, returned and acknowledged."""
+    os.environ["AMQP_URL"] = own_node.url
+    async with open_channel(own_node.url) as channel:
+        await declare_topology(channel)
+        left = set(await bury_many(channel, 300))
+        for start in range(3):
+            chosen = [f"message-{position}" for position in range(start, 300, 7)]
+            of_ids = (word for each in chosen for word in ("--message-id", each))
+            assert (await command("dead-letters", "discard", QUEUE, *of_ids)).status == 0
+            left -= set(chosen)
+            settled = partial(holds, channel, NOTIFICATIONS.dead_letters, len(left))
+            await eventually(settled)
+
+    await own_node.kill()
+    await own_node.start()
+
+    async with open_channel(own_node.url) as channel:
+        assert set(await ids_in(channel, NOTIFICATIONS.dead_letters, len(left))) == left
+
+
 async def test_redriven_message_is_as_it_was_before_it_died_and_reaches_no_other_queue(channel, tap):
     await publish(
         channel,
@@ -161,6 +206,21 @@ async def test_dead_letters_that_cannot_be_decoded_are_redriven_and_named_as_suc
     await eventually(lambda: holds(channel, QUEUE, len(UNDECODABLE)))
     moved = await take_all(await channel.get_queue(QUEUE))
     assert all(message_properties.UNDECODABLE in message.headers for message in moved)
+
+
+@pytest.mark.parametrize("words", [("list",), ("redrive", QUEUE)])
+async def test_command_that_reads_fewer_than_were_counted_fails(*, words, channel, monkeypatch):
+    monkeypatch.setattr(dead_letters, "ARRIVAL_SECONDS", 0.5)
+    read = dead_letters._read  # noqa: SLF001 - another consumer could take one after the count
+
+    def read_one_more(channel, queue, number, *, prefetch) -> Any:
+        return read(channel, queue, number + 1, prefetch=prefetch)
+
+    monkeypatch.setattr(dead_letters, "_read", read_one_more)
+    await bury_many(channel, 2)
+
+    with pytest.raises(click.ClickException, match="of 3 messages did not arrive"):
+        await command("dead-letters", *words)
 
 
 @pytest.mark.parametrize("words", [(), ("--reason", "unknown")])
