@@ -13,7 +13,7 @@ from aio_pika.abc import AbstractChannel
 
 from deploy.local.machine.folders import Place
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
-from deploy.local.servers.server import check_rabbitmq
+from deploy.local.servers.server import trouble_of_rabbitmq
 from service.identifiers import new_request_id, uuid_of
 from tests.harness import scratch
 from tests.harness.queues import count, declare_topology, holds, open_channel
@@ -23,6 +23,7 @@ from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import publish, take_all, take_ids
 from tests.worker.steps import bury
+from worker.commands import dead_letters
 from worker.rabbitmq import message_properties, topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.rabbitmq.topology import NOTIFICATIONS
@@ -139,7 +140,7 @@ async def test_words_that_are_not_utf8_choose_no_letter_and_are_on_record(channe
 def own_node():
     """A RabbitMQ node that may be killed."""
     with scratch.folder() as folder, rabbitmq_node(Place(folder=folder)) as node:
-        yield KillableBroker(node, check_rabbitmq)
+        yield KillableBroker(node, trouble_of_rabbitmq)
 
 
 @pytest.mark.long
