@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Mapping
+from datetime import timedelta
 from functools import partial
 from socket import SO_LINGER, SOL_SOCKET
 
@@ -27,6 +28,7 @@ from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.standby import replicated
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store
+from tests.worker.steps import store_many
 from worker.commands.doctor import examine_worker
 from worker.rabbitmq import topology
 
@@ -256,6 +258,21 @@ async def test_missing_keys_and_another_one_under_the_same_name_are_found(enviro
         ("wrong", f"stored requests need {replaced.secret_key_id}, which is missing"),
         ("wrong", "stored requests need oldest, which is missing"),
     ]
+
+
+async def test_missing_key_that_was_used_between_others_is_found(environment, database):
+    requests = await store_many(database, 2_100)
+    await database.executemany(
+        "UPDATE calculation_request SET created_at = now() - $2::interval, secret_key_id = $3 WHERE id = $1",
+        [
+            (each.id, timedelta(hours=2_100 - place), "middle" if 1_000 <= place < 1_100 else each.secret_key_id)
+            for place, each in enumerate(requests)
+        ],
+    )
+
+    says = await found(environment, "secret keys")
+
+    assert says.startswith("wrong: stored requests need middle, which is missing")
 
 
 async def test_customer_without_an_email_is_found(environment, database, stored_request):
