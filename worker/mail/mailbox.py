@@ -29,10 +29,7 @@ _MOST_AT_ONCE = 200  # messages of one look
 _MOST_BYTES = 256 * reports.LARGEST_BYTES  # from the server, in one look
 _LONGEST_LOOK_SECONDS = 100.0
 # Of imaplib's errors, which are named so.
-_REFUSED = (
-    "the IMAP server refuses a command, or answers too much: does the folder exist, may the user write to it, "
-    "and has it fewer than 100,000 messages?"
-)
+_REFUSED = "the IMAP server refuses or sends too much: does the folder exist, and may the user write to it?"
 _EXPLAINED = {"abort": "the connection was lost", "error": _REFUSED, "readonly": _REFUSED}
 
 Result = TypeVar("Result")

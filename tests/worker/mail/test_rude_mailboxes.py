@@ -131,7 +131,7 @@ async def test_rude_imap_server_takes_no_memory_and_delays_no_stop(worker_settin
             await eventually(begun.is_set)
             if rudeness is not drip:
                 await eventually(lambda: "bounces_not_read" in worker.output, seconds=20)
-                assert ("answers too much" in worker.output) == (rudeness is not close_in_literal)
+                assert ("sends too much" in worker.output) == (rudeness is not close_in_literal)
             grown = worker.peak_megabytes() - before
             began = time.monotonic()
             assert await worker.stop() == 0
