@@ -131,7 +131,8 @@ async def _mail_server(settings: EmailSettings, sender: str) -> AsyncIterator[Fi
 async def _bounces(settings: EmailSettings) -> AsyncIterator[Finding]:
     """Open the mailbox as the workers do."""
     if settings.bounces_url is None:
-        yield Finding("warning", "bounces", "unknown: BOUNCES_URL is not set", "see Bounces in deploy/README.md")
+        unset = "unknown: BOUNCES_URL is not set"
+        yield Finding("warning", "bounces", unset, "see Bounces in deploy/README.md")
         return
     from worker.mail import mailbox
 
