@@ -262,11 +262,13 @@ async def test_missing_keys_and_another_one_under_the_same_name_are_found(enviro
 
 async def test_missing_key_that_was_used_between_others_is_found(environment, database):
     requests = await store_many(database, 2_100)
+    keys = [each.secret_key_id for each in requests]
+    keys[1_000:1_100] = ["middle"] * 100
     await database.executemany(
         "UPDATE calculation_request SET created_at = now() - $2::interval, secret_key_id = $3 WHERE id = $1",
         [
-            (each.id, timedelta(hours=2_100 - place), "middle" if 1_000 <= place < 1_100 else each.secret_key_id)
-            for place, each in enumerate(requests)
+            (each.id, timedelta(hours=2_100 - place), key)
+            for place, (each, key) in enumerate(zip(requests, keys, strict=True))
         ],
     )
 
