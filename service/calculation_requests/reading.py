@@ -118,18 +118,14 @@ _FIND_FOR_CUSTOMER = f"""
 
 async def read_internally(connection: Connection, request_id: UUID) -> CalculationRequest:
     """Return a request of any conveyancer. Raises AlreadyErased and RequestNotFound."""
-    row = await connection.fetchrow(_READ_INTERNALLY, request_id)
+    # The one statement with which an access token can read requests of any conveyancer.
+    row = await connection.fetchrow(
+        f"SELECT {COLUMNS} FROM calculation_request WHERE id = $1",  # noqa: S608 - constants only
+        request_id,
+    )
     if row is None:
         await raise_not_found(connection, request_id)
     return request_in(row)
-
-
-# The one statement with which an access token can read requests of any conveyancer.
-_READ_INTERNALLY = f"""
-    SELECT {REQUEST_COLUMNS}
-      FROM calculation_request AS request
-     WHERE request.id = $1
-"""  # noqa: S608 - constants only
 
 
 LARGEST_PAGE = 1024 * 1024  # bytes of rows; the envelope, secrets and links add at most 30 KB

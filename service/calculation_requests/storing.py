@@ -11,11 +11,7 @@ import msgspec
 
 from service.calculation_requests import reading
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.model import (
-    CalculationRequest,
-    Idempotency,
-    IdempotencyKeyInFlight,
-)
+from service.calculation_requests.model import CalculationRequest, Idempotency, IdempotencyKeyInFlight
 from service.calculation_requests.request_secrets import SecretKeyRing
 from service.identifiers import new_request_id
 from service.outbox import events

@@ -99,10 +99,18 @@ async def _secret_keys(connection: Connection, ring: SecretKeyRing) -> list[Find
     return faults or [Finding("ok", "secret keys", "has every key that requests need")]
 
 
+# A key that was used for less than a hundredth of the time, and not lately, may be overlooked.
 _USED_KEYS = """
-    (SELECT secret_key_id FROM calculation_request ORDER BY id LIMIT 1000)
-     UNION
     (SELECT secret_key_id FROM calculation_request ORDER BY id DESC LIMIT 1000)
+     UNION
+    SELECT secret_key_id
+      FROM (SELECT min(created_at) AS oldest, max(created_at) AS newest FROM calculation_request) AS span
+     CROSS JOIN generate_series(0.00, 0.99, 0.01) AS share
+     CROSS JOIN LATERAL (SELECT secret_key_id
+                           FROM calculation_request
+                          WHERE created_at >= oldest + (newest - oldest) * share::float8
+                          ORDER BY created_at
+                          LIMIT 1) AS request
 """
 
 

@@ -34,14 +34,8 @@ async def record(
         """,
         rows,
     )
-    log = logs.to_standard_error()
+    log = logs.to_standard_error().bind(
+        action=action, conveyancer_id=conveyancer_id, operator=by.name, note=by.note
+    )
     for request_id, subject in changed:
-        log.info(
-            "operator_acted",
-            action=action,
-            uuid=request_id and uuid_of(request_id),
-            conveyancer_id=conveyancer_id,
-            subject=subject,
-            operator=by.name,
-            note=by.note,
-        )
+        log.info("operator_acted", uuid=request_id and uuid_of(request_id), subject=subject)

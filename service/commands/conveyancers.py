@@ -82,13 +82,13 @@ async def enable(conveyancer_id: str, by: Operator) -> Answer:
 
 
 async def _set_disabled(conveyancer_id: str, by: Operator, *, disabled: bool) -> Answer:
-    done = "disabled" if disabled else "enabled"
+    verb = "disable" if disabled else "enable"
     async with connecting.postgres() as connection, connecting.bounded_transaction(connection):
         if not await connection.fetchval(_SET_DISABLED, conveyancer_id, disabled):
             raise UnknownConveyancer
-        action = "conveyancer disable" if disabled else "conveyancer enable"
+        action = f"conveyancer {verb}"
         await operator_actions.record(connection, action, [(None, None)], by, conveyancer_id=conveyancer_id)
-    return Answer({"id": conveyancer_id, "disabled": disabled}, f"conveyancer {conveyancer_id} {done}")
+    return Answer({"id": conveyancer_id, "disabled": disabled}, f"conveyancer {conveyancer_id} {verb}d")
 
 
 _SET_DISABLED = """

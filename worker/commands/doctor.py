@@ -30,7 +30,6 @@ _DECLARE = "start a worker, which declares it if its user may configure; otherwi
 _PUBLISH_SECONDS = 2.0
 _ASK_RABBITMQ = "are AMQP_URL and its virtual host right, and is RabbitMQ well?"
 _ASK_MAIL_SERVER = "are SMTP_URL and MAIL_FROM right?"
-_ASK_BOUNCES = "is BOUNCES_URL right?"
 
 
 @click.command()
@@ -52,7 +51,7 @@ async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
         diagnosis.check("requests", _requests(settings), do=diagnosis.POSTGRES_DO),
         diagnosis.check("rabbitmq", _rabbitmq(settings), do=_ASK_RABBITMQ),
         diagnosis.check("mail server", _mail_server(settings, sender.address), do=_ASK_MAIL_SERVER),
-        diagnosis.check("bounces", _bounces(settings), do=_ASK_BOUNCES),
+        diagnosis.check("bounces", _bounces(settings), do="is BOUNCES_URL right?"),
     )
     return [*chain.from_iterable(found)]
 

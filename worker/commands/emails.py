@@ -145,7 +145,7 @@ async def _why_none(connection: Connection, choice: Choice) -> str:
     await _check_exists(connection, choice)
     if choice.request_id is None:
         return "`python -m worker emails list` shows which e-mails there are."
-    async with change(connection, choice.request_id) as request:
+    async with connecting.bounded_transaction(connection), change(connection, choice.request_id) as request:
         if request.withdrawn_at is not None:
             raise AlreadyWithdrawn
     last, *_ = await read(connection, Choice(request_id=request.id), with_expected=True, limit=1)

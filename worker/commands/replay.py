@@ -32,7 +32,7 @@ async def replay_events(*, since: parameters.Time | None, request_id: UUID | Non
             await reading.check_known(connection, request_id)
         since = await parameters.at(connection, since)
         chosen = await connection.fetch(_CHOOSE, since, request_id)
-        subject = f"{sum(row['events'] for row in chosen)} events from {cell(since)} on"
+        subject = f"{sum(row['events'] for row in chosen)} events{f' from {cell(since)} on' if since else ''}"
         await operator_actions.record(connection, "outbox replay", [(request_id, subject)], by)
         done = await replay(connection, [row["request_id"] for row in chosen], since)
     left_out = f"{done['requests_undelivered']} requests have unpublished events, and were left out"

@@ -3,8 +3,10 @@
 import asyncio
 import imaplib
 import json
+import re
 import socket
 import ssl
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -27,7 +29,7 @@ _MOST_AT_ONCE = 200  # messages of one look
 _MOST_BYTES = 256 * reports.LARGEST_BYTES  # from the server, in one look
 _LONGEST_LOOK_SECONDS = 100.0
 # Of imaplib's errors, which are named so.
-_REFUSED = "the IMAP server refuses a command: does the folder exist, and may the user write to it?"
+_REFUSED = "the IMAP server refuses or sends too much: does the folder exist, and may the user write to it?"
 _EXPLAINED = {"abort": "the connection was lost", "error": _REFUSED, "readonly": _REFUSED}
 
 Result = TypeVar("Result")
@@ -107,8 +109,7 @@ class Mailbox(imaplib.IMAP4):
         if b"UIDPLUS" not in _words(self.capability()):
             # Without it, only all deleted messages can be removed, also those that a person has deleted.
             raise MailboxUnavailable("the IMAP server lacks UIDPLUS (RFC 4315), which is needed")
-        # JSON quotes as IMAP does, except that no character of the name can end the command.
-        _checked(self.select(json.dumps(unquote(url.path.strip("/")) or "INBOX")))
+        _checked(self.select(_quoted(unquote(url.path.strip("/")) or "INBOX")))
 
     def find_new(self) -> list[int]:
         """Return the UIDs of the newest messages that are new. Removes those that were handled before.
@@ -160,6 +161,16 @@ def opened(settings: EmailSettings) -> Iterator[Mailbox]:
     except (imaplib.IMAP4.error, OSError, ValueError) as error:  # ValueError: an answer that is not IMAP
         why = reason(error)  # not the server's words, which may quote the login
         raise MailboxUnavailable(_EXPLAINED.get(why, why)) from error
+
+
+def _quoted(folder: str) -> str:
+    """Return the name of a folder in quotes and modified UTF-7 (RFC 3501, sections 4.3 and 5.1.3)."""
+    encoded = re.sub(
+        "&|[^ -~]+",
+        lambda part: f"&{b64encode(part[0].strip('&').encode('utf-16-be'), b'+,').decode().rstrip('=')}-",
+        folder,
+    )
+    return json.dumps(encoded)  # JSON quotes printable ASCII as IMAP does.
 
 
 def _checked(answer: tuple[str, list[Any]]) -> list[Any]:

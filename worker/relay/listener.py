@@ -27,9 +27,7 @@ async def _listen(
     """LISTEN on a direct connection. Regular checks find a half-open one, which raises no error."""
     seconds = settings.database_timeout_seconds
     connection = await connect(
-        settings.listen_database_url or settings.database_url,
-        timeout=seconds,
-        command_timeout=seconds,
+        settings.listen_database_url or settings.database_url, timeout=seconds, command_timeout=seconds
     )
     try:
         lost = asyncio.Event()

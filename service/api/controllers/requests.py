@@ -125,10 +125,7 @@ class Requests(Controller):
         "/{uuid:str}",
         before_request=requires_reader_or_secret,
         security=[{"access_token": [READ]}, {"access_token": [READ_ALL]}, {"request_secret": []}],
-        documented=Documented(
-            answers=examples.RETRIEVED,
-            failures={"wrong_secret": WrongSecret()},
-        ),
+        documented=Documented(answers=examples.RETRIEVED, failures={"wrong_secret": WrongSecret()}),
     )
     async def retrieve_request(
         self, request: ApiRequest[Caller | InternalReader | SecretHolder], uuid: Uuid

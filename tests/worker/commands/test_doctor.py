@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -24,6 +25,7 @@ from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.standby import replicated
 from tests.harness.waiting import eventually
 from tests.worker.conftest import store
+from tests.worker.steps import store_many
 from worker.commands.doctor import examine_worker
 from worker.rabbitmq import topology
 
@@ -215,6 +217,23 @@ async def test_missing_keys_and_another_one_under_the_same_name_are_found(enviro
     ]
 
 
+async def test_missing_key_that_was_used_between_others_is_found(environment, database):
+    requests = await store_many(database, 2_100)
+    keys = [each.secret_key_id for each in requests]
+    keys[1_000:1_100] = ["middle"] * 100
+    await database.executemany(
+        "UPDATE calculation_request SET created_at = now() - $2::interval, secret_key_id = $3 WHERE id = $1",
+        [
+            (each.id, timedelta(hours=2_100 - place), key)
+            for place, (each, key) in enumerate(zip(requests, keys, strict=True))
+        ],
+    )
+
+    says = await found(environment, "secret keys")
+
+    assert says.startswith("wrong: stored requests need middle, which is missing")
+
+
 async def test_customer_without_an_email_is_found(environment, database, stored_request):
     await database.execute("DELETE FROM outbox")
     await database.execute("UPDATE calculation_request SET created_at = now() - interval '1 hour'")
@@ -290,5 +309,5 @@ async def test_mailbox_of_bounces_that_is_not_set_or_unreadable_is_named(environ
     readable = await found(environment, "bounces", mailbox.url)
 
     assert unset.startswith("warning: unknown: BOUNCES_URL is not set; ")
-    assert refused.startswith("wrong: the IMAP server refuses a command: does the folder exist")
+    assert refused.startswith("wrong: the IMAP server refuses or sends too much: does the folder exist")
     assert readable.startswith("ok: the mailbox can be read; ")

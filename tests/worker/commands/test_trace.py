@@ -106,6 +106,7 @@ async def test_changes_by_operators_are_shown(database, stored_request):
     by = ("--by", "Ada", "--note", "a test of the firm")
     await command("emails", "cancel", "--uuid", stored_request.uuid, *by)
     await command("emails", "resend", "--uuid", stored_request.uuid, "--by", "Bob")
+    await command("outbox", "replay", "--uuid", stored_request.uuid, "--by", "Cy")
 
     await database.execute("UPDATE email SET requested_by = 'crm' WHERE number = 2")
 
@@ -116,6 +117,7 @@ async def test_changes_by_operators_are_shown(database, stored_request):
     ] == [
         ("emails cancel", key_of(stored_request), "Ada", "a test of the firm"),
         ("emails resend", key_of(stored_request, 2), "Bob", None),
+        ("outbox replay", "2 events", "Cy", None),
     ]
     emails = [
         (email["number"], email["kind"], email["requested_by"], email["state"]) for email in trace["emails"]

@@ -235,6 +235,14 @@ async def explain(settings: EmailSettings, **changes: Any) -> str:
         return str(error)
 
 
+async def test_folder_may_have_any_name(settings, mailbox):
+    with mailbox.connected() as connection:
+        assert connection.create('"Unzustellbar f&APw-r K &- L"')[0] == "OK"
+
+    url = mailbox.url.replace("INBOX", quote("Unzustellbar für K & L"))
+    assert await explain(settings, bounces_url=url) == ""
+
+
 async def test_fault_of_the_mailbox_is_explained_without_the_password(settings, mailbox):
     injected = quote(f'{dovecot.LOGIN} "{dovecot.PASSWORD}"\r\nx', safe="")  # a whole command, unless encoded
     faults = {

@@ -87,8 +87,8 @@ async def test_message_that_cannot_be_read_delays_no_other(worker_settings):
         (b"greeting", drip, "the connection was lost"),
         (b"FETCH", drip, "the connection was lost"),
         # As imaplib's errors are explained.
-        (b"SEARCH", send_without_end, "the IMAP server refuses a command"),
-        (b"FETCH", announce_four_gigabytes, "the IMAP server refuses a command"),
+        (b"SEARCH", send_without_end, "sends too much"),
+        (b"FETCH", announce_four_gigabytes, "sends too much"),
     ],
 )
 async def test_look_ends_in_time_with_little_read(monkeypatch, worker_settings, step, rudeness, reason):
