@@ -102,5 +102,5 @@ async def test_token_opens_what_its_scopes_allow_also_after_a_rotation_and_an_op
 
     statuses = [[each.status_code for each in answers] for answers in (reading, writing, opaque)]
     assert statuses == [[403, 200, 200], [200, 403, 200], [401, 401, 401]]
-    cause = "nor an opaque token: send an access token that is a JWT"
+    cause = "The token is no JWT, as access tokens are"
     assert all(cause in each.headers["WWW-Authenticate"] for each in opaque)
