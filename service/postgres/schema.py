@@ -1,8 +1,7 @@
 """The database schema: installs schema.sql in an empty database, and upgrades an existing one.
 
-Versions after the first release are numbered files. They are applied while requests are stored. So an attempt
-to lock a table ends after 200 ms and is repeated. An index on a large table is built before, by hand, with
-CREATE INDEX CONCURRENTLY, and the file has IF NOT EXISTS.
+Versions after the first release are numbered files. They are applied while requests are stored. So indexes
+are built concurrently, and an attempt to lock a table ends after 200 ms and is repeated.
 
 Alembic and yoyo are not used, because they bring SQLAlchemy or a second driver, and neither stops waiting
 for a table's lock while callers queue behind it.
@@ -38,7 +37,7 @@ _SETTINGS = {
     "transaction_timeout": _NO_SHORT_TIMEOUT,  # from Postgres 17 on
 }
 
-_LOCK = "23831, 1"  # keys of the advisory lock for applying the schema. Creates lock single numbers
+_LOCK = "23831, 1"  # keys of the advisory lock held while applying the schema. Creates lock single numbers
 _ATTEMPTS = 600  # while a table is locked, or another process applies the schema
 _PAUSE_SECONDS = 1.0  # between two attempts
 
@@ -68,19 +67,27 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
     """Upgrade a database, which may be in use, to the newest version. Returns its version afterwards.
 
     An empty database gets schema.sql. Then missing versions are applied, each once. Finally roles.sql grants
-    rights to the roles that exist. All this is one transaction, so no database has a version without its
-    rights. A database at a newer version is not changed.
+    rights to the roles that exist. A database at a newer version is not changed. The connection must be
+    direct, because a transaction pooler would lose the lock.
 
     Raises SchemaOutdated if the schema cannot be applied.
     """
     await check_settings(connection)
     for _ in range(_ATTEMPTS):
-        # The last one is a GRANT by another session that was committed while roles.sql waited for it.
-        with suppress(
-            asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, asyncpg.InternalServerError
-        ):
-            async with connection.transaction():
-                return await _apply(connection, versions)
+        # pg_advisory_lock would hold a snapshot while it waits, which would block CREATE INDEX CONCURRENTLY.
+        if await connection.fetchval(f"SELECT pg_try_advisory_lock({_LOCK})"):
+            try:
+                # The last one is a GRANT by another session that was committed while roles.sql waited for it.
+                with suppress(
+                    asyncpg.LockNotAvailableError,
+                    asyncpg.DeadlockDetectedError,
+                    asyncpg.InternalServerError,
+                ):
+                    await _apply(connection, versions)
+                    return await read_version(connection)
+            finally:
+                if not connection.is_closed():
+                    await connection.execute(f"RESET ALL; SELECT pg_advisory_unlock({_LOCK})")
         await asyncio.sleep(_PAUSE_SECONDS)
     raise SchemaOutdated(
         "A table stays locked, or another process is applying the schema: "
@@ -153,31 +160,43 @@ async def check_ready(pool: Pool, *, seconds: float) -> str | None:
         return await check(connection)
 
 
-async def _apply(connection: Connection, versions: Sequence[str]) -> int:
-    """Do what `apply` does, once. Raises SchemaOutdated if the database has only other tables."""
-    # Statements queue behind an ALTER TABLE that waits for a lock, and their callers time out after a second.
-    await connection.execute("SET LOCAL lock_timeout = '200ms'; SET LOCAL statement_timeout = 0")
-    await connection.execute(f"SELECT pg_advisory_xact_lock({_LOCK})")
-    if not await connection.fetchval(
-        "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = current_schema)"
-    ):
-        recorded = f"UPDATE schema_version SET fingerprint = '{_FINGERPRINT}'"  # noqa: S608 - a constant
-        await connection.execute(f"{_SCHEMA.read_text()}\n{recorded}")
+async def _apply(connection: Connection, versions: Sequence[str]) -> None:
+    """Apply missing versions and roles.sql, unless the database has a newer version.
+
+    Raises SchemaOutdated if the database has only other tables.
+
+    A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction. In
+    that case, each statement is a transaction, and must be safe to repeat after an interruption. Because an
+    interrupted CREATE INDEX CONCURRENTLY leaves an invalid index, DROP INDEX IF EXISTS must precede it.
+    """
     stored = await read_version(connection)
     if stored == 0:
-        raise SchemaOutdated(
-            "The database has tables that this `schema apply` did not make: use an empty one. "
-            "If an earlier `make run` made them, run `make clean`."
-        )
+        if await connection.fetchval(
+            "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = current_schema)"
+        ):
+            raise SchemaOutdated(
+                "The database has tables that this `schema apply` did not make: use an empty one. "
+                "If an earlier `make run` made them, run `make clean`."
+            )
+        recorded = f"UPDATE schema_version SET fingerprint = '{_FINGERPRINT}'"  # noqa: S608 - a constant
+        await connection.execute(f"{_SCHEMA.read_text()}\n{recorded}")
+        stored = await read_version(connection)
     if stored > 1 + len(versions):
-        return stored
-    for version in versions[stored - 1 :]:
-        stored += 1
-        await connection.execute(version)
-        await connection.execute("INSERT INTO schema_version (version) VALUES ($1)", stored)
-    await connection.execute(_ROLES.read_text())
+        return
+    parts: list[str] = []
+    for number, version in enumerate(versions[stored - 1 :], stored + 1):
+        sql = f"{version.rstrip()}\nINSERT INTO schema_version (version) VALUES ({number});"
+        parts += re.split(r"(?<=;)\n", sql) if "CONCURRENTLY" in sql else [sql]
+    # One transaction with the newest version, so that no database has the version without its rights.
+    newest = parts.pop() if parts else ""
+    parts.append(f"{newest}\n{_ROLES.read_text()}")
+    for part in parts:
+        # Statements queue behind an ALTER TABLE that waits for its lock, and their callers time out after a
+        # second. A concurrent index build waits for open transactions, and nothing queues behind it.
+        lock_wait = "1h" if "CONCURRENTLY" in part else "200ms"
+        await connection.execute(f"SET lock_timeout = '{lock_wait}'; SET statement_timeout = 0")
+        await connection.execute(part)
     if await connection.fetchval(_HAS_FUTURE_TRANSACTIONS):
         # A logical copy brought the events from another server, whose transactions mean nothing here: later
         # events would come before these. With the lowest id, their sequence still orders those of a request.
         await connection.execute("UPDATE event SET transaction = '0'")
-    return stored

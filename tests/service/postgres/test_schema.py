@@ -25,7 +25,7 @@ from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, store
 
-# Versions after the first release: a column more of two tables, and an index.
+# Versions after the first release: a column more of two tables, and an index that is built concurrently.
 SAMPLE = read_versions(Path(__file__).parent / "sample_versions")
 NEWEST = 1 + len(SAMPLE)
 APPLIED = f"the schema has version {schema.VERSION}, and each role has its rights\n"
@@ -123,6 +123,25 @@ async def test_versions_are_applied_while_requests_are_stored(database, database
 
     assert await has_sample(database)
     assert await count_rows(database) == (len(stored), len(stored))
+
+
+async def test_interrupted_version_is_finished_by_the_next_run(database, database_url, other_connection):
+    reader = await asyncpg.connect(database_url)
+    async with reader.transaction(isolation="repeatable_read"):
+        await reader.fetch("SELECT FROM conveyancer")  # takes a snapshot, which the index build waits for
+        applying = asyncio.create_task(schema.apply(other_connection, SAMPLE))
+        await eventually(lambda: has_waiting_statement(database))
+        await database.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'CREATE%CONCURRENTLY%'"
+        )
+        with pytest.raises(asyncpg.PostgresError):
+            await applying
+        assert not await has_sample(database)
+    await reader.close()
+
+    assert await schema.apply(database, SAMPLE) == NEWEST
+
+    assert await has_sample(database)
 
 
 async def test_newest_version_comes_with_its_rights_or_not_at_all(database, other_connection):
