@@ -39,8 +39,10 @@ async def erase_old(settings: WorkerSettings, pool: Pool, relay: RelayWaker, sto
             if stop.is_set():
                 break
             async with connections.transaction(pool, seconds=seconds) as connection:
-                number += await _erase(connection, request_id)
-            relay.wake()
+                erased = await _erase(connection, request_id)
+            if erased:
+                relay.wake()
+            number += erased
     except (PostgresUnavailable, SchemaOutdated) as error:
         _log.warning("retention_interrupted", error=logs.summarize(error))
     if number:

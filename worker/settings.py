@@ -10,7 +10,7 @@ AmqpUrl = Annotated[str, msgspec.Meta(pattern=rf"\Aamqps?://{ADDRESS}")]
 
 
 class ProcessSettings(Settings, frozen=True, kw_only=True):
-    """What a worker needs in any role. Each role loads its own subclass: worker/roles.py."""
+    """What a worker needs in any role. Each role loads its own subclass: see ROLES in worker/process.py."""
 
     health_port: Port = 8001
 
