@@ -37,7 +37,7 @@ async def empty(database: Connection) -> None:
 
 async def has_sample(database: Connection) -> bool:
     """Whether the sample versions were applied completely."""
-    await database.fetch("SELECT r.reference, o.reference FROM calculation_request AS r, outbox AS o")
+    await database.fetch("SELECT r.reference, o.reference FROM calculation_request r, outbox o LIMIT 0")
     index = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'calculation_request_case_ref'::regclass"
     return bool(await database.fetchval(index))
 
