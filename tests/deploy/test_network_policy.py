@@ -130,6 +130,7 @@ FLOWS = [
     for overlay, servers in SERVERS.items()
     for name, role in ROLES.items()
     for server, where in servers.items()
+    if server in role.servers or server != "rabbitmq"  # Any worker may reach it, and needs a user there.
 ]
 
 
@@ -187,7 +188,8 @@ def _is(peer: Manifest, other: Peer) -> bool:
 def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     wanted: Mapping[str, str] = selector.get("matchLabels", {})
     conditions = selector.get("matchExpressions", [])
-    assert all(condition["operator"] == "In" for condition in conditions)
+    is_in = {"In": True, "NotIn": False}
     return wanted.items() <= labels.items() and all(
-        labels.get(condition["key"]) in condition["values"] for condition in conditions
+        (labels.get(condition["key"]) in condition["values"]) == is_in[condition["operator"]]
+        for condition in conditions
     )

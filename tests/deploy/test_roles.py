@@ -25,11 +25,15 @@ def holds(name: str, role: Role) -> dict[str, bool]:
     processes = {row[0] for row in rows(README, "The processes", "command")}
     expression = ALERTS["ProcessAbsent"]["expr"]
     flows = [
-        (overlay, server) for overlay in SERVERS for server in role.servers if server in SERVERS[overlay]
+        (overlay, server)
+        for overlay in SERVERS
+        for server in role.servers
+        if server in SERVERS[overlay] and server != "rabbitmq"  # which any worker may reach
     ]
     return (of_broker if "rabbitmq" in role.servers else {}) | {
         "deploy/k8s/base/workers.yaml": name in workers and name in of_kind("dev", "PodDisruptionBudget"),
-        "deploy/k8s/components/*network-policy": {server for _, server in flows} == {*role.servers}
+        "deploy/k8s/components/*network-policy": {server for _, server in flows}
+        == {*role.servers} - {"rabbitmq"}
         and all(is_open(overlay, ours(name), *SERVERS[overlay][server]) for overlay, server in flows),
         "deploy/k8s/components/monitoring/alerts.yaml": f'"role", "{name}"' in expression,
         "deploy/compose.yaml": name in msgspec.yaml.decode(COMPOSE.read_bytes())["services"],
