@@ -14,17 +14,10 @@ from service.api.envelope import ErrorCode, ErrorEnvelope, FieldError, JSONRespo
 from service.authentication.access_tokens import InvalidCredentials
 from service.authentication.authenticator import InsufficientScope
 from service.authentication.signing_keys import SigningKeysUnavailable
+from service.calculation_requests import model
 from service.calculation_requests.changing import RequestLocked
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.event_history import CursorOutdated
-from service.calculation_requests.model import (
-    AlreadyErased,
-    AlreadyWithdrawn,
-    IdempotencyKeyInFlight,
-    IdempotencyKeyReused,
-    RequestNotFound,
-    TooManyEmails,
-)
 from service.calculation_requests.request_secrets import SecretKeyMissing, WrongSecret
 from service.identifiers import parse_uuid
 from service.postgres.outages import PostgresUnavailable
@@ -85,10 +78,10 @@ _OVERLOADED = _unavailable(
 
 # Exceptions of which callers and operators need the same words. The docstring of the class is the message.
 _IN_ITS_WORDS: Mapping[type[BaseException], tuple[HTTPStatus, ErrorCode, Mapping[str, str]]] = {
-    TooManyEmails: (HTTPStatus.CONFLICT, "too_many_emails", {"retry-after": "60"}),
+    model.TooManyEmails: (HTTPStatus.CONFLICT, "too_many_emails", {"retry-after": "60"}),
     CursorOutdated: (HTTPStatus.GONE, "cursor_outdated", {}),
-    IdempotencyKeyInFlight: (HTTPStatus.CONFLICT, "idempotency_key_in_flight", _SOON),
-    IdempotencyKeyReused: (HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency_key_reused", {}),
+    model.IdempotencyKeyInFlight: (HTTPStatus.CONFLICT, "idempotency_key_in_flight", _SOON),
+    model.IdempotencyKeyReused: (HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency_key_reused", {}),
     SecretKeyMissing: (HTTPStatus.SERVICE_UNAVAILABLE, "secret_unavailable", {"retry-after": "60"}),
     SigningKeysUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", _SOON),
 }
@@ -123,15 +116,15 @@ _ANSWERED_AS: Mapping[type[BaseException], ApiError] = {
         "unknown_conveyancer",
         "The access token names a conveyancer that is not registered, or is disabled: ask the operators.",
     ),
-    RequestNotFound: ApiError(
+    model.RequestNotFound: ApiError(
         HTTPStatus.NOT_FOUND, "not_found", "There is no request with this uuid that this token may read."
     ),
-    AlreadyErased: ApiError(
+    model.AlreadyErased: ApiError(
         HTTPStatus.GONE,
         "erased",
         "The request was erased for good: to make another one, send a new Idempotency-Key.",
     ),
-    AlreadyWithdrawn: ApiError(
+    model.AlreadyWithdrawn: ApiError(
         HTTPStatus.CONFLICT,
         "withdrawn",
         "The request was withdrawn: to make another one, send a new Idempotency-Key.",

@@ -7,11 +7,7 @@ import msgspec
 
 from service.authentication.access_tokens import Caller, InternalReader
 from service.authentication.authenticator import Authenticator
-from service.calculation_requests.model import (
-    CalculationRequest,
-    CalculationRequestView,
-    RetrievedCalculationRequest,
-)
+from service.calculation_requests import model
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing
 from service.calculation_requests.storing import Storage
 from service.outbox.waking import RelayWaker
@@ -48,13 +44,13 @@ class Resources(msgspec.Struct, frozen=True):
             yield connection
         self.relay.wake()
 
-    def view(self, stored: CalculationRequest) -> CalculationRequestView:
+    def view(self, stored: model.CalculationRequest) -> model.CalculationRequestView:
         """Return what the API shows of a request. Raises SecretKeyMissing."""
         return stored.view_with_secret(*stored.secret_and_url(self.secret_keys, self.settings.app_url))
 
-    def listed(self, found: Sequence[CalculationRequest]) -> list[RetrievedCalculationRequest]:
+    def listed(self, found: Sequence[model.CalculationRequest]) -> list[model.RetrievedCalculationRequest]:
         """Return what a page shows. A request whose secret key is missing is shown without its link."""
-        shown: list[RetrievedCalculationRequest] = []
+        shown: list[model.RetrievedCalculationRequest] = []
         for stored in found:
             try:
                 shown.append(self.view(stored))

@@ -5,15 +5,8 @@ from operator import attrgetter
 
 from cachetools import TLRUCache, cachedmethod
 
-from service.authentication import api_keys
-from service.authentication.access_tokens import (
-    READ,
-    READ_ALL,
-    AccessTokens,
-    Caller,
-    InternalReader,
-    InvalidCredentials,
-)
+from service.authentication import access_tokens, api_keys
+from service.authentication.access_tokens import AccessTokens, Caller, InternalReader, InvalidCredentials
 from service.authentication.signing_keys import SigningKeys
 from service.postgres import connections
 from service.postgres.pool import Pool
@@ -50,8 +43,8 @@ class Authenticator:
         prefix = self._settings.auth_scope_prefix
         if isinstance(caller, InternalReader):
             message = (
-                f"The scope {prefix}{READ_ALL} makes this client an internal reader, which can only "
-                f"read requests by uuid: request a token with {prefix}{scope} instead."
+                f"The scope {prefix}{access_tokens.READ_ALL} makes this client an internal reader, which can "
+                f"only read requests by uuid: request a token with {prefix}{scope} instead."
             )
             raise InsufficientScope(prefix + scope, message)
         if scope not in caller.scopes:
@@ -61,7 +54,9 @@ class Authenticator:
     def verify_reader(self, token: str) -> Caller | InternalReader:
         """Return a caller with the scope READ, or an internal reader. Raises like `verify_access_token`."""
         caller = self._verify(token)
-        return caller if isinstance(caller, InternalReader) else self.verify_access_token(token, scope=READ)
+        if isinstance(caller, InternalReader):
+            return caller
+        return self.verify_access_token(token, scope=access_tokens.READ)
 
     async def verify_api_key_or_token(self, token: str) -> None:
         """Accept any valid API key or access token.

@@ -9,26 +9,16 @@ from uuid import UUID
 
 import msgspec
 
-from service.calculation_requests import conveyancers
+from service.calculation_requests import conveyancers, model
 from service.calculation_requests.conveyancers import UnknownConveyancer
-from service.calculation_requests.model import (
-    COLUMNS,
-    FOR_CUSTOMER,
-    REQUEST_COLUMNS,
-    AlreadyErased,
-    CalculationRequest,
-    Idempotency,
-    IdempotencyKeyReused,
-    RequestNotFound,
-    request_in,
-)
+from service.calculation_requests.model import COLUMNS, REQUEST_COLUMNS, CalculationRequest, request_in
 from service.calculation_requests.request_secrets import SecretKeyMissing, SecretKeyRing, WrongSecret
 from service.postgres.connections import REPLICATE
 from service.postgres.pool import Connection
 
 
 async def find_by_idempotency_key(
-    connection: Connection, idempotency: Idempotency, *, conveyancer_id: str
+    connection: Connection, idempotency: model.Idempotency, *, conveyancer_id: str
 ) -> CalculationRequest | None:
     """Return the request that was stored with this key, or None. Waits until a synchronous standby has it.
 
@@ -38,11 +28,11 @@ async def find_by_idempotency_key(
     if row is None:
         raise UnknownConveyancer
     if row["erased_id"] is not None:
-        raise AlreadyErased
+        raise model.AlreadyErased
     if row["id"] is None:
         return None
     if row["idempotency_sha256"] != idempotency.sha256:
-        raise IdempotencyKeyReused
+        raise model.IdempotencyKeyReused
     return request_in(row)
 
 
@@ -66,7 +56,7 @@ async def find(connection: Connection, request_id: UUID, *, conveyancer_id: str)
     if row is None:
         raise UnknownConveyancer
     if row["id"] is None:
-        raise AlreadyErased if row["is_erased"] else RequestNotFound
+        raise model.AlreadyErased if row["is_erased"] else model.RequestNotFound
     return request_in(row)
 
 
@@ -109,7 +99,7 @@ async def find_by_secret(
 
 # Selects what the customer may see, and what the secret is derived from. Every other field is None.
 _FIND_FOR_CUSTOMER = f"""
-    SELECT id, secret_salt, secret_key_id, {", ".join(FOR_CUSTOMER)}
+    SELECT id, secret_salt, secret_key_id, {", ".join(model.FOR_CUSTOMER)}
       FROM calculation_request
      WHERE id = $1
        AND withdrawn_at IS NULL
@@ -186,12 +176,12 @@ def _list_newest(*filters: str) -> str:
 
 async def raise_not_found(connection: Connection, request_id: UUID) -> NoReturn:
     """Raise AlreadyErased if a request of any conveyancer with this id was erased, else RequestNotFound."""
-    raise AlreadyErased if await find_erased(connection, [request_id]) else RequestNotFound
+    raise model.AlreadyErased if await find_erased(connection, [request_id]) else model.RequestNotFound
 
 
 async def check_known(connection: Connection, request_id: UUID) -> None:
     """Raise RequestNotFound unless this request, of any conveyancer, exists or was erased."""
-    with suppress(AlreadyErased):
+    with suppress(model.AlreadyErased):
         await read_internally(connection, request_id)
 
 

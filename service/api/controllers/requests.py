@@ -22,16 +22,8 @@ from service.api.listing import CalculationRequestPage, ListQuery, cursor_of
 from service.api.openapi import examples
 from service.api.openapi.documenting import Documented, refusal
 from service.authentication.access_tokens import READ, READ_ALL, WRITE, Caller, InternalReader
-from service.calculation_requests import conveyancers, event_history, reading, storing
+from service.calculation_requests import conveyancers, event_history, model, reading, storing
 from service.calculation_requests.event_history import CalculationRequestEvents
-from service.calculation_requests.model import (
-    AlreadyErased,
-    CalculationRequestView,
-    IdempotencyKeyInFlight,
-    IdempotencyKeyReused,
-    RequestNotFound,
-    RetrievedCalculationRequest,
-)
 from service.calculation_requests.request_secrets import WrongSecret
 from service.identifiers import parse_uuid
 from service.postgres.outages import PostgresUnavailable
@@ -68,15 +60,15 @@ class Requests(Controller):
             failures={
                 "malformed_key": refusal(parse_key, ["a key"]),
                 "two_keys": refusal(parse_key, ["one", "two"]),
-                "erased": AlreadyErased(),
-                "key_in_flight": IdempotencyKeyInFlight(),
-                "key_reused": IdempotencyKeyReused(),
+                "erased": model.AlreadyErased(),
+                "key_in_flight": model.IdempotencyKeyInFlight(),
+                "key_reused": model.IdempotencyKeyReused(),
             },
         ),
     )
     async def create_request(
         self, request: ApiRequest[Caller], data: JSONBody[CreateBody]
-    ) -> JSONResponse[Envelope[CalculationRequestView]]:
+    ) -> JSONResponse[Envelope[model.CalculationRequestView]]:
         """Store a request for a calculation; its e-mail and its calculation follow."""
         resources, conveyancer_id = request.resources, request.user.conveyancer_id
         state = request.scope["state"]
@@ -129,7 +121,7 @@ class Requests(Controller):
     )
     async def retrieve_request(
         self, request: ApiRequest[Caller | InternalReader | SecretHolder], uuid: Uuid
-    ) -> Envelope[RetrievedCalculationRequest]:
+    ) -> Envelope[model.RetrievedCalculationRequest]:
         """Read a request back.
 
         The request's own `secret`, as the Bearer token, opens it too. Then `notes`, `external_id`,
@@ -183,5 +175,5 @@ def id_in(uuid: str, reader: Caller | InternalReader | SecretHolder) -> UUID:
         known = uuid if request_id else None  # A malformed uuid may be personal data.
         _log.info("request_read_internally", client_id=reader.client_id, **logs.about(known, None))
     if request_id is None:  # No query: a quicker 401 reveals only that the uuid is malformed.
-        raise WrongSecret if isinstance(reader, SecretHolder) else RequestNotFound
+        raise WrongSecret if isinstance(reader, SecretHolder) else model.RequestNotFound
     return request_id
