@@ -3,7 +3,6 @@
 from datetime import datetime
 
 import asyncpg
-import msgspec
 
 from service.postgres.pool import Connection
 
@@ -12,18 +11,9 @@ class UnknownConveyancer(Exception):
     """No conveyancer is registered under this identifier, or it is disabled."""
 
 
-class Conveyancer(msgspec.Struct, frozen=True):
-    """A registered law firm."""
-
-    id: str
-    name: str
-    charges_calculation_fee: bool
-    disabled_at: datetime | None
-
-
 async def register(
     connection: Connection, conveyancer_id: str, *, name: str, charges_calculation_fee: bool | None
-) -> tuple[Conveyancer | None, Conveyancer]:
+) -> tuple[asyncpg.Record | None, asyncpg.Record]:
     """Register a conveyancer, or change a registered one, in the caller's transaction.
 
     Returns the conveyancer before the change (None if it is new) and after it. A fee setting of None keeps
@@ -46,10 +36,10 @@ async def register(
         name,
         charges_calculation_fee,
     )
-    return Conveyancer(**before) if before else None, Conveyancer(**after)
+    return before, after
 
 
-_COLUMNS = ", ".join(Conveyancer.__struct_fields__)
+_COLUMNS = "id, name, charges_calculation_fee, disabled_at"
 
 
 async def list_all(connection: Connection) -> list[asyncpg.Record]:

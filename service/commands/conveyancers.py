@@ -2,10 +2,11 @@
 
 from datetime import datetime
 
+import asyncpg
 import click
 
 from service.calculation_requests import conveyancers
-from service.calculation_requests.conveyancers import Conveyancer, UnknownConveyancer
+from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record
 
@@ -37,13 +38,13 @@ async def add(
             await operator_actions.record(
                 connection, "conveyancer add", [(None, change)], by, conveyancer_id=conveyancer_id
             )
-    is_disabled = after.disabled_at is not None
+    is_disabled = after["disabled_at"] is not None
     said = f"conveyancer {conveyancer_id} registered: {change}{', and still disabled' if is_disabled else ''}"
     return Answer({"id": conveyancer_id, "disabled": is_disabled}, said)
 
 
-def _terms(firm: Conveyancer) -> str:
-    return f"{firm.name!r}, {'a' if firm.charges_calculation_fee else 'no'} calculation fee"
+def _terms(firm: asyncpg.Record) -> str:
+    return f"{firm['name']!r}, {'a' if firm['charges_calculation_fee'] else 'no'} calculation fee"
 
 
 @conveyancer.command("list")

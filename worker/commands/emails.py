@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from service.calculation_requests import conveyancers, email_changes, reading
-from service.calculation_requests.changing import LockedRequest, change, change_all
+from service.calculation_requests.changing import LockedRequest, change_all
 from service.calculation_requests.email_changes import EmailId
 from service.calculation_requests.model import AlreadyWithdrawn
 from service.command_line import connecting, operator_actions, parameters
@@ -145,11 +145,12 @@ async def _why_none(connection: Connection, choice: Choice) -> str:
     await _check_exists(connection, choice)
     if choice.request_id is None:
         return "`python -m worker emails list` shows which e-mails there are."
-    async with connecting.bounded_transaction(connection), change(connection, choice.request_id) as request:
-        if request.withdrawn_at is not None:
-            raise AlreadyWithdrawn
-    last, *_ = await read(connection, Choice(request_id=request.id), with_expected=True, limit=1)
-    return f"Its last e-mail, number {last['number']}, {_LAST[last['state']].format(uuid_of(request.id))}"
+    await reading.read_internally(connection, choice.request_id)  # Raises AlreadyErased.
+    withdrawn = "SELECT withdrawn_at IS NOT NULL FROM calculation_request WHERE id = $1"
+    if await connection.fetchval(withdrawn, choice.request_id):
+        raise AlreadyWithdrawn
+    last, *_ = await read(connection, Choice(request_id=choice.request_id), with_expected=True, limit=1)
+    return f"Its last e-mail, number {last['number']}, {_LAST[last['state']].format(uuid_of(last['uuid']))}"
 
 
 _LAST = {

@@ -1,15 +1,12 @@
 """`emails list|resend|cancel`: e-mails are shown, sent again and stopped while a postman runs."""
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 
-import click
 import pytest
 
 from service.calculation_requests import erasing
 from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import AlreadyErased, RequestNotFound
-from service.command_line import connecting
 from service.identifiers import new_request_id, uuid_of
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
 from tests.worker.commands.conftest import command
@@ -190,16 +187,6 @@ async def test_command_that_changes_nothing_says_why_and_what_to_do(database, po
     for listing in (("emails", "list"), ("request", "find")):
         with pytest.raises(UnknownConveyancer):
             await command(*listing, "--conveyancer", "acme")
-
-
-async def test_command_that_changes_nothing_does_not_wait_for_a_locked_request(
-    database, stored_request, monkeypatch
-):
-    monkeypatch.setattr(connecting, "LOCK_SECONDS", 0.2)
-    async with database.transaction(), asyncio.timeout(10.0):
-        await database.execute("SELECT FROM calculation_request FOR UPDATE")
-        with pytest.raises(click.ClickException, match="has locked the same rows"):
-            await command("emails", "resend", "--uuid", stored_request.uuid)
 
 
 async def test_many_emails_are_changed_batch_by_batch(database):
