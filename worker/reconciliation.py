@@ -6,10 +6,9 @@ import time
 from datetime import datetime
 from functools import partial
 
-import msgspec
+import asyncpg
 import structlog
 
-from service.identifiers import uuid_of
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection, Pool
@@ -23,23 +22,12 @@ INTERVAL_SECONDS = 300.0
 _log = structlog.get_logger()
 
 
-class Discrepancy(msgspec.Struct, frozen=True):
-    """A discrepancy: its meaning, the number of requests that have it, and the first few requests."""
+async def find_discrepancies(connection: Connection, since: datetime | None = None) -> list[asyncpg.Record]:
+    """Return every discrepancy of what was stored since then, or in the last day.
 
-    name: str
-    meaning: str
-    count: int
-    uuids: list[str]
-
-
-async def find_discrepancies(connection: Connection, since: datetime | None = None) -> list[Discrepancy]:
-    """Return every discrepancy, even with a count of 0, of what was stored since then, or in the last day."""
-    since = since or await connection.fetchval("SELECT now() - interval '1 day'")
-    rows = await connection.fetch(_FIND, since)
-    return [
-        Discrepancy(name, _CHECKS[name][0], count, [uuid_of(request_id) for request_id in first])
-        for name, count, first in rows
-    ]
+    Each has its meaning, how many requests have it, perhaps 0, and the first of these.
+    """
+    return await connection.fetch(_FIND, since)
 
 
 async def run(pool: Pool, stop: asyncio.Event) -> None:
@@ -64,7 +52,7 @@ async def look(pool: Pool) -> None:
         _log.warning("reconciliation_failed", error=logs.summarize(error))
         return
     for discrepancy in discrepancies:
-        metrics.discrepancies.labels(discrepancy.name).set(discrepancy.count)
+        metrics.discrepancies.labels(discrepancy["discrepancy"]).set(discrepancy["requests"])
     succeeded_at = time.monotonic()
     metrics.reconciliation_age.set_function(lambda: time.monotonic() - succeeded_at)
 
@@ -73,7 +61,7 @@ async def look(pool: Pool) -> None:
 _NOT_IN_THE_LEDGER = """
     SELECT id AS request_id
       FROM calculation_request AS request
-     WHERE created_at >= $1
+     WHERE created_at >= coalesce($1, now() - interval '1 day')
        AND created_at < now() - interval '5 min'
        AND NOT EXISTS (SELECT
                          FROM email
@@ -96,7 +84,7 @@ _OVERDUE_EMAILS = f"""
       FROM email
       JOIN calculation_request AS request
         ON request.id = request_id
-     WHERE request.created_at >= $1
+     WHERE request.created_at >= coalesce($1, now() - interval '1 day')
        AND state = 'pending'
        AND CASE number WHEN 1 THEN request.created_at ELSE email.created_at END < now() - interval '5 min'
        AND coalesce(server_reply, '') !~ '{RECIPIENT_REFUSED}'
@@ -105,7 +93,7 @@ _OVERDUE_EMAILS = f"""
 _EMAILS_WITHOUT_REQUEST = """
     SELECT DISTINCT request_id
       FROM email
-     WHERE created_at >= $1
+     WHERE created_at >= coalesce($1, now() - interval '1 day')
        AND state = 'pending'
        AND NOT EXISTS (SELECT FROM calculation_request AS request WHERE request.id = request_id)
 """
@@ -113,7 +101,7 @@ _EMAILS_WITHOUT_REQUEST = """
 _OVERDUE_EVENTS = """
     SELECT DISTINCT request_id
       FROM outbox
-     WHERE created_at >= $1
+     WHERE created_at >= coalesce($1, now() - interval '1 day')
        AND created_at < now() - interval '5 min'
 """
 
@@ -131,8 +119,9 @@ _CHECKS = {
 # One statement, so that all of it sees the same snapshot.
 _FIND = " UNION ALL ".join(
     f"""
-    SELECT '{name}', count(*), coalesce((array_agg(request_id ORDER BY request_id))[:10], '{{}}')
+    SELECT '{name}' AS discrepancy, count(*) AS requests, '{meaning}' AS meaning,
+           (array_agg(request_id ORDER BY request_id))[1] AS first_uuid
       FROM ({statement}) AS found
     """  # noqa: S608 - constants only
-    for name, (_, statement) in _CHECKS.items()
+    for name, (meaning, statement) in _CHECKS.items()
 )

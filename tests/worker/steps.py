@@ -114,4 +114,4 @@ async def assert_sound(database: Connection, *, found: Sequence[str] = ()) -> No
     """Check that requests, events and e-mails add up, but for the discrepancies in *found*."""
     async with database.transaction(isolation="repeatable_read", readonly=True):
         discrepancies = await reconciliation.find_discrepancies(database, datetime(1971, 1, 1, tzinfo=UTC))
-    assert [discrepancy.name for discrepancy in discrepancies if discrepancy.count] == [*found]
+    assert [each["discrepancy"] for each in discrepancies if each["requests"]] == [*found]

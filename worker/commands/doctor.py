@@ -16,6 +16,7 @@ from service.calculation_requests.request_secrets import SecretKeyRing
 from service.command_line import connecting, diagnosis
 from service.command_line.answering import Answer, answering, printable
 from service.command_line.diagnosis import Finding
+from service.identifiers import uuid_of
 from service.settings import load
 from worker import reconciliation
 from worker.mail.message import Sender
@@ -59,10 +60,10 @@ async def examine_worker(environment: Mapping[str, str]) -> list[Finding]:
 async def _requests(settings: EmailSettings) -> AsyncIterator[Finding]:
     """Look for discrepancies in the last day's requests, such as customers without an e-mail."""
     async with connecting.postgres(settings.database_url) as connection:
-        found = [each for each in await reconciliation.find_discrepancies(connection) if each.count]
-    for discrepancy in found:
-        do = f"`python -m worker trace {discrepancy.uuids[0]}` shows one of them, `reconcile` all"
-        yield Finding("wrong", discrepancy.name, f"{discrepancy.count} requests: {discrepancy.meaning}", do)
+        found = [row for row in await reconciliation.find_discrepancies(connection) if row["requests"]]
+    for name, count, meaning, first in found:
+        do = f"`python -m worker trace {uuid_of(first)}` shows one of them, `reconcile` counts all"
+        yield Finding("wrong", name, f"{count} requests: {meaning}", do)
     if not found:
         yield Finding("ok", "requests", "each has its e-mail or is about to, and nothing is overdue")
 

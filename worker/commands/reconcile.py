@@ -1,9 +1,10 @@
 """`reconcile`: reports discrepancies."""
 
 import click
+import msgspec
 
 from service.command_line import connecting, parameters
-from service.command_line.answering import Answer, answering, table
+from service.command_line.answering import Answer, answering
 from worker import reconciliation
 
 
@@ -14,6 +15,5 @@ async def reconcile(*, since: parameters.Time) -> Answer:
     """Find requests with a missing or overdue event or e-mail. The exit status is 1 if there is one."""
     async with connecting.postgres() as connection:
         found = await reconciliation.find_discrepancies(connection, await parameters.at(connection, since))
-    rows = [(each.name, each.count, each.meaning, ", ".join(each.uuids[:2])) for each in found]
-    text = table(("discrepancy", "number", "meaning", "for example"), rows)
-    return Answer(found, text, status=int(any(each.count for each in found)))
+    listed = Answer.listing(found)
+    return msgspec.structs.replace(listed, status=int(any(each["requests"] for each in found)))
