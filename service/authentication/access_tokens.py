@@ -53,9 +53,9 @@ class InvalidCredentials(Exception):
 class AccessTokens:
     """Verifies access tokens with the issuer's keys, by the settings AUTH_….
 
-    Where the issuer's access tokens do not have the type at+jwt, ID tokens may have the same type. Four
-    checks keep them out: the audience, which in ID tokens is a client; the claims in `_KINDS`; the claim of
-    the client; and that every token must have a scope of this service, whatever endpoint it is for.
+    Where access tokens do not have the type at+jwt, ID tokens may have the same type. Four checks keep them
+    out: the audience, which in ID tokens is a client; the claims in `_KINDS`; the claim of the client; and
+    that every token must have a scope of this service.
     """
 
     def __init__(self, settings: ServiceSettings, signing_keys: SigningKeys) -> None:
@@ -143,10 +143,9 @@ class AccessTokens:
     def _client(self, claims: dict[str, Any]) -> str:
         """Return the name of the client: a conveyancer's id, or the name of an internal reader.
 
-        One claim names both. With a claim for each, a token could name a firm in one claim and a reader in
-        the other, and its scopes would decide between them. One claim is safe if the issuer sets it, and the
-        client cannot, which is true of the client's id. A name alone makes no internal reader: the operators
-        list its name, and the issuer grants it READ_ALL.
+        One claim names both: with two, a token could name a firm in one and a reader in the other. It is safe
+        if the client cannot set it, which is true of the client's id. A name alone makes no internal reader:
+        the operators list it, and the issuer grants READ_ALL.
         """
         claim = self._settings.auth_client_claim
         client = claims.get(claim)

@@ -69,11 +69,8 @@ async def change_all(
     """Lock these requests until the caller's transaction ends, and write what the block changes of them.
 
     Yields the requests that exist. Their locks keep each request's events in order. Rows are locked in the
-    order of their ids, so that transactions with several requests do not deadlock. The commit waits for a
-    standby, even if the block changes nothing.
-
-    Without *waits*, rows that another transaction has locked are left out. So a row that is locked for
-    minutes, for instance by hand, does not delay a batch.
+    order of their ids, so that transactions do not deadlock. The commit waits for a standby in any case.
+    Without *waits*, locked rows are left out, so that a row that is locked for minutes delays no batch.
     """
     rows = await connection.fetch(_LOCK if waits else f"{_LOCK} SKIP LOCKED", request_ids)
     if not rows:

@@ -50,7 +50,6 @@ async def list_all(connection: Connection) -> list[asyncpg.Record]:
 async def count_requests(connection: Connection, month: datetime | None) -> list[asyncpg.Record]:
     """Return the usage of every conveyancer in the month that begins then, or in the current one, in UTC.
 
-    It says how many requests the firm made, and how many were calculated, withdrawn and erased in that month.
     The events of erased requests are kept, so a month's figures never change. This reads all events: 2 s for
     two million.
     """

@@ -127,11 +127,9 @@ async def read_page(
 ) -> tuple[list[CalculationRequest], UUID | None]:
     """Return a page of this conveyancer's requests, newest first, and after which id the next one begins.
 
-    A page has at most *limit* requests and at most LARGEST_PAGE bytes, because a request may have 57 KB, and
-    many callers may read pages at the same time. Raises UnknownConveyancer. Each name in *filters* is a
-    column, and never a caller's text.
-
-    A cursor grants no access: whatever it says, a page has only this conveyancer's requests.
+    A page has at most *limit* requests and at most LARGEST_PAGE bytes, because a request may have 57 KB.
+    Each name in *filters* is a column, and never a caller's text. Whatever a cursor says, a page has only
+    this conveyancer's requests. Raises UnknownConveyancer.
     """
     arguments = [_list_newest(*filters), conveyancer_id, *filters.values()]
     page: list[CalculationRequest] = []

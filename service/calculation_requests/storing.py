@@ -57,13 +57,10 @@ class Storage:
         traceparent: str | None,
         until: float,
     ) -> tuple[CalculationRequest, bool]:
-        """Store a request before the deadline *until*, and wake the relays.
+        """Store a request before the deadline *until*. Returns it, and whether an earlier create stored it.
 
-        Returns the stored request, and whether an earlier create stored it.
-
-        However often a create is sent with one key, one request is stored and returned. A create that stores
-        nothing looks for the request with its key. If there is none, another create is storing the key, and
-        may fail. So this create tries again after a pause.
+        A create that stores nothing looks for the request with its key. If there is none, another create is
+        storing the key, and may fail. So this create tries again after a pause.
 
         After PostgresUnavailable the request may have been stored. After UnknownConveyancer, AlreadyErased,
         IdempotencyKeyReused or IdempotencyKeyInFlight it has not been stored.
@@ -116,7 +113,7 @@ def insert_arguments(
 # Stores a request and its request.created event, and returns its id and time, if all these conditions hold.
 # Otherwise stores neither. All but the first apply only if there is an idempotency key, "the key" here.
 #
-# - The conveyancer is active. A foreign key would make all inserts of a firm share a lock on the firm's row.
+# - The conveyancer is active. With a foreign key, all inserts of a firm would share a lock on its row.
 # - No request is stored with the key. The lock of the fourth condition would not exclude an earlier create of
 #   the same group commit, because a session can acquire its own lock again.
 # - No request with the key was erased.

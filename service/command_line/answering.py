@@ -1,8 +1,7 @@
-"""The code that the commands of `python -m service` and `python -m worker` share, on top of click.
+"""What all commands share, on top of click.
 
-A command is an async function that returns an Answer. Its decorators are click's and then `@answering` or, if
-it changes something, `@on_record`.
-click.ClickException and the errors that `run` expects are printed as one line for the operator.
+A command is an async function that returns an Answer, below click's decorators and `@answering` or, if it
+changes something, `@on_record`. Errors that `run` expects are printed as one line.
 """
 
 import functools

@@ -20,9 +20,8 @@ async def record(
     """Record changes, each given as a request's id and what was changed, such as an e-mail key.
 
     The id is None if a conveyancer or very many requests were changed. Uses the caller's transaction, if any.
-
-    The lines go to standard error before the transaction commits. So a failure may leave a line without a
-    change, but never a change without a line. After a restore, the lines say what must be done again.
+    The lines, which say what must be done again after a restore, go to standard error before it commits. So a
+    failure may leave a line without a change, but never a change without a line.
     """
     rows = [
         (request_id, conveyancer_id, action, subject, by.name, by.note) for request_id, subject in changed

@@ -23,11 +23,8 @@ SILENCE_SECONDS = 3.0  # the longest that a transaction may be idle before Postg
 async def acquired(pool: Pool, *, seconds: float, party: str | None = None) -> AsyncIterator[Connection]:
     """Acquire a connection from the pool, for at most *seconds*. Waiting for it may take half of that.
 
-    A *party* may take half of the places in the pool's queue.
-
-    An interrupted statement is cancelled in the background. Its connection is closed within *seconds*.
-
-    Raises PostgresUnavailable if Postgres or the pool does not respond in time.
+    A *party* may take half of the places in the pool's queue. An interrupted statement is cancelled in the
+    background. Raises PostgresUnavailable if Postgres or the pool does not respond in time.
     """
     began = time.perf_counter()
     try:

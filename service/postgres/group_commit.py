@@ -28,15 +28,13 @@ class _Member(NamedTuple):
 class GroupCommit:
     """Runs one statement for all callers that arrive while the first one, the leader, waits for a connection.
 
-    The statement returns one row, with an id in its first column, or nothing. The leader runs the statement
-    for every caller present, and passes on the results. No caller waits for others to arrive. Without groups,
-    a create takes 1.5 times the processor time (954 µs in the API became 1,209, 199 in Postgres 522), and
-    where a commit takes 10 ms, ten connections serve 1,000 creates a second.
+    The statement returns one row, with an id in its first column, or nothing. No caller waits for others to
+    arrive. Without groups, a create takes 1.5 times the processor time, and where a commit takes 10 ms, ten
+    connections serve 1,000 creates a second.
 
-    If the statement fails, it fails for the whole group: the leader gets the error, the other callers get
-    PostgresUnavailable. So Postgres must not reject the arguments of any caller: validate them before. The
-    other callers also get PostgresUnavailable if the leader is cancelled, because its caller left. A caller
-    that is cancelled before the statement is run stores nothing.
+    If the statement fails, the leader gets the error, and the other callers get PostgresUnavailable, as they
+    do if the leader is cancelled. So validate the arguments before. A caller that is cancelled before the
+    statement is run stores nothing.
     """
 
     def __init__(self, pool: Pool, statement: str, *, seconds: float) -> None:
@@ -51,10 +49,9 @@ class GroupCommit:
     ) -> Sequence[Any] | None:
         """Run the statement with *arguments*; return its row, whose id is *row_id*, or None.
 
-        The leader's deadline applies to the whole group. The other callers' deadlines are not much later,
-        because they join only while the leader has more than JOIN_SHARE of its time left.
-
-        Raises PostgresUnavailable, and the errors that the statement raises.
+        The leader's deadline applies to the whole group. The others' are not much later, because they join
+        only while it has more than JOIN_SHARE of its time left. Raises PostgresUnavailable, and the errors
+        that the statement raises.
         """
         member = _Member(row_id, arguments, asyncio.get_running_loop().create_future())
         group = self._gathering

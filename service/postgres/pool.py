@@ -27,9 +27,7 @@ class Pool:
 
     asyncpg's own pool was tried. Its queue is unbounded, so Postgres works for callers that have given up; it
     took 41 µs more a statement; and callers got 503 where Postgres grants fewer connections than it may open.
-    Sessions are not reset between callers, because a caller's settings end with its transaction.
-
-    If Postgres accepts fewer connections than the pool may open, callers wait for a connection in use.
+    Here they wait for one in use. Sessions are not reset, because settings end with a transaction.
     """
 
     def __init__(self, settings: Settings) -> None:

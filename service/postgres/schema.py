@@ -67,10 +67,8 @@ async def apply(connection: Connection, versions: Sequence[str] = _VERSIONS) -> 
     """Upgrade a database, which may be in use, to the newest version. Returns its version afterwards.
 
     An empty database gets schema.sql. Then missing versions are applied, each once. Finally roles.sql grants
-    rights to the roles that exist. A database at a newer version is not changed. The connection must be
-    direct, because a transaction pooler would lose the lock.
-
-    Raises SchemaOutdated if the schema cannot be applied.
+    rights. A database at a newer version is not changed. The connection must be direct, because a transaction
+    pooler would lose the lock. Raises SchemaOutdated if the schema cannot be applied.
     """
     await check_settings(connection)
     for _ in range(_ATTEMPTS):
@@ -161,13 +159,11 @@ async def check_ready(pool: Pool, *, seconds: float) -> str | None:
 
 
 async def _apply(connection: Connection, versions: Sequence[str]) -> None:
-    """Apply missing versions and roles.sql, unless the database has a newer version.
+    """Do what `apply` does, unless a lock is not acquired. Raises SchemaOutdated for tables of others.
 
-    Raises SchemaOutdated if the database has only other tables.
-
-    A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction. In
-    that case, each statement is a transaction, and must be safe to repeat after an interruption. Because an
-    interrupted CREATE INDEX CONCURRENTLY leaves an invalid index, DROP INDEX IF EXISTS must precede it.
+    A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction.
+    Then each statement is one, and must be safe to repeat after an interruption. Because an interrupted
+    CREATE INDEX CONCURRENTLY leaves an invalid index, DROP INDEX IF EXISTS must precede it.
     """
     stored = await read_version(connection)
     if stored == 0:

@@ -1,9 +1,8 @@
 """Serves an ASGI application until asked to stop: the API, and the worker's probes.
 
-The server is the embedded one of Granian, in which hyper reads HTTP/1.1. Granian calls it experimental, which
-is a known risk. The documented alternative, `granian.Granian`, was tried: it runs the application in a child
-process, which takes 16 MB more and cannot drain connections. uvicorn 0.54 loses a body that is offered with
-h2c, and never closes a connection that stays silent in the head.
+The server is the embedded one of Granian, which Granian calls experimental: a known risk. `granian.Granian`
+was tried: it runs the application in a child process, which takes 16 MB more and cannot drain connections.
+uvicorn 0.54 loses a body that is offered with h2c, and never closes a connection that is silent in the head.
 """
 
 import asyncio
@@ -73,9 +72,8 @@ async def serve(
 ) -> None:
     """Serve until *stop*, then finish the requests in flight, in at most *shutdown_seconds*.
 
-    For the first *drain_seconds* of these, new requests are served, too, and each response closes its
-    connection. So a caller that uses a connection again and again gets no error. Raises ServerFailed, for
-    example if the application does not start.
+    For the first *drain_seconds*, new requests are served, too, and each response closes its connection. So a
+    caller that reuses a connection gets no error. Raises ServerFailed, as if the application does not start.
     """
     in_flight: set[asyncio.Task[None]] = set()
     server = _server(_tracked(app, in_flight, stop), address, keep_alive_seconds, most_connections)

@@ -35,11 +35,10 @@ class NotReady(Exception):
 def lasting_readiness(pool: Pool, *, seconds: float) -> Check:
     """Return a check that runs `check_ready` until it has passed, and again once the pool has connected.
 
-    A new connection may lead to another Postgres, or to one that has lost its data. But after `check_ready`
-    has passed once, an unreachable Postgres no longer fails the returned check. Otherwise no API process
-    would be ready, and callers would get the ingress's error instead of our 503. For the same reason, a
-    setting of Postgres that is changed while the process runs is only a warning. A rejected login or an
-    outdated schema still fails the returned check, because other processes may not have this fault.
+    A new connection may lead to another Postgres. But once `check_ready` has passed, an unreachable Postgres,
+    or a setting that was changed, fails the returned check no more: no API process would be ready, and
+    callers would get the ingress's error instead of our 503. A rejected login or an outdated schema still
+    fails it, because other processes may not have this fault.
     """
     has_passed, opened = False, 0  # *opened*: how many connections the pool had opened by then
     warning: str | None = None

@@ -1,9 +1,7 @@
 """Traces, exported over OTLP if OTEL_EXPORTER_OTLP_ENDPOINT is set. Otherwise no spans are created.
 
 Each request has a trace in any case: its events carry a `traceparent` (W3C Trace Context), and its log lines
-the trace id.
-
-Attributes are names such as routes and queues, but never the path or query as sent, an address or a secret.
+the trace id. Attributes are never the path or query as sent, an address or a secret.
 """
 
 import threading
