@@ -45,14 +45,13 @@ async def process_with_retries(process: Callable[[Item], Awaitable[Failure]], it
 class Batches(Generic[Item]):
     """Processes its callers' items in batches of at most LARGEST_BATCH, one batch at a time.
 
-    A batch never waits for more items to arrive. The more items a batch has, the less an item costs. *work*
-    processes a batch in one Postgres transaction or over one RabbitMQ connection, and returns a failure or
-    None for each item. It should return TryAgain rather than wait for a lock, because waiting would delay
-    the other items. If *work* raises an exception that is not a Postgres outage, each item is processed
-    alone, so that only the faulty item fails.
+    A batch never waits for more items to arrive. *work* processes a batch in one Postgres transaction or over
+    one RabbitMQ connection, and returns a failure or None for each item: TryAgain rather than waiting for a
+    lock. If *work* raises an exception that is not a Postgres outage, each item is processed alone, so that
+    only the faulty item fails.
 
     One transaction for each message was built: 63 lines less, but 3.8 times the processor time a calculation
-    (2.53 ms instead of 0.66) and a third of the rate. 50,000 malformed messages took more than 240 s.
+    and a third of the rate. 50,000 malformed messages took more than 240 s.
     """
 
     def __init__(self, work: Callable[[Sequence[Item]], Awaitable[Failures]]) -> None:

@@ -179,8 +179,8 @@ async def _read(
     """Yield the first *number* dead letters. Raises ClickException if fewer arrive.
 
     They are consumed, because basic.get makes a consumer of each unacknowledged message. RabbitMQ returns the
-    messages of more than 32 consumers in another order when it starts again and replays the queue's log. So
-    the acknowledgements that follow in the log then delete other messages than those that were acknowledged.
+    messages of more than 32 consumers in another order when it starts again and replays the queue's log, and
+    the acknowledgements that follow there then delete other messages.
     """
     arrived: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
     async with asyncio.timeout(ANSWER_SECONDS):

@@ -44,15 +44,13 @@ class Consumer(Generic[Content]):
     """Reads one queue: decodes each message, records it, and settles it.
 
     *decode* gets the message and the traceparent to pass on. *record* gets decoded messages in batches, in a
-    transaction, and returns a failure or None for each message: see `Batches`. It raises no failure, because
-    the batch would be rolled back, and a refusal would not wait for a standby. *committed* is called after
-    each commit. A message whose failure is in *refusals*, which a retry cannot fix, is dead-lettered with the
-    reason.
+    transaction, and returns a failure or None for each: see `Batches`. It raises no failure, because the
+    batch would be rolled back, and a refusal would not wait for a standby. *committed* is called after each
+    commit. A message whose failure is in *refusals* is dead-lettered with the reason.
 
-    While Postgres is down, in-flight messages wait. If the channel is lost meanwhile, RabbitMQ returns them
-    to the queue, and the next delivery counts towards the delivery limit. RabbitMQ itself closes the channel
-    if a message is not acknowledged within consumer_timeout, half an hour by default. So the queue is read
-    again only when Postgres commits.
+    While Postgres is down, in-flight messages wait. If the channel is lost meanwhile, as it is after half an
+    hour, RabbitMQ returns them to the queue, and the next delivery counts towards the delivery limit. So the
+    queue is read again only when Postgres commits.
     """
 
     def __init__(
@@ -203,11 +201,8 @@ async def settle(message: AbstractIncomingMessage, outcome: str, leaving: asynci
     """Acknowledge a message or, if its handling failed unexpectedly, return it to its queue.
 
     Each is acknowledged by itself. A `multiple` ack would include messages that aio-pika could not pass on.
-
-    RabbitMQ dead-letters a message that reaches the delivery limit, without x-reason. It is returned by a
-    reject, because RabbitMQ 4.3 does not count a delivery that a nack ends.
-
-    If settling fails, leave the channel. Otherwise the message would count towards the prefetch forever.
+    It is returned by a reject, because RabbitMQ 4.3 does not count a delivery that a nack ends towards the
+    delivery limit. If settling fails, leave the channel: the message would count as prefetched forever.
     """
     try:
         if outcome == "returned":

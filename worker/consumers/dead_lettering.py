@@ -24,9 +24,9 @@ SENDER = "x-user-id"
 def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message:
     """Return a copy whose headers say why the message was refused, for other teams to read.
 
-    The headers have the class of *refusal* and its text, which does not quote the message. The sender's
-    `user_id`, which RabbitMQ has checked, becomes the header `x-user-id`. The message's own `x-user-id` is
-    left out, because any sender can set it. So the next dead letter of a redriven message names no sender.
+    The text of *refusal* does not quote the message. The sender's `user_id`, which RabbitMQ has checked,
+    becomes the header `x-user-id`. The message's own is left out, because any sender can set it. So the next
+    dead letter of a redriven message names no sender.
     """
     headers = {name: value for name, value in message.headers.items() if name.lower() != SENDER}
     headers |= {"x-reason": type(refusal).__name__, "x-reason-text": str(refusal)}
@@ -38,12 +38,10 @@ def dead_letter(message: AbstractIncomingMessage, refusal: Exception) -> Message
 async def publish_letters(settings: WorkerSettings, queue: Queue, letters: Sequence[Message]) -> Failures:
     """Publish dead letters of *queue*. A message may be acknowledged only after its copy is confirmed.
 
-    So a crash may duplicate a message but never lose it. All confirms together may take
-    BROKER_TIMEOUT_SECONDS. The messages whose copies are not confirmed by then return to their queue. Those
-    whose copies are refused are retried: at the delivery limit, RabbitMQ 3.10 would move them no more.
-
-    The letters have a connection of their own, because during an alarm RabbitMQ reads nothing from a
-    publishing connection, not even acknowledgements.
+    The messages whose copies are not confirmed in BROKER_TIMEOUT_SECONDS return to their queue. Those whose
+    copies are refused are retried: at the delivery limit, RabbitMQ 3.10 would move them no more. The letters
+    have a connection of their own, because during an alarm RabbitMQ reads nothing from a publishing
+    connection, not even acknowledgements.
     """
     confirmed = 0
     failure: Exception = TryAgain("the dead-letter queue is full, or is not bound")

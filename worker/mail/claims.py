@@ -31,11 +31,9 @@ class Claims:
     """This process's claims on e-mails. Each is renewed until the outcome is recorded.
 
     A lock on the row would not do: it would end with the connection to Postgres, and another process would
-    send the e-mail again, although this process may be about to record the mail server's acceptance.
-
-    Other processes cannot know whether this process was killed, or has only lost Postgres. So they leave a
-    claimed e-mail alone until its claim expires. EMAIL_CLAIM_SECONDS, 30 by default, is longer than most
-    network outages. With 4 seconds, longer outages caused e-mails to be sent twice.
+    send the e-mail again, although this process may be about to record the mail server's acceptance. Others
+    cannot know whether this process was killed, or has only lost Postgres. So they leave a claimed e-mail
+    alone until its claim expires. With 4 seconds instead of 30, outages caused e-mails to be sent twice.
     """
 
     def __init__(self, settings: EmailSettings, pool: Pool, relay: RelayWaker) -> None:

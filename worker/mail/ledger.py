@@ -4,15 +4,12 @@ An e-mail is pending until it ends: until it is sent or has failed. A process cl
 an attempt to send it, so that no other process does. Each claim ends with one of these outcomes:
 
 - sent: the mail server accepted the content.
-- failed: the e-mail will not be sent. The mail server refused it for good, it was given up after days, or it
-  cannot be composed. (An e-mail that is cancelled has failed, too, without an attempt: email_changes.py.)
+- failed: the mail server refused the e-mail for good, it was given up after days, or it cannot be composed.
+  (An e-mail that is cancelled has failed, too, without an attempt: email_changes.py.)
 - postponed: the mail server refused the e-mail for now, or did not reply. The e-mail is due again later.
 - internal_error: this service could not compose or send the e-mail. The e-mail is due again later.
 - given_back: the mail server accepts no e-mail now, or the process may not send the e-mail any more. The
   e-mail is due again at once, and the attempt is not counted.
-
-A refusal is a reply that is not an acceptance, or no reply at all (replies.py). A claimed e-mail waits until
-a connection to the mail server takes it (postman.py).
 """
 
 import time
@@ -69,10 +66,9 @@ async def claim(
 
     Returns the claimed e-mails, and how many others were due but could not be claimed. Those are due later.
 
-    E-mails *under_way* in this process are excluded, because their claims may have expired while Postgres was
-    unreachable. E-mails whose claim has expired are left alone until Postgres has been up for *seconds* after
-    a crash, failover or restart. The process that claimed them could not renew the claims meanwhile, and may
-    still record the mail server's reply.
+    E-mails *under_way* in this process are excluded: their claims may have expired in an outage of Postgres.
+    E-mails whose claim has expired are left alone until Postgres has been up for *seconds* after a crash,
+    failover or restart. Their process could not renew the claims, and may still record a reply.
     """
     excluded = [each.request_id for each in under_way], [each.number for each in under_way]
     rows = await connection.fetch(_CLAIM, process_id, limit, seconds, *excluded, time.monotonic())

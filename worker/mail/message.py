@@ -76,9 +76,7 @@ def in_ascii(address: str) -> str:
 
 
 def compose(email: Email, request_url: str, sender: Sender, *, token: str, date: datetime) -> bytes:
-    """Return the bytes of the e-mail. Equal arguments make equal bytes.
-
-    Raises EmailNotValidError.
+    """Return the bytes of the e-mail. Equal arguments make equal bytes. Raises EmailNotValidError.
 
     Subject and first sentence name the registered conveyancer, so that no caller can write in another firm's
     name. The caller's own texts appear only elsewhere.

@@ -44,11 +44,10 @@ class Postman:
     The main loop claims due e-mails, which then wait in this process for a connection, and opens connections
     for them. A connection carries one e-mail after another: RCPT, content, then the outcome is recorded.
 
-    If this process is killed, its claims expire, and another process sends the e-mails. An e-mail that the
-    mail server had accepted, but whose outcome was not recorded, is sent again with the same Message-ID.
+    If this process is killed, its claims expire, and another process sends the e-mails: one that the mail
+    server had accepted, but whose outcome was not recorded, again with the same Message-ID.
 
-    Independent senders were built: they needed most of this again (a shared pause, the renewal of claims,
-    shared idle connections), and were slower.
+    Independent senders were built: they needed most of this again, and were slower.
     """
 
     def __init__(self, settings: EmailSettings, pool: Pool, wake: asyncio.Event, relay: RelayWaker) -> None:

@@ -83,12 +83,10 @@ class Reply(NamedTuple):
 def outcome_of(reply: Reply, email: Email, settings: EmailSettings, *, others_accepted: bool) -> Outcome:
     """Return the outcome that a mail server's reply to RCPT or the content has for an e-mail.
 
-    A 5xx is final, unless the sender is at fault: our address, login or machine. Other refusals postpone the
-    e-mail, for pauses that double, until the e-mail is older than EMAIL_GIVE_UP_SECONDS. Then it fails, but
-    not at its first attempt, which may follow a long outage. A fault of ours must not fail many e-mails. So
-    if the sender is at fault, the e-mail fails only if the mail server has lately accepted others.
-
-    No reply to the content counts as an attempt, too, because the mail server may have accepted the e-mail.
+    A 5xx is final, unless the sender is at fault: our address, login or machine. Other refusals, and no reply
+    to the content, postpone the e-mail, for pauses that double, until it is older than EMAIL_GIVE_UP_SECONDS.
+    Then it fails, but not at its first attempt, which may follow a long outage. If the sender is at fault, it
+    fails only if the mail server has lately accepted others, because a fault of ours must not fail many.
     """
     if reply.is_acceptance:
         return email.ended(reply.text)

@@ -1,11 +1,9 @@
 """Decodes message properties one by one. A header names the properties that cannot be used.
 
-pamqp itself raises an error for a bad property. The error ends the connection, and RabbitMQ delivers all
-in-flight messages again. So one malformed message could bring all others to the delivery limit.
-
-aio-pika cannot construct a message with a delivery_mode above 2, which RabbitMQ 4 delivers. Such a message
-would never reach its consumer, and would count towards the prefetch forever. pamqp cannot write all headers
-that it can read, so they could not be copied to a dead letter.
+pamqp's error for a bad property ends the connection, and RabbitMQ delivers all in-flight messages again. So
+one malformed message could bring all others to the delivery limit. aio-pika cannot construct a message with a
+delivery_mode above 2, which RabbitMQ 4 delivers: it would count towards the prefetch forever. pamqp cannot
+write all headers that it can read, so they could not be copied to a dead letter.
 """
 
 import struct

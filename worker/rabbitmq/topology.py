@@ -89,10 +89,8 @@ async def ensure(connection: AbstractConnection, *, creates: bool = True) -> dic
     """Create missing exchanges and queues. Bind every queue. Each role does so, and any role can start first.
 
     Without *creates*, for users who may not configure, only check that the exchanges and queues exist. Those
-    that the user has no rights to are left out: RabbitMQ 4 does not say whether they exist.
-
-    If an exchange or queue exists with other properties, the broker closes the channel. So each is declared
-    on its own channel. Returns the broker's messages about differences, by name of the exchange or queue.
+    that the user has no rights to are left out: RabbitMQ 4 does not say whether they exist. Returns the
+    broker's messages about differences, by name. Each closes its channel, so each part has one of its own.
     """
     differences = {}
     for name, declare_part in PARTS.items():

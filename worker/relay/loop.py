@@ -45,9 +45,7 @@ _log = structlog.get_logger()
 class Relay:
     """Publishes the events of the outbox, in order within each request, and deletes the confirmed events.
 
-    After a crash between confirm and commit, the same events are published again. So delivery is at least
-    once.
-
+    After a crash between confirm and commit, the same events are published again: at least once.
     Any number of relays share the outbox. A relay locks the events that it publishes, until its transaction
     ends. So there is no leader, and nothing to clean up after a crash.
     """
@@ -157,9 +155,8 @@ class Relay:
         """Publish a window. If RabbitMQ works, but does not confirm an event in time, the event has failed.
 
         While a bound quorum queue has no majority, RabbitMQ confirms no message for it, and blocks the
-        channel for a minute per message. So a probe over a second connection shows whether RabbitMQ works.
-        The queue may be another team's, and e-mails must not wait for it. So the unconfirmed
-        `request.created` are published to our own queue as well, over the second connection.
+        channel. So a probe over a second connection shows whether RabbitMQ works. E-mails must not wait for
+        another team's queue, so unconfirmed `request.created` are published to our own queue over it, too.
         """
         result = await publisher.publish(window)
         if not isinstance(result.outage, TimeoutError):

@@ -46,9 +46,9 @@ class OutboxEvent(msgspec.Struct, frozen=True, kw_only=True):
 async def lock(connection: Connection, *, pending: int, held: int) -> list[OutboxEvent]:
     """Lock the oldest pending events, and those held events that have been due for longest.
 
-    Each is the first of its request. Those that another transaction has locked are left out. The events are
-    read in a second statement, because its snapshot must be younger than the locks. Otherwise an event would
-    be published as it was before an erasure that was committed meanwhile.
+    Each is the first of its request. Locked ones are left out. The events are read in a second statement,
+    whose snapshot is younger than the locks. Otherwise an event would be published as it was before an
+    erasure that was committed meanwhile.
     """
     pointers = await connection.fetch(_LOCK, pending, held, time.monotonic())
     by_request = {row["request_id"]: row for row in pointers}

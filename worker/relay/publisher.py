@@ -60,9 +60,8 @@ class Publisher:
     async def probe(self, exchange: str = topology.NOTIFICATIONS_ALONE) -> None:
         """Publish two empty messages that no queue gets. Raises BrokerUnavailable unless both are confirmed.
 
-        RabbitMQ reports an alarm only after a publish. It still confirms the first message, and then reads no
-        more from the connection. The messages go to NOTIFICATIONS_ALONE, because on the exchange of the
-        events a team's queue that is bound to `#` would get them.
+        RabbitMQ reports an alarm only after a publish: it confirms the first message, then reads no more. On
+        the exchange of the events, a team's queue that is bound to `#` would get them.
         """
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -74,10 +73,8 @@ class Publisher:
     async def publish(self, window: Sequence[OutboxEvent]) -> PublishResult:
         """Publish all events of *window* together, and wait for their confirms, within one timeout.
 
-        After an outage, or if this is cancelled, messages may have a delivery tag but be unsent. So the
-        channel is not used again.
-
-        No two events may belong to one request. If the first were refused, the second would overtake it.
+        No two events may belong to one request: if the first were refused, the second would overtake it.
+        After an outage or a cancellation the channel is not used again: some messages may be unsent.
         """
         if not window:
             return PublishResult()
