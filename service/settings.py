@@ -100,10 +100,7 @@ AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
 
 
 def load(kind: type[AnyStruct], environment: Mapping[str, str] = os.environ) -> AnyStruct:
-    """Read the settings of one process from *environment*. An empty variable counts as unset.
-
-    Raises InvalidSetting. It names the variable but does not show the value, which may be a password.
-    """
+    """Read settings. An empty variable counts as unset. Raises InvalidSetting, which shows no value."""
     given = {name: value for name, value in environment.items() if value}
     try:
         return msgspec.convert(given, kind, strict=False)

@@ -126,8 +126,7 @@ class CreateBody(Sent, frozen=True, kw_only=True):
     def idempotency(self, key: str | None) -> Idempotency | None:
         """Return what identifies a repeat, or None if there is no key.
 
-        The order of fields, whitespace, whether a null or an empty text is sent or left out, and the
-        conveyancer's fee setting make no difference.
+        It does not depend on the order of fields, whitespace, nulls and empty texts, and the firm's setting.
         """
         if key is None:
             return None

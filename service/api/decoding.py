@@ -90,8 +90,7 @@ def _read(kind: type[Kind], body: bytes) -> Kind:
 def provide_query(kind: type[Kind]) -> Provide:
     """Return the dependency of a handler that takes a query.
 
-    Litestar itself would pass unknown parameters, take the last of several with the same name, and stop at
-    the first failing one.
+    Litestar itself would pass unknown parameters, take the last of several, and stop at the first failure.
     """
 
     def provide(request: Request[Any, Any, Any]) -> Kind:

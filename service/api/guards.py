@@ -67,8 +67,7 @@ async def requires_api_key_or_token(request: AnyRequest) -> None:
 def _shed_load(request: AnyRequest) -> Resources:
     """Return the resources. Raises PostgresUnavailable while Postgres is down or the pool's queue is full.
 
-    This comes before authentication, because rejecting a request after reading its token and body costs
-    almost as much as serving it.
+    This comes before authentication, because rejecting a request later costs almost as much as serving it.
     """
     resources: Resources = request.app.state.resources
     resources.pool.check_available()

@@ -142,10 +142,7 @@ def _complete(message: Message, request_id: bytes) -> Message:
 
 
 def _record(method: str, route: str | None, status: int, seconds: float, facts: dict[str, Any]) -> None:
-    """Count and log an HTTP request under its route's template, or "unmatched" if it has no route.
-
-    The path, the query and an unknown method are not logged: each may contain personal data or secrets.
-    """
+    """Count and log an HTTP request, without path, query and unknown method, which may hold personal data."""
     route = route or "unmatched"
     method = method if method in api_metrics.METHODS else "other"
     api_metrics.request_seconds.labels(method, route, str(status)).observe(seconds)

@@ -59,10 +59,7 @@ class Authenticator:
         return self.verify_access_token(token, scope=access_tokens.READ)
 
     async def verify_api_key_or_token(self, token: str) -> None:
-        """Accept any valid API key or access token.
-
-        Raises as `verify_access_token` does, and PostgresUnavailable, because API keys are in Postgres.
-        """
+        """Accept any API key or access token. Raises as `verify_access_token`, and PostgresUnavailable."""
         if not api_keys.looks_like_api_key(token):
             self._verify(token)
             return

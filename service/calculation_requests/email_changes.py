@@ -1,8 +1,4 @@
-"""Changes to the e-mails of locked requests: how they end (sent, failed or cancelled), and adding new ones.
-
-The worker ends e-mails, as sent or failed. Firms and operators add e-mails, and correct links, which cancels
-pending e-mails. So do withdrawals, erasures and the command `emails cancel`.
-"""
+"""Changes to the e-mails of locked requests: how they end (sent, failed, cancelled), and adding new ones."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -56,8 +52,7 @@ async def announce_ends(
 ) -> None:
     """Record and announce how e-mails ended: pending ones or, if they have bounced, sent ones.
 
-    Their rows, and their *requests*, must be locked. Claims are not checked, because a reply counts even if
-    another process has claimed the e-mail since.
+    Their rows, and their *requests*, must be locked. A reply counts even if another process has the claim.
     """
     rows = []
     for end in ends:
@@ -93,8 +88,7 @@ async def send_as_requested(
 ) -> None:
     """Send a request's e-mail again, as its firm asks. With another *address*, the link is replaced, too.
 
-    If nothing is replaced, and an e-mail is pending, none is added. So a repeated call is harmless. Raises
-    AlreadyWithdrawn and TooManyEmails.
+    If nothing is replaced, and an e-mail is pending, none is added. May raise AlreadyWithdrawn, TooManyEmails.
     """
     if request.withdrawn_at is not None:
         raise AlreadyWithdrawn
@@ -147,10 +141,9 @@ async def _add_another(connection: Connection, request: LockedRequest) -> EmailI
 
 
 async def cancel(connection: Connection, requests: Mapping[UUID, LockedRequest]) -> list[EmailId]:
-    """Cancel the pending e-mails of these requests. Returns them.
+    """Cancel the pending e-mails of these requests, also those that no consumer has recorded. Returns them.
 
-    First e-mails that no consumer has recorded yet are recorded and cancelled. An e-mail that a worker has
-    claimed may still be sent, because the worker may have read the row already.
+    A claimed e-mail may still be sent, because the worker may have read the row already.
     """
     # If a consumer is adding a first e-mail, this waits until it has. So the next statement sees that e-mail.
     await add_first(connection, [FirstEmail(request_id) for request_id in requests])
@@ -178,10 +171,7 @@ class FirstEmail(NamedTuple):
 
 
 async def add_first(connection: Connection, emails: Sequence[FirstEmail]) -> set[UUID]:
-    """Add first e-mails, unless they were added before. Returns the ids of those requests that exist.
-
-    The commit waits for a standby, even if nothing was added.
-    """
+    """Add first e-mails, unless added before. Returns which requests exist. Commits wait for a standby."""
     request_ids = await connection.fetchval(
         f"""
         WITH known AS (

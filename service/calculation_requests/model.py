@@ -147,8 +147,7 @@ def request_in(row: Mapping[str, Any]) -> CalculationRequest:
 class RetrievedCalculationRequest(msgspec.Struct, frozen=True):
     """A calculation request as it is read, alone or in a list.
 
-    `secret` and `request_url` are null for an internal reader, and in a list while the service lacks the key
-    that made the secret.
+    `secret` and `request_url` are null for an internal reader, and in a list while their key is missing.
     """
 
     uuid: Annotated[str, field_docs.UUID]

@@ -34,9 +34,9 @@ class SecretKeyRing(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "SecretKeyRing":
-        """Read `id:key,id:key,…`, the current key first. Raises InvalidSetting, without showing a key.
+        """Read `id:key,id:key,…`, the current key first, each of 32 bytes or more in URL-safe base64.
 
-        A key is at least 32 bytes, encoded in URL-safe base64.
+        Raises InvalidSetting, without showing a key.
         """
         pairs = [entry.strip().partition(":") for entry in text.split(",")]
         named = {name: hmac.new(_decode_key(encoded), digestmod="sha256") for name, _, encoded in pairs}

@@ -77,8 +77,7 @@ async def postgres(url: str | None = None, *, applies_schema: bool = False) -> A
 async def bounded_transaction(connection: Connection) -> AsyncIterator[None]:
     """Open a transaction on a command's connection. Its commit waits for a standby: see REPLICATE.
 
-    Postgres ends the session if the transaction is idle for SILENCE_SECONDS. Raises
-    asyncpg.LockNotAvailableError if a lock is not acquired in LOCK_SECONDS.
+    A lock that is not acquired in LOCK_SECONDS raises asyncpg.LockNotAvailableError.
     """
     async with connection.transaction(isolation="read_committed"):
         await connection.execute(connections.allow_silence(connections.SILENCE_SECONDS))

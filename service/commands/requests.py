@@ -51,8 +51,7 @@ async def find(
 async def _find_customer(connection: Connection, address: str) -> list[UUID]:
     """Return the requests of a customer, however the address is spelled.
 
-    Postgres cannot compare the domains, because it knows no punycode. It gets only a hash, because it may log
-    the parameters of a slow statement, and this one reads all rows.
+    Postgres knows no punycode. It gets only a hash, because it may log the parameters of a slow statement.
     """
     wanted = email_addresses.normalized(address)
     rows = await connection.fetch(

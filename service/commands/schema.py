@@ -24,8 +24,7 @@ schema = click.Group("schema", help="The schema of the database.")
 async def apply() -> Answer:
     """Install the schema in an empty database, or apply missing versions, even to a database in use.
 
-    During an outage of Postgres, the command waits for up to ten minutes. If Postgres rejects the login, it
-    ends after a minute.
+    It waits for Postgres, for up to ten minutes or, if Postgres rejects the login, for a minute.
     """
     began, reason = time.monotonic(), ""
     while True:

@@ -56,10 +56,9 @@ class Pool:
 
     @contextmanager
     def place_in_queue(self, party: str | None) -> Iterator[None]:
-        """Take a place in the queue for the block.
+        """Take a place in the queue for the block. Raises PostgresUnavailable if there is none.
 
-        Raises PostgresUnavailable if the queue is full, or if the callers of this *party* have half of it.
-        The other half is for other parties. Callers without a party, as in the worker, have no such limit.
+        Callers of one *party* may take half of them. Without one, as in the worker, there is no such limit.
         """
         share = self._queue_size if party is None else self._queue_size * _LARGEST_SHARE
         if len(self._queue) >= self._queue_size or self._queue.count(party) >= share:

@@ -94,10 +94,7 @@ def span(
 
 
 def onward(incoming: str | None) -> str:
-    """Return the traceparent to pass on: the current span's, else *incoming*, else a new one.
-
-    In a new one the flag `sampled` is off, because no span of its trace was exported.
-    """
+    """Return the traceparent to pass on: the current span's, else *incoming*, else a new one, not sampled."""
     current = _traceparent_of() if is_on() else None
     return current or incoming or f"00-{randbytes(16).hex()}-{randbytes(8).hex()}-00"  # noqa: S311 - ids
 

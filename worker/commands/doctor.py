@@ -36,10 +36,7 @@ _ASK_MAIL_SERVER = "are SMTP_URL and MAIL_FROM right?"
 @click.command()
 @answering
 async def doctor() -> Answer:
-    """Report what is wrong with the worker, its servers and its requests, and what to do first.
-
-    The exit status is 1 if anything is wrong.
-    """
+    """Report what is wrong with the worker, its servers and its requests. If anything is, the status is 1."""
     return diagnosis.answer(await examine_worker(os.environ))
 
 

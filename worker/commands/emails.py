@@ -121,8 +121,7 @@ async def _change(
 ) -> Answer:
     """Change e-mails of these requests by *write*, which skips those that have changed since.
 
-    A transaction changes the e-mails of _BATCH requests and records it. Returns how many were changed, or why
-    none was.
+    Each transaction changes and records _BATCH requests. Returns how many were changed, or why none was.
     """
     changed = 0
     for start in range(0, len(request_ids), _BATCH):

@@ -48,10 +48,7 @@ _STATE = """CASE WHEN outbox.request_id IS NULL THEN 'published'
 async def read(
     connection: Connection, *, request_id: UUID | None = None, limit: int | None = None
 ) -> list[asyncpg.Record]:
-    """Return all events of a request, which may have been erased; without one, the oldest unpublished events.
-
-    Pending events come last. Only a retrying event has a time for its next attempt.
-    """
+    """Return a request's events or, without one, the oldest unpublished ones, those that are pending last."""
     return await connection.fetch(
         f"""
         SELECT request_id AS uuid, type, sequence, {_STATE} AS state, time AS written_at,

@@ -63,10 +63,9 @@ def decode(message: Incoming, traceparent: str | None) -> Result:
 
 
 async def record_results(connection: Connection, results: Sequence[Result]) -> Failures:
-    """Record each result once, however often it is delivered, in the caller's transaction.
+    """Record each result once, however often it is delivered. The first of several for a request counts.
 
-    The failures are RequestNotFound, AlreadyErased, CalculationAlreadyRecorded and TryAgain. If a batch has
-    several results for a request, the first counts.
+    The failures are RequestNotFound, AlreadyErased, CalculationAlreadyRecorded and TryAgain.
     """
     ids = {result.request_id for result in results}
     async with change_all(connection, ids, waits=False) as free:

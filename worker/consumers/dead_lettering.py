@@ -71,8 +71,7 @@ async def publish_letters(settings: WorkerSettings, queue: Queue, letters: Seque
 def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Message:
     """Return a persistent copy with these headers, routed by its routing key alone.
 
-    Three properties are left out: an expiration would delete a dead letter early, a priority would change the
-    order, and the broker refuses another user's user_id.
+    Left out: an expiration would delete it early, a priority change the order, another's user_id be refused.
     """
     copied = cast("Message", copy(message))
     copied.headers = {name: value for name, value in headers.items() if name not in _ROUTING}

@@ -21,10 +21,7 @@ class Malformed(Exception):
 
 
 class Incoming(msgspec.Struct, frozen=True):
-    """The body of a message, and the ids in it that are well-formed.
-
-    The decoded JSON is not kept, because it may be many times as large as the body.
-    """
+    """A body, and the well-formed ids in it. Its JSON is not kept, because it may be many times as large."""
 
     body: bytes
     fault: str = ""  # why the body cannot be read

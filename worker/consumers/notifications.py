@@ -30,10 +30,7 @@ def consumer(settings: WorkerSettings, pool: Pool, wake: asyncio.Event) -> Consu
 
 
 def decode(message: Incoming, traceparent: str | None) -> FirstEmail:
-    """Read a request.created event. Raises Malformed.
-
-    The traceparent is stored for the process that sends the e-mail, perhaps hours later.
-    """
+    """Read a request.created event, with the traceparent for the later attempts. Raises Malformed."""
     event = message.to(CloudEvent[RequestCreated])
     if event.type != RequestCreated.type:
         raise Malformed(f"type: Expected {RequestCreated.type}")

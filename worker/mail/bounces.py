@@ -1,7 +1,6 @@
 """Reads the mailbox of MAIL_FROM, and records which sent e-mails have bounced.
 
-worker/README.md has what becomes of each message. A report is recorded before it is removed. Several
-processes may read the same one: only a sent e-mail can bounce.
+A report is recorded before it is removed. Several processes may read one: only a sent e-mail can bounce.
 """
 
 import asyncio

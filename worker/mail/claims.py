@@ -102,10 +102,9 @@ class Claims:
         )
 
     async def _record(self, outcome: Outcome) -> None:
-        """Record an outcome.
+        """Record an outcome. An end is retried until it is, because only this process knows the reply.
 
-        An end is retried until it is recorded, because only this process knows the reply. A release is tried
-        once. If Postgres is unavailable, or the row is locked, the claim expires instead.
+        A release is tried once. If Postgres is unavailable, or the row is locked, the claim expires instead.
         """
         while True:
             try:

@@ -160,10 +160,9 @@ async def renew(
 
 
 async def record_ends(connection: Connection, ends: Sequence[EmailEnd]) -> Failures:
-    """Record and announce the ends of e-mails in the caller's transaction.
+    """Record and announce the ends of e-mails that are pending, in the caller's transaction.
 
-    Returns TryAgain for each e-mail whose row, or whose request's row, another transaction has locked, and
-    None for the others. An e-mail that had already ended is left alone.
+    Returns TryAgain for each e-mail whose row, or whose request's row, is locked, and None for the others.
     """
     async with change_all(connection, {end.id.request_id for end in ends}, waits=False) as requests:
         lock = f"{_FIND_PENDING} ORDER BY request_id, number FOR UPDATE SKIP LOCKED"
@@ -185,10 +184,7 @@ _FIND_PENDING = """
 
 
 async def release(connection: Connection, process_id: UUID, outcome: Release) -> None:
-    """Record an outcome of a process's attempt, and release its claim.
-
-    If another transaction has locked the row, nothing is recorded, and the claim expires.
-    """
+    """Record an outcome, and release the process's claim. If the row is locked, the claim expires instead."""
     await connection.execute(
         """
         UPDATE email

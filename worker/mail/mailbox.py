@@ -40,10 +40,7 @@ class MailboxUnavailable(click.ClickException):  # so that `doctor` shows the me
 
 
 async def in_thread(step: Callable[[], Result]) -> Result:
-    """Run a step that blocks.
-
-    Not by `asyncio.to_thread`, because a process that stops would wait for the end of the step.
-    """
+    """Run a step that blocks. A process that stops would wait for the end of `asyncio.to_thread`."""
     ended: Future[Result] = Future()
     ended.set_running_or_notify_cancel()
 
@@ -112,10 +109,7 @@ class Mailbox(imaplib.IMAP4):
         _checked(self.select(_quoted(unquote(url.path.strip("/")) or "INBOX")))
 
     def find_new(self) -> list[int]:
-        """Return the UIDs of the newest messages that are new. Removes those that were handled before.
-
-        imaplib accepts a line of up to a megabyte, which is about 125,000 UIDs.
-        """
+        """Return the UIDs of the newest messages that are new. Removes those that were handled before."""
         if handled := self._find("FLAGGED DELETED"):
             self._do("EXPUNGE", handled)
         return self._find("UNFLAGGED UNDELETED")

@@ -76,8 +76,8 @@ class Postman:
     async def run(self, stop: asyncio.Event) -> None:
         """Send due e-mails until *stop*. Resume after every outage of the mail server or Postgres.
 
-        After *stop* no more DATA is sent. Nearly all the shutdown time is for replies to earlier DATA and its
-        content, because an e-mail whose reply is missed is sent again, once its claim has expired.
+        After *stop* no more DATA is sent. Nearly all the shutdown time is for replies to earlier DATA: an e-mail
+        whose reply is missed is sent again.
         """
         self._stop = stop
         async with in_background("email_claims", self._claims.renew):
@@ -135,8 +135,7 @@ class Postman:
     def _most_connections(self) -> int:
         """How many connections may be open now, or being opened.
 
-        During a pause none is begun. After a refusal, one is tried at a time, until a minute after one is
-        accepted again.
+        During a pause none is begun. After a refusal, one at a time, until a minute after one is accepted.
         """
         now = time.monotonic()
         if now < self._pause_ends_at:
@@ -201,11 +200,7 @@ class Postman:
         await self._give_back_waiting(outage.reply, keep=self._open)
 
     async def _next_email(self) -> Email | None:
-        """Wait for an e-mail. Returns None to close the connection.
-
-        An idle connection is kept for a while. With TLS, a connection for each e-mail costs more than all
-        the rest.
-        """
+        """Wait for an e-mail. Returns None to close the connection, but not at once: a new one costs more."""
         if self._stop.is_set():
             return None
         sender = cast("asyncio.Task[None]", asyncio.current_task())

@@ -109,10 +109,7 @@ def given_back(email: Email, reply: Reply | None = None) -> Release:
 
 
 def storable(text: str) -> str:
-    """Return a text of aiosmtplib as it may be stored: cut, without secrets of links, NUL and surrogates.
-
-    The surrogates stand for bytes that are not UTF-8.
-    """
+    """Return a server's text as it may be stored: cut, without secrets of links, NUL and surrogates."""
     # The second cut removes a secret that the first one may have made too short to be recognized.
     text = text[: 2 * _LONGEST_REPLY].encode(errors="surrogateescape").decode(errors="replace")
     return _SECRET.sub("[secret]", text.replace("\0", "\N{REPLACEMENT CHARACTER}"))[:_LONGEST_REPLY]

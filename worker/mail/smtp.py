@@ -23,10 +23,7 @@ _QUIT_SECONDS = 1.0
 
 
 class MailServerUnavailable(Exception):
-    """The mail server is unreachable, or refuses a new connection, the login or the connection's first MAIL.
-
-    This concerns every e-mail, so no attempt is counted.
-    """
+    """The mail server takes no e-mail now: no attempt is counted."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.code)
@@ -46,8 +43,7 @@ class Session:
     def is_reusable(self) -> bool:
         """Whether another e-mail may be sent over the connection.
 
-        It may not after a refusal, or after a recipient whose content was not sent: the mail server may still
-        have this recipient, and would send the next e-mail to it, too.
+        Not after a refusal, or a recipient without content: the next e-mail might go to this recipient, too.
         """
         return self._latest.to != "RCPT" and self._latest.is_acceptance
 
@@ -136,8 +132,7 @@ class Mailer:
     async def _log_in(self, connection: aiosmtplib.SMTP, username: str) -> None:
         """Log in by one mechanism, because a provider may count each refusal, and ban this client.
 
-        `connection.login` would try all that are offered. PLAIN is the one that all servers must have with
-        TLS (RFC 4954, section 4).
+        `connection.login` would try all. With TLS, all servers must have PLAIN (RFC 4954, section 4).
         """
         try:
             await connection.ehlo()

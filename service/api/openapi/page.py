@@ -85,10 +85,7 @@ def _refuse_unknown(response: Response[Any]) -> Response[Any]:
 
 
 def router() -> Router:
-    """Return the routes below /schema, to which Litestar adds the page and the OpenAPI document.
-
-    Their policy lets the browser contact only this server.
-    """
+    """Return the routes below /schema. Their policy lets the browser contact only this server."""
     policy = (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
