@@ -88,7 +88,7 @@ async def send_as_requested(
 ) -> None:
     """Send a request's e-mail again, as its firm asks. With another *address*, the link is replaced, too.
 
-    If nothing is replaced, and an e-mail is pending, none is added. May raise AlreadyWithdrawn, TooManyEmails.
+    If nothing is replaced, and an e-mail is pending, none is added. Raises AlreadyWithdrawn, TooManyEmails.
     """
     if request.withdrawn_at is not None:
         raise AlreadyWithdrawn

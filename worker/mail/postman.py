@@ -76,7 +76,7 @@ class Postman:
     async def run(self, stop: asyncio.Event) -> None:
         """Send due e-mails until *stop*. Resume after every outage of the mail server or Postgres.
 
-        After *stop* no more DATA is sent. Nearly all the shutdown time is for replies to earlier DATA: an e-mail
+        After *stop* no more DATA is sent. Nearly all the time left is for replies to earlier DATA: an e-mail
         whose reply is missed is sent again.
         """
         self._stop = stop
