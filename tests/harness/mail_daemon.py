@@ -12,14 +12,14 @@ from deploy.local.machine.ports import accepts
 from deploy.local.machine.processes import Process, Program, wait_for
 from deploy.local.machine.waiting import wait_until
 
+CONFIGURATIONS = Path(__file__).parent / "configurations"
+
 
 class MailDaemon:
     """Runs *program*, which accepts connections on *port*, and logs *started* to the file *log* at first."""
 
     def __init__(self, program: Program, *, port: int, log: Path, started: str) -> None:
-        self._port = port
-        self._log = log
-        self._started = started
+        self._port, self._log, self._started = port, log, started
         self._process = Process(program)
 
     def kill(self) -> None:
@@ -35,7 +35,6 @@ class MailDaemon:
         self.wait_until_it_listens()
 
     def wait_until_it_listens(self) -> None:
-        """Raise LocalStackError if that takes too long."""
         wait_for(self._process, lambda: self._started in self.log and accepts(self._port), seconds=30)
 
     @property

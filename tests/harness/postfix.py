@@ -7,6 +7,7 @@ import signal
 from contextlib import AbstractContextManager
 from email import message_from_bytes
 from pathlib import Path
+from string import Template
 from typing import NamedTuple
 
 import pytest
@@ -15,7 +16,7 @@ from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, run_command
 from tests.harness import mail_daemon
-from tests.harness.mail_daemon import MailDaemon
+from tests.harness.mail_daemon import CONFIGURATIONS, MailDaemon
 from tests.harness.programs import debian_package
 
 # Postfix accepts no user and no group for two of these.
@@ -23,22 +24,6 @@ _OWNER, _GROUP, _MAILBOX_OWNER = "daemon", "mail", "nobody"
 _QUEUES = "active bounce corrupt defer deferred flush hold incoming maildrop private public saved trace"
 MAILBOX = "mailbox"
 _QUEUE_ID = re.compile(r" id (\w+)")
-_SERVICES = """
-127.0.0.1:{port} inet n - n - - smtpd
-postlog unix-dgram n - n - 1 postlogd
-anvil unix - - n - 1 anvil
-rewrite unix - - n - - trivial-rewrite
-pickup unix n - n 60 1 pickup
-cleanup unix n - n - 0 cleanup
-qmgr unix n - n 300 1 qmgr
-virtual unix - n n - - virtual
-bounce unix - - n - 0 bounce
-defer unix - - n - 0 bounce
-trace unix - - n - 0 bounce
-error unix - - n - - error
-retry unix - - n - - error
-smtp unix - - n - - smtp
-"""
 
 
 class Delivered(NamedTuple):
@@ -78,7 +63,8 @@ class Postfix(MailDaemon):
             made = self.folder / name
             made.mkdir(parents=True)
             os.chown(made, pwd.getpwnam(owner).pw_uid, -1)
-        (self.folder / "config" / "master.cf").write_text(_SERVICES.format(port=self.port))
+        services = Template((CONFIGURATIONS / "postfix-master.cf").read_text()).substitute(port=self.port)
+        (self.folder / "config" / "master.cf").write_text(services)
 
     def _configure(self, **settings: str) -> None:
         """Write its settings: those below, and *settings*."""
