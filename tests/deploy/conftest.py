@@ -1,17 +1,15 @@
 """Fixtures: a place for servers, and the lines reported to it."""
 
-from pathlib import Path
-
 import pytest
 
 from deploy.local.machine.folders import Place
 
 
 @pytest.fixture
-def reports() -> list[str]:
+def reports():
     return []
 
 
 @pytest.fixture
-def place(tmp_path: Path, reports: list[str]) -> Place:
+def place(tmp_path, reports):
     return Place(folder=tmp_path / "servers", report=reports.append)
