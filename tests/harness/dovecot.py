@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager
 from grp import getgrgid
 from pathlib import Path
 from pwd import getpwnam, getpwuid
-from string import Template
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -23,10 +22,11 @@ import jwt
 
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.processes import Program, run_command
+from deploy.local.machine.processes import run_command
 from tests.harness import mail_daemon
 from tests.harness.certificates import Authority
-from tests.harness.mail_daemon import CONFIGURATIONS, MailDaemon
+from tests.harness.configurations import configuration
+from tests.harness.mail_daemon import MailDaemon
 from tests.harness.programs import debian_package
 
 # The user of its processes and owner of the mailbox. As root, the user as whom Postfix delivers.
@@ -65,6 +65,8 @@ class Dovecot(MailDaemon):
     Its certificate is of *authority*. *settings* are Dovecot's, for instance `imap_capability`.
     """
 
+    log_file, started = "dovecot.log", "starting up for imap"
+
     def __init__(self, folder: Path, mailbox: Path, authority: Authority, **settings: str) -> None:
         self._folder, self._mailbox = folder, mailbox
         self._root = debian_package("dovecot-imapd")
@@ -80,16 +82,9 @@ class Dovecot(MailDaemon):
         asking = [dovecot, "--version"]
         version = run_command("dovecot", asking, folder=folder, seconds=30, environment=environment)[:3]
         self._configure(version, authority.certificate(), **settings)
-        configuration = ("-c", f"{folder}/dovecot.conf")
-        starter = [f"{self._root}/usr/bin/doveconf", *configuration, *_STARTERS[version]]
-        program = Program(
-            name="Dovecot",
-            command=[*starter, dovecot, "-F", *configuration],
-            environment=environment,
-            folder=folder,
-            log=folder / "output",
-        )
-        super().__init__(program, port=self.port, log=folder / "dovecot.log", started="starting up for imap")
+        settings_file = ("-c", f"{folder}/dovecot.conf")
+        starter = [f"{self._root}/usr/bin/doveconf", *settings_file, *_STARTERS[version]]
+        super().__init__([*starter, dovecot, "-F", *settings_file], environment, folder)
 
     def _make_files(self) -> None:
         for made in (self._folder / "run", *(self._mailbox / name for name in ("cur", "new", "tmp"))):
@@ -110,17 +105,17 @@ class Dovecot(MailDaemon):
 
     def _configure(self, version: str, certificate: Path, **settings: str) -> None:
         """Write its settings: the usual ones, and *settings*."""
-        values = {
-            "folder": self._folder,
-            "root": self._root,
-            "mailbox": self._mailbox,
-            "certificate": certificate,
-            "user": _USER,
-            "group": getgrgid(getpwnam(_USER).pw_gid).gr_name,
-            "port": self.port,
-            "tls_port": self.tls_port,
-        }
-        usual = Template((CONFIGURATIONS / f"dovecot-{version}.conf").read_text()).substitute(values)
+        usual = configuration(
+            f"dovecot-{version}.conf",
+            folder=self._folder,
+            root=self._root,
+            mailbox=self._mailbox,
+            certificate=certificate,
+            user=_USER,
+            group=getgrgid(getpwnam(_USER).pw_gid).gr_name,
+            port=self.port,
+            tls_port=self.tls_port,
+        )
         others = (f"{name} = {value}\n" for name, value in settings.items())
         (self._folder / "dovecot.conf").write_text(usual + "".join(others))
 

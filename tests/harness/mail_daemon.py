@@ -3,7 +3,7 @@
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -12,14 +12,18 @@ from deploy.local.machine.ports import accepts
 from deploy.local.machine.processes import Process, Program, wait_for
 from deploy.local.machine.waiting import wait_until
 
-CONFIGURATIONS = Path(__file__).parent / "configurations"
-
 
 class MailDaemon:
-    """Runs *program*, which accepts connections on *port*, and logs *started* to the file *log* at first."""
+    """Runs a command that accepts connections on `port`, and logs `started` to `log_file` at first."""
 
-    def __init__(self, program: Program, *, port: int, log: Path, started: str) -> None:
-        self._port, self._log, self._started = port, log, started
+    port: int
+    log_file: str  # in the folder of the server
+    started: str
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        self._log = folder / self.log_file
+        name, output = type(self).__name__, folder / "output"
+        program = Program(name=name, command=command, environment=environment, folder=folder, log=output)
         self._process = Process(program)
 
     def kill(self) -> None:
@@ -27,7 +31,7 @@ class MailDaemon:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.stop()
-        assert wait_until(lambda: not accepts(self._port), seconds=30, pause_seconds=0.01)
+        assert wait_until(lambda: not accepts(self.port), seconds=30, pause_seconds=0.01)
 
     def restart(self) -> None:
         """Start it again after `kill`, and wait until it listens."""
@@ -35,7 +39,7 @@ class MailDaemon:
         self.wait_until_it_listens()
 
     def wait_until_it_listens(self) -> None:
-        wait_for(self._process, lambda: self._started in self.log and accepts(self._port), seconds=30)
+        wait_for(self._process, lambda: self.started in self.log and accepts(self.port), seconds=30)
 
     @property
     def log(self) -> str:

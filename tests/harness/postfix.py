@@ -7,23 +7,22 @@ import signal
 from contextlib import AbstractContextManager
 from email import message_from_bytes
 from pathlib import Path
-from string import Template
 from typing import NamedTuple
 
 import pytest
 
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.processes import Program, run_command
+from deploy.local.machine.processes import run_command
 from tests.harness import mail_daemon
-from tests.harness.mail_daemon import CONFIGURATIONS, MailDaemon
+from tests.harness.configurations import configuration
+from tests.harness.mail_daemon import MailDaemon
 from tests.harness.programs import debian_package
 
-# Postfix accepts no user and no group for two of these.
-_OWNER, _GROUP, _MAILBOX_OWNER = "daemon", "mail", "nobody"
+# Postfix accepts no user for both of these.
+_OWNER, _MAILBOX_OWNER = "daemon", "nobody"
 _QUEUES = "active bounce corrupt defer deferred flush hold incoming maildrop private public saved trace"
 MAILBOX = "mailbox"
-_QUEUE_ID = re.compile(r" id (\w+)")
 
 
 class Delivered(NamedTuple):
@@ -36,25 +35,19 @@ class Delivered(NamedTuple):
 class Postfix(MailDaemon):
     """Accepts e-mails to customer-…@customer.example.com. Only root can start it."""
 
+    log_file, started = "log/postfix.log", "daemon started"
+
     def __init__(self, folder: Path, **settings: str) -> None:
         self.port = free_port()
         self.url = f"smtp://127.0.0.1:{self.port}"
         self.folder = folder
         self._root = debian_package("postfix")
-        log = folder / "log" / "postfix.log"
         self._make_folders()
         self._configure(**settings)
         libraries = f"{self._root}/usr/lib/postfix:{packages.library_path(self._root)}"
         environment = {"MAIL_CONFIG": f"{folder}/config", "RES_OPTIONS": "timeout:1 attempts:1"}
         self._environment = os.environ | environment | {"LD_LIBRARY_PATH": libraries}
-        program = Program(
-            name="Postfix",
-            command=[f"{self._root}/usr/lib/postfix/sbin/master", "-d"],
-            environment=self._environment,
-            folder=folder,
-            log=folder / "output",
-        )
-        super().__init__(program, port=self.port, log=log, started="daemon started")
+        super().__init__([f"{self._root}/usr/lib/postfix/sbin/master", "-d"], self._environment, folder)
 
     def _make_folders(self) -> None:
         owners = dict.fromkeys(("config", "queue/pid"), "root") | dict.fromkeys(("data", "log"), _OWNER)
@@ -63,34 +56,16 @@ class Postfix(MailDaemon):
             made = self.folder / name
             made.mkdir(parents=True)
             os.chown(made, pwd.getpwnam(owner).pw_uid, -1)
-        services = Template((CONFIGURATIONS / "postfix-master.cf").read_text()).substitute(port=self.port)
+        services = configuration("postfix-master.cf", port=self.port)
         (self.folder / "config" / "master.cf").write_text(services)
 
     def _configure(self, **settings: str) -> None:
-        """Write its settings: those below, and *settings*."""
+        """Write its settings: the usual ones, and *settings*, which override them."""
         user = pwd.getpwnam(_MAILBOX_OWNER)
-        usual = {
-            "compatibility_level": "3.6",
-            "daemon_directory": f"{self._root}/usr/lib/postfix/sbin",
-            "shlib_directory": f"{self._root}/usr/lib/postfix",
-            "queue_directory": f"{self.folder}/queue",
-            "data_directory": f"{self.folder}/data",
-            "maillog_file": f"{self.folder}/log/postfix.log",
-            "maillog_file_prefixes": f"{self.folder}/log",
-            "import_environment": "MAIL_CONFIG LD_LIBRARY_PATH RES_OPTIONS",
-            "mail_owner": _OWNER,
-            "setgid_group": _GROUP,
-            "myhostname": "mail.example.com",
-            "local_recipient_maps": "",
-            "smtpd_relay_restrictions": "reject_unauth_destination",
-            "virtual_mailbox_domains": "customer.example.com",
-            "virtual_mailbox_maps": f"regexp:{{ {{ /^customer-/ {MAILBOX}/ }} }}",
-            "virtual_mailbox_base": self.folder,
-            "virtual_uid_maps": f"static:{user.pw_uid}",
-            "virtual_gid_maps": f"static:{user.pw_gid}",
-        }
-        lines = [f"{name} = {value}\n" for name, value in (usual | settings).items()]
-        (self.folder / "config" / "main.cf").write_text("".join(lines))
+        values = {"folder": self.folder, "root": self._root, "owner": _OWNER}
+        usual = configuration("postfix-main.cf", **values, uid=user.pw_uid, gid=user.pw_gid)
+        lines = [f"{name} = {value}\n" for name, value in settings.items()]
+        (self.folder / "config" / "main.cf").write_text(usual + "".join(lines))
 
     def reload(self) -> None:
         """Return to its usual settings."""
@@ -106,7 +81,9 @@ class Postfix(MailDaemon):
     def mailbox(self) -> list[Delivered]:
         files = (self.folder / MAILBOX).glob("new/*")
         messages = [message_from_bytes(file.read_bytes()) for file in files]
-        return [Delivered(each["Message-ID"], _QUEUE_ID.findall(each["Received"])[0]) for each in messages]
+        return [
+            Delivered(each["Message-ID"], re.findall(r" id (\w+)", each["Received"])[0]) for each in messages
+        ]
 
 
 def running(**settings: str) -> AbstractContextManager[Postfix]:

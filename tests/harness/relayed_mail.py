@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import aiosmtplib
 
@@ -23,35 +24,33 @@ class CustomersServer(ScriptedMailServer):
         self.content_refusals: dict[str, bytes] = {}
 
     async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
-        if command == "RCPT":
-            return self.refusals.get(_address(sent), self.replies["RCPT"])
-        if command == "content":
-            return self.content_refusals.get(_address(session.recipient), self.replies["content"])
-        return await super().reply_to(session, command, sent)
+        refusals = {"RCPT": self.refusals, "content": self.content_refusals}.get(command, {})
+        to = sent if command == "RCPT" else session.recipient
+        address = to.partition(b"<")[2].partition(b">")[0].decode()
+        return refusals.get(address) or await super().reply_to(session, command, sent)
 
 
-def _address(command: bytes) -> str:
-    return command.partition(b"<")[2].partition(b">")[0].decode()
-
-
+@dataclass(frozen=True)
 class MailSystem:
     """Relays what it gets at `smtp_url` to `customers`. Mail for `mail_from` arrives in the mailbox.
 
     Postfix reports what it cannot deliver. It tries again every second, and reports a delay at once.
     """
 
+    relay: Postfix
+    mailbox: Dovecot
+    customers: CustomersServer
     mail_from = LOGIN
 
-    def __init__(self, relay: Postfix, mailbox: Dovecot, customers: CustomersServer) -> None:
-        self.relay = relay
-        self.mailbox = mailbox
-        self.customers = customers
-        self.smtp_url = relay.url
+    @property
+    def smtp_url(self) -> str:
+        return self.relay.url
 
     async def send(self, message: bytes, *, sender: str, recipient: str) -> None:
         """Give a message to Postfix, for instance a customer's answer to `mail_from`."""
-        async with aiosmtplib.SMTP(hostname="127.0.0.1", port=self.relay.port) as connection:
-            await connection.sendmail(sender, [recipient], message)
+        await aiosmtplib.send(
+            message, sender=sender, recipients=[recipient], hostname="127.0.0.1", port=self.relay.port
+        )
 
 
 @asynccontextmanager

@@ -23,16 +23,13 @@ from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from deploy.local.servers.server import Server, trouble_of_postgres, trouble_of_rabbitmq
 from tests.harness.waiting import until
 
-_START_SECONDS = 60.0
-_CONTROL_SECONDS = 60.0
+_SECONDS = 60.0
 
 
 class KillableServer:
     def __init__(self, server: Server, trouble_at: Callable[[str], str | None]) -> None:
         assert server.process is not None, "a server in a container cannot be killed like this"
-        self.url = server.url
-        self.process = server.process
-        self._trouble_at = trouble_at
+        self.url, self.process, self._trouble_at = server.url, server.process, trouble_at
 
     @property
     def is_up(self) -> bool:
@@ -44,7 +41,7 @@ class KillableServer:
         for pid in (self.process.pid, *children(self.process.pid)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        await until(lambda: self.process.trouble() is not None, seconds=_START_SECONDS, pause_seconds=0.01)
+        await until(lambda: self.process.trouble() is not None, seconds=_SECONDS, pause_seconds=0.01)
 
     async def answers(self) -> bool:
         return await asyncio.to_thread(self._trouble_at, self.url) is None
@@ -55,7 +52,7 @@ class KillableServer:
 
     async def wait_for_answer(self) -> None:
         """Wait until it answers. Raises LocalStackError."""
-        if not await until(self.answers, seconds=_START_SECONDS):
+        if not await until(self.answers, seconds=_SECONDS):
             raise LocalStackError(self.process.describe("It does not answer again."))
 
 
@@ -70,7 +67,6 @@ class KillableBroker(KillableServer):
         await self.control("rabbitmqctl set_vm_memory_high_watermark absolute 1MB")
 
     async def clear_memory_alarm(self) -> None:
-        """Restore the usual limit."""
         await self.control("rabbitmqctl set_vm_memory_high_watermark 0.4")
 
 
@@ -104,7 +100,7 @@ def run_as_operator(commands: str, broker: Server | KillableBroker, **environmen
         ["sh", "-euc", commands],
         environment={**program.environment, "PATH": path, **environment},
         folder=program.folder,
-        seconds=_CONTROL_SECONDS,
+        seconds=_SECONDS,
     )
 
 
