@@ -26,7 +26,6 @@ async def create(administrator: Connection, name: str, *, template: str = "templ
 
 
 async def drop(administrator: Connection, name: str) -> None:
-    """Drop a database, and end the connections to it."""
     await administrator.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
@@ -41,8 +40,7 @@ async def copied(administrator: Connection, server_url: str, template: str) -> A
 
 
 def url_of(server_url: str, name: str) -> str:
-    server = URL(server_url)
-    return str(server.with_path(f"/{name}").with_query(server.query))
+    return str(URL(server_url).with_path(f"/{name}", keep_query=True))
 
 
 def user_of(role: str) -> str:
@@ -87,7 +85,6 @@ async def temporary(server_url: str, name: str) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def connected(url: str, **options: Any) -> AsyncIterator[Connection]:
-    """Connect to a database until the block is left."""
     connection = await asyncpg.connect(url, **options)
     try:
         yield connection
@@ -118,5 +115,4 @@ async def count_waiting_statements(database: Connection) -> int:
 
 
 async def is_gone(database: Connection, process: int) -> bool:
-    """Whether a process of Postgres has ended."""
     return not await database.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", process)

@@ -25,9 +25,8 @@ from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import run_command
 from tests.harness import mail_daemon
 from tests.harness.certificates import Authority
-from tests.harness.configurations import configuration
 from tests.harness.mail_daemon import MailDaemon
-from tests.harness.programs import debian_package
+from tests.harness.programs import configuration, debian_package
 
 # The user of its processes and owner of the mailbox. As root, the user as whom Postfix delivers.
 _USER = getpwuid(os.geteuid()).pw_name if os.geteuid() else "nobody"

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
-from tests.harness.configurations import configuration
 from tests.harness.processes import Process, bare_environment
-from tests.harness.programs import debian_program
+from tests.harness.programs import configuration, debian_program
 from tests.harness.servers import children
 from tests.harness.waiting import eventually
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -18,12 +18,10 @@ from service.app import create_app
 from service.server import http_server, probes
 from service.settings import ServiceSettings
 from tests.harness import documented_errors
-from tests.harness.http import NO_TLS
+from tests.harness.http import NO_TLS, bearer
 from tests.harness.waiting import eventually
 from worker import process
 from worker.settings import WorkerSettings
-
-_A_DAY = 86_400.0
 
 
 @asynccontextmanager
@@ -38,21 +36,13 @@ async def serve(app: ASGIApp, *, shutdown_seconds: float = 5.0, **options: Any) 
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, stop: asyncio.Event, *, host: str = "127.0.0.1", **options: Any
+    app: ASGIApp, stop: asyncio.Event, **options: Any
 ) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
     """Serve *app* on a free port until *stop*; yields its base URL and the task that serves it."""
-    host, port = http_server.find_address(host, free_port())
-    task = asyncio.create_task(http_server.serve(app, (host, port), stop, **options))
-
-    async def accepts_calls() -> bool:
-        with suppress(OSError):
-            _, writer = await asyncio.open_connection(host, port)
-            writer.close()
-            return True
-        return task.done()
-
-    await eventually(accepts_calls)
-    yield f"http://{f'[{host}]' if ':' in host else host}:{port}", task
+    port = free_port()
+    task = asyncio.create_task(http_server.serve(app, ("127.0.0.1", port), stop, **options))
+    await eventually(lambda: accepts(port) or task.done())
+    yield f"http://127.0.0.1:{port}", task
 
 
 def served(logs: Sequence[EventDict]) -> list[EventDict]:
@@ -80,9 +70,8 @@ async def api_and_probes(
     async with (
         _client_of(app, settings, token) as client,
         probes.serving(app.state.checks, ("127.0.0.1", port), asyncio.Event()),
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20.0, verify=NO_TLS) as prober,
+        _prober(port) as prober,
     ):
-        await eventually(lambda: accepts(port))
         yield client, prober
 
 
@@ -90,7 +79,7 @@ async def api_and_probes(
 async def _client_of(
     app: Litestar, settings: ServiceSettings, token: str | None
 ) -> AsyncIterator[httpx.AsyncClient]:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = bearer(token) if token else {}
     async with (
         serve(OuterLayer(app), keep_alive_seconds=settings.keep_alive_seconds) as base_url,
         httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0, verify=NO_TLS) as client,
@@ -100,15 +89,20 @@ async def _client_of(
 
 
 @asynccontextmanager
+async def _prober(port: int) -> AsyncIterator[httpx.AsyncClient]:
+    base_url = f"http://127.0.0.1:{port}"
+    async with httpx.AsyncClient(base_url=base_url, timeout=20.0, verify=NO_TLS) as prober:
+        await eventually(lambda: accepts(port))
+        yield prober
+
+
+@asynccontextmanager
 async def worker_probes(settings: WorkerSettings, *roles: str) -> AsyncIterator[httpx.AsyncClient]:
     """Run a worker with *roles*, or with all; yields a client of its probes."""
     # A worker that takes longer than this to stop ends its process, which is the test's.
-    settings = replace(settings, shutdown_seconds=_A_DAY)
-    port = free_port()
+    settings, port = replace(settings, shutdown_seconds=86_400.0), free_port()
     worker = partial(process.run, dict.fromkeys(roles or process.ROLES, settings), ("127.0.0.1", port))
-    base_url = f"http://127.0.0.1:{port}"
-    async with running(worker), httpx.AsyncClient(base_url=base_url, timeout=20.0) as client:
-        await eventually(lambda: accepts(port))
+    async with running(worker), _prober(port) as client:
         yield client
 
 

@@ -15,9 +15,8 @@ from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import run_command
 from tests.harness import mail_daemon
-from tests.harness.configurations import configuration
 from tests.harness.mail_daemon import MailDaemon
-from tests.harness.programs import debian_package
+from tests.harness.programs import configuration, debian_package
 
 # Postfix accepts no user for both of these.
 _OWNER, _MAILBOX_OWNER = "daemon", "nobody"
