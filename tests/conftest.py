@@ -18,7 +18,7 @@ from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from deploy.local.servers.server import Server
 from service.addresses import EventLoop
 from service.postgres.pool import open_pool
-from tests.harness import databases, dovecot, relayed_mail, scratch, skips
+from tests.harness import databases, dovecot, postfix, scratch, skips
 from tests.harness.certificates import Authority
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer, api_settings
@@ -145,7 +145,6 @@ async def other_connection(database_url):
 
 @pytest.fixture(scope="session")
 def issuer(tmp_path_factory):
-    """The issuer that the service trusts."""
     return Issuer(tmp_path_factory.mktemp("issuer"))
 
 
@@ -177,7 +176,6 @@ async def link(database_url, statements):
 
 @pytest.fixture
 def service_settings(database_url, issuer):
-    """Settings of an API on the test's database."""
     return api_settings(databases.as_role(database_url, "api"), issuer)
 
 
@@ -231,7 +229,7 @@ def mailbox(authority):
 @pytest.fixture
 async def mail_system(authority):
     """A real relay, customers' mail servers whose replies the test decides, and the mailbox of MAIL_FROM."""
-    async with relayed_mail.running(authority) as system:
+    async with postfix.mail_system(authority) as system:
         yield system
 
 

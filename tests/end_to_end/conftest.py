@@ -16,7 +16,6 @@ from worker.rabbitmq import topology
 
 @pytest.fixture(scope="module")
 async def chromium():
-    """A browser."""
     from tests.harness import browser  # noqa: PLC0415 - only some tests need Playwright
 
     async with browser.running() as running:

@@ -43,7 +43,6 @@ async def empty_page(
     *,
     scripts: bool = True,
 ) -> AsyncIterator[Page]:
-    """Open a page that has nothing stored."""
     async with await browser.new_context(
         viewport=screen,
         is_mobile=screen["width"] < 600,

@@ -23,8 +23,7 @@ class Authority:
 
     def certificate(self, *, days: float = 365, address: str = "127.0.0.1") -> Path:
         """Return a file with such a certificate, and its key, which only the owner may read."""
-        end = datetime.now(UTC) + timedelta(days=days)
-        issued = self._authority.issue_cert(address, not_after=end)
+        issued = self._authority.issue_cert(address, not_after=datetime.now(UTC) + timedelta(days=days))
         file = self._folder / f"server-{uuid4()}.pem"
         file.touch(mode=0o600)
         issued.private_key_and_cert_chain_pem.write_to_path(file)

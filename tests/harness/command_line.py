@@ -58,7 +58,6 @@ class _Captured(io.StringIO):
 
 @contextmanager
 def restored_logging() -> Iterator[None]:
-    """Undo at the end of the block what it configures of logging."""
     ours, root = structlog.get_config(), logging.getLogger()
     level, handlers, disabled = root.level, root.handlers[:], root.manager.disable
     try:

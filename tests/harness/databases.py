@@ -31,7 +31,6 @@ async def drop(administrator: Connection, name: str) -> None:
 
 @asynccontextmanager
 async def copied(administrator: Connection, server_url: str, template: str) -> AsyncIterator[str]:
-    """Copy *template*, yield the copy's URL, and drop it."""
     name = f"{template}_{next(_copies)}"
     await create(administrator, name, template=template)
     await administrator.execute(f'ALTER DATABASE "{name}" OWNER TO {user_of("owner")}')
@@ -72,7 +71,6 @@ async def prepare(connection: Connection) -> None:
 
 @asynccontextmanager
 async def temporary(server_url: str, name: str) -> AsyncIterator[str]:
-    """Create a database with the schema and both conveyancers, yield its URL, and drop it."""
     async with connected(server_url) as administrator:
         await create(administrator, name)
         try:

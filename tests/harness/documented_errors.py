@@ -23,7 +23,6 @@ def is_documented(status: int, code: str, message: str) -> bool:
 
 
 async def check(response: httpx.Response) -> None:
-    """Check that the table has every error of a response."""
     is_json = response.headers.get("Content-Type") == "application/json"
     if response.status_code >= 400 and is_json and await response.aread():
         for error in response.json().get("errors") or ():

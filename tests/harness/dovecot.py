@@ -23,10 +23,9 @@ import jwt
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import run_command
-from tests.harness import mail_daemon
 from tests.harness.certificates import Authority
-from tests.harness.mail_daemon import MailDaemon
 from tests.harness.programs import configuration, debian_package
+from tests.harness.servers import MailDaemon, running_daemon
 
 # The user of its processes and owner of the mailbox. As root, the user as whom Postfix delivers.
 _USER = getpwuid(os.geteuid()).pw_name if os.geteuid() else "nobody"
@@ -45,8 +44,6 @@ _STARTERS = {"2.3": ["-fservice=master", "-mmaster", "-p", "-e"], "2.4": ["-F"]}
 
 
 class Kept(NamedTuple):
-    """A message in the mailbox."""
-
     flags: set[str]  # without \Recent, which depends on the session
     content: bytes
 
@@ -66,8 +63,8 @@ class Dovecot(MailDaemon):
 
     log_file, started = "dovecot.log", "starting up for imap"
 
-    def __init__(self, folder: Path, mailbox: Path, authority: Authority, **settings: str) -> None:
-        self._folder, self._mailbox = folder, mailbox
+    def __init__(self, folder: Path, authority: Authority, mailbox: Path | None, **settings: str) -> None:
+        self._folder, self._mailbox = folder, mailbox or folder / "mailbox"
         self._root = debian_package("dovecot-imapd")
         self.port, self.tls_port = free_port(), free_port()
         account = f"{quote(LOGIN, safe='')}:{quote(PASSWORD, safe='')}@127.0.0.1"
@@ -103,7 +100,6 @@ class Dovecot(MailDaemon):
         (self._folder / "run" / "modules").symlink_to(libraries / "modules")
 
     def _configure(self, version: str, certificate: Path, **settings: str) -> None:
-        """Write its settings: the usual ones, and *settings*."""
         usual = configuration(
             f"dovecot-{version}.conf",
             folder=self._folder,
@@ -120,14 +116,12 @@ class Dovecot(MailDaemon):
 
     @contextmanager
     def connected(self) -> Iterator[imaplib.IMAP4]:
-        """Yield a connection that has selected the mailbox."""
         with imaplib.IMAP4("127.0.0.1", self.port, timeout=60) as connection:
             connection.login(LOGIN, PASSWORD)
             connection.select()
             yield connection
 
     def put(self, message: bytes) -> None:
-        """Add a message."""
         with self.connected() as connection:
             assert connection.append("INBOX", None, None, message)[0] == "OK"
 
@@ -144,7 +138,6 @@ class Dovecot(MailDaemon):
 
     @property
     def messages(self) -> list[Kept]:
-        """What the mailbox holds now."""
         with self.connected() as connection:
             _, parts = connection.uid("FETCH", "1:*", "(FLAGS BODY.PEEK[])")
         described = [part for part in parts if isinstance(part, tuple)]
@@ -157,10 +150,8 @@ class Dovecot(MailDaemon):
 def running(
     authority: Authority, mailbox: Path | None = None, **settings: str
 ) -> AbstractContextManager[Dovecot]:
-    """Run it with *settings* until the block is left, then print the end of its log.
+    """Run it with *settings* until the block is left.
 
     Without *mailbox*, a folder that another server delivers to, it begins with an empty one.
     """
-    return mail_daemon.running(
-        lambda folder: Dovecot(folder, mailbox or folder / "mailbox", authority, **settings)
-    )
+    return running_daemon(Dovecot, authority, mailbox, **settings)

@@ -14,12 +14,10 @@ class Endpoint(NamedTuple):
 
     @property
     def scopes(self) -> set[str]:
-        """The scopes of access tokens that open it."""
         return {scope for each in self._security for scope in each.get("access_token", ())}
 
     @property
     def schemes(self) -> set[str]:
-        """The kinds of tokens that open it."""
         return {scheme for each in self._security for scheme in each}
 
     @property

@@ -89,7 +89,6 @@ class HAProxy(Process):
 
 
 def _settings(file: str, apis: Sequence[Process]) -> str:
-    """Return the settings in that file, with the addresses of *apis*."""
     settings = (CHECKOUT / "deploy" / "gateways" / file).read_text()
     for number, api in enumerate(apis, start=1):
         settings = settings.replace(f"192.0.2.{number}:8000", f"127.0.0.1:{api.port}")

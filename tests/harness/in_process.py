@@ -46,7 +46,6 @@ async def serving(
 
 
 def served(logs: Sequence[EventDict]) -> list[EventDict]:
-    """Return the lines of the access log."""
     return [line for line in logs if line["event"] == "request_served"]
 
 

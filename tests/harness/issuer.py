@@ -20,8 +20,6 @@ AUDIENCE = "calculation-requests"
 
 
 class Issuer:
-    """Signs access tokens, and publishes its key in a file."""
-
     def __init__(self, folder: Path) -> None:
         self.key: EllipticCurvePrivateKey = ec.generate_private_key(ec.SECP256R1())
         self.jwks = folder / "jwks.json"
@@ -92,7 +90,6 @@ async def drip(writer: asyncio.StreamWriter) -> None:
 
 
 async def pour(writer: asyncio.StreamWriter) -> None:
-    """Answer with an endless body."""
     writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
     while not writer.is_closing():
         writer.write(b" " * 65_536)

@@ -104,8 +104,6 @@ class MailServer(LoopbackServer):
 
 @dataclass(eq=False)
 class Session:
-    """One connection to a `ScriptedMailServer`."""
-
     connected_at: float = field(default_factory=time.monotonic)
     sender: str = ""  # the name in its EHLO
     closes_after_reply: bool = False

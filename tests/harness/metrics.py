@@ -21,12 +21,10 @@ def read(text: str) -> dict[Series, float]:
 
 
 def series(name: str, **labels: str) -> Series:
-    """Return the key of one series."""
     return name, frozenset(labels.items())
 
 
 async def scrape(client: httpx.AsyncClient) -> dict[Series, float]:
-    """Return the series that a process exposes at /metrics."""
     response = await client.get("/metrics")
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"

@@ -1,27 +1,34 @@
-"""Debian's Postfix on a free port of the loopback, with its customers' mailbox."""
+"""Debian's Postfix on a free port of the loopback: with its customers' mailbox, or as a firm's relay."""
 
 import os
 import pwd
 import re
 import signal
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
 from email import message_from_bytes
 from pathlib import Path
 from typing import NamedTuple
 
+import aiosmtplib
 import pytest
 
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import run_command
-from tests.harness import mail_daemon
-from tests.harness.mail_daemon import MailDaemon
+from tests.harness import dovecot
+from tests.harness.certificates import Authority
+from tests.harness.dovecot import LOGIN, Dovecot
+from tests.harness.mail_server import ScriptedMailServer, Session
 from tests.harness.programs import configuration, debian_package
+from tests.harness.servers import MailDaemon, running_daemon
 
 # Postfix accepts no user for both of these.
 _OWNER, _MAILBOX_OWNER = "daemon", "nobody"
 _QUEUES = "active bounce corrupt defer deferred flush hold incoming maildrop private public saved trace"
 MAILBOX = "mailbox"
+MISSING_DOMAIN = "missing.example.net"  # which has no mail server
 
 
 class Delivered(NamedTuple):
@@ -59,7 +66,6 @@ class Postfix(MailDaemon):
         (self.folder / "config" / "master.cf").write_text(services)
 
     def _configure(self, **settings: str) -> None:
-        """Write its settings: the usual ones, and *settings*, which override them."""
         user = pwd.getpwnam(_MAILBOX_OWNER)
         values = {"folder": self.folder, "root": self._root, "owner": _OWNER}
         usual = configuration("postfix-main.cf", **values, uid=user.pw_uid, gid=user.pw_gid)
@@ -67,12 +73,10 @@ class Postfix(MailDaemon):
         (self.folder / "config" / "main.cf").write_text(usual + "".join(lines))
 
     def reload(self) -> None:
-        """Return to its usual settings."""
         self._configure()
         self._process.send_signal(signal.SIGHUP)
 
     def flush(self) -> None:
-        """Try at once to deliver what waits."""
         command = [f"{self._root}/usr/sbin/postqueue", "-f"]
         run_command("postqueue -f", command, folder=self.folder, seconds=30, environment=self._environment)
 
@@ -86,10 +90,69 @@ class Postfix(MailDaemon):
 
 
 def running(**settings: str) -> AbstractContextManager[Postfix]:
-    """Run it with *settings* until the block is left, then print the end of its log.
-
-    Skips the test if this is not root.
-    """
+    """Run it with *settings* until the block is left. Skips the test if this is not root."""
     if os.geteuid():
         pytest.skip("Postfix starts only as root")
-    return mail_daemon.running(lambda folder: Postfix(folder, **settings))
+    return running_daemon(Postfix, **settings)
+
+
+class CustomersServer(ScriptedMailServer):
+    """The mail server of every other domain. It accepts e-mails, unless the recipient has a refusal here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusals: dict[str, bytes] = {}  # of RCPT, by address
+        self.content_refusals: dict[str, bytes] = {}
+
+    async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
+        refusals = {"RCPT": self.refusals, "content": self.content_refusals}.get(command, {})
+        to = sent if command == "RCPT" else session.recipient
+        address = to.partition(b"<")[2].partition(b">")[0].decode()
+        return refusals.get(address) or await super().reply_to(session, command, sent)
+
+
+@dataclass(frozen=True)
+class MailSystem:
+    """Relays what it gets at `smtp_url` to `customers`. Mail for `mail_from` arrives in the mailbox.
+
+    Postfix reports what it cannot deliver. It tries again every second, and reports a delay at once.
+    """
+
+    relay: Postfix
+    mailbox: Dovecot
+    customers: CustomersServer
+    mail_from = LOGIN
+
+    @property
+    def smtp_url(self) -> str:
+        return self.relay.url
+
+    async def send(self, message: bytes, *, sender: str, recipient: str) -> None:
+        await aiosmtplib.send(
+            message, sender=sender, recipients=[recipient], hostname="127.0.0.1", port=self.relay.port
+        )
+
+
+@asynccontextmanager
+async def mail_system(authority: Authority, **settings: str) -> AsyncIterator[MailSystem]:
+    """Run it until the block is left. *settings* are Postfix's. Raises LocalStackError."""
+    domain = LOGIN.partition("@")[2]
+    async with CustomersServer() as customers:
+        routes = f"{{ {MISSING_DOMAIN} = smtp: }} {{ {domain} = virtual: }}"
+        usual = {
+            "virtual_mailbox_domains": domain,
+            "virtual_mailbox_maps": f"inline:{{ {{ {LOGIN} = {MAILBOX}/ }} }}",
+            "transport_maps": f"inline:{{ {routes} {{ * = smtp:[127.0.0.1]:{customers.port} }} }}",
+            "smtpd_relay_restrictions": "permit_mynetworks, reject",
+            "mynetworks": "127.0.0.0/8",
+            "queue_run_delay": "1s",
+            "minimal_backoff_time": "1s",
+            "maximal_backoff_time": "1s",
+            "delay_warning_time": "1s",
+            "smtp_connection_cache_on_demand": "no",
+        }
+        with (
+            running(**(usual | settings)) as relay,
+            dovecot.running(authority, relay.folder / MAILBOX) as mailbox,
+        ):
+            yield MailSystem(relay, mailbox, customers)

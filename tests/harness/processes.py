@@ -58,7 +58,6 @@ class Process:
 
     @property
     def running(self) -> processes.Process:
-        """The process, once it has been started."""
         assert self._running is not None, f"{self.name} was never started"
         return self._running
 
@@ -100,7 +99,6 @@ class Process:
 
     @property
     def output(self) -> str:
-        """The log, of all its lives."""
         return self.log.read_text() if self.log.exists() else ""
 
     async def becomes_ready(self, path: str = "/readyz") -> None:
@@ -120,7 +118,6 @@ class Process:
         self.seconds_to_ready = time.monotonic() - began
 
     def check(self) -> None:
-        """Raise LocalStackError if it was started here and has ended."""
         if self._running is not None and (trouble := self._running.trouble()):
             raise LocalStackError(trouble)
 
@@ -145,7 +142,6 @@ class Process:
 
 
 def api_process(settings: ServiceSettings, folder: Path, **variables: str) -> Process:
-    """Return an API, not yet started, on a free port."""
     port, probes_port = free_port(), free_port()
     environment = environment_of(settings, PORT=str(port), HEALTH_PORT=str(probes_port), **variables)
     command = python("service", "serve")
@@ -217,7 +213,6 @@ def email_settings(**given: Any) -> EmailSettings:
 
 
 def environment_of(settings: Settings, **variables: str) -> dict[str, str]:
-    """Return an environment with *settings* and *variables*."""
     values = msgspec.structs.asdict(settings).items()
     given = {name.upper(): str(value) for name, value in values if value is not None}
     return bare_environment(**(given | variables))

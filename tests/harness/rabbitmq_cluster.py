@@ -86,7 +86,6 @@ def skip_without_programs() -> None:
 
 @contextmanager
 def three_nodes(place: Place) -> Iterator[Cluster]:
-    """Start a cluster on free ports of the loopback."""
     with rabbitmq_node(place, further_settings=_SETTINGS) as first, ExitStack() as stack:
         nodes = [Node(first, trouble_of_rabbitmq)]
         for number in (2, 3):

@@ -103,7 +103,6 @@ class _Conversation:
     timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Reply until the connection ends."""
         await self.reader.readexactly(8)  # the protocol's name and version
         self._send(0, _START)
         while True:

@@ -62,7 +62,6 @@ class Replicated:
 
 @asynccontextmanager
 async def replicated() -> AsyncIterator[Replicated]:
-    """Start both servers on free ports of the loopback."""
     with scratch.folder() as folder, ExitStack() as stack:
         primary = await _with_schema(stack, folder)
         async with TcpProxy(primary.url) as network:
@@ -115,7 +114,6 @@ class Restorable:
 
 @asynccontextmanager
 async def restorable() -> AsyncIterator[Restorable]:
-    """Start the server on a free port of the loopback, and make its base backup."""
     with scratch.folder() as folder, ExitStack() as stack:
         server = await _with_schema(stack, folder)
         await _set(server.url, "wal_keep_size", "1GB")

@@ -199,7 +199,6 @@ class TcpProxy(LoopbackServer):
         writer: asyncio.StreamWriter,
         watcher: Watcher | None = None,
     ) -> None:
-        """Forward one direction."""
         with suppress(OSError):
             while chunk := await reader.read(_CHUNK_BYTES):
                 if watcher is not None:

@@ -98,7 +98,6 @@ def outbox_event(number: int, **changes: Any) -> OutboxEvent:
 
 @pytest.fixture
 def logs():
-    """The lines that the test's process logs."""
     with capture_logs() as lines:
         yield lines
 
@@ -168,7 +167,6 @@ async def link(database_url, statements):
 
 @pytest.fixture
 async def broker_link(worker_settings):
-    """A way to the broker that the test can cut."""
     async with TcpProxy(worker_settings.amqp_url) as forwarder:
         yield forwarder
 
@@ -204,7 +202,6 @@ async def postman_held_before(
 
 @pytest.fixture
 async def mail_link(mail_server):
-    """The worker's way to the mail server, which the test can hold and cut."""
     async with TcpProxy(mail_server.url) as forwarder:
         yield forwarder
 
