@@ -117,11 +117,14 @@ async def administrator(postgres_server):
 
 
 @pytest.fixture(scope="session")
-async def template(postgres_server):
+async def template(postgres_server, administrator):
     """Name of a database with the schema and two conveyancers, from which each test's is copied."""
     name = f"template_{time.time_ns()}"
-    async with databases.temporary(postgres_server, name):
-        yield name
+    await databases.create(administrator, name)
+    async with databases.connected(databases.url_of(postgres_server, name)) as connection:
+        await databases.prepare(connection)
+    yield name
+    await databases.drop(administrator, name)
 
 
 @pytest.fixture

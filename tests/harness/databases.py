@@ -70,18 +70,6 @@ async def prepare(connection: Connection) -> None:
 
 
 @asynccontextmanager
-async def temporary(server_url: str, name: str) -> AsyncIterator[str]:
-    async with connected(server_url) as administrator:
-        await create(administrator, name)
-        try:
-            async with connected(url_of(server_url, name)) as connection:
-                await prepare(connection)
-            yield url_of(server_url, name)
-        finally:
-            await drop(administrator, name)
-
-
-@asynccontextmanager
 async def connected(url: str, **options: Any) -> AsyncIterator[Connection]:
     connection = await asyncpg.connect(url, **options)
     try:
