@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import httpx
-from litestar import Litestar
 from litestar.types import ASGIApp
 from msgspec.structs import replace
 from structlog.typing import EventDict
@@ -51,11 +50,17 @@ def served(logs: Sequence[EventDict]) -> list[EventDict]:
 
 @asynccontextmanager
 async def api_client(
-    settings: ServiceSettings, token: str | None, **changes: Any
+    settings: ServiceSettings, token: str | None, *, app: Any = None, **changes: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Serve an API with *settings* and *changes* to them; yields a client of it that sends *token*."""
     settings = replace(settings, **changes)
-    async with _client_of(create_app(settings), settings, token) as client:
+    served_app = OuterLayer(app or create_app(settings))
+    headers = bearer(token) if token else {}
+    async with (
+        serve(served_app, keep_alive_seconds=settings.keep_alive_seconds) as base_url,
+        httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0, verify=NO_TLS) as client,
+    ):
+        client.event_hooks["response"].append(documented_errors.check)
         yield client
 
 
@@ -64,27 +69,13 @@ async def api_and_probes(
     settings: ServiceSettings, token: str | None, **changes: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
     """Serve an API as `api_client` does, and its probes; yields a client of each."""
-    settings = replace(settings, **changes)
-    app, port = create_app(settings), free_port()
+    app, port = create_app(replace(settings, **changes)), free_port()
     async with (
-        _client_of(app, settings, token) as client,
+        api_client(settings, token, app=app, **changes) as client,
         probes.serving(app.state.checks, ("127.0.0.1", port), asyncio.Event()),
         _prober(port) as prober,
     ):
         yield client, prober
-
-
-@asynccontextmanager
-async def _client_of(
-    app: Litestar, settings: ServiceSettings, token: str | None
-) -> AsyncIterator[httpx.AsyncClient]:
-    headers = bearer(token) if token else {}
-    async with (
-        serve(OuterLayer(app), keep_alive_seconds=settings.keep_alive_seconds) as base_url,
-        httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0, verify=NO_TLS) as client,
-    ):
-        client.event_hooks["response"].append(documented_errors.check)
-        yield client
 
 
 @asynccontextmanager

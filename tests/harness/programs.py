@@ -18,7 +18,7 @@ def debian_program(program: str, *, package: str | None = None) -> list[str]:
 
     Skips the test if the program is neither installed nor to be downloaded.
     """
-    with _skip_without(program):
+    with skip_without(program):
         return command_of(program, package=package or program)
 
 
@@ -34,7 +34,7 @@ def command_of(program: str, *, package: str) -> list[str]:
 
 def debian_package(package: str) -> Path:
     """Return the folder of an unpacked package: an installed one is not used. Skips the test without it."""
-    with _skip_without(package):
+    with skip_without(package):
         return packages.unpacked(package)
 
 
@@ -58,7 +58,8 @@ def variables_of_clock(days: int) -> dict[str, str]:
 
 
 @contextmanager
-def _skip_without(name: str) -> Iterator[None]:
+def skip_without(name: str) -> Iterator[None]:
+    """Skip the test if the block raises LocalStackError."""
     try:
         yield
     except LocalStackError as reason:

@@ -5,15 +5,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-import pytest
 from yarl import URL
 
-from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import LOCAL, Place
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, running, wait_for
 from deploy.local.servers.rabbitmq_node import find_programs, rabbitmq_node
 from deploy.local.servers.server import Server, trouble_of_rabbitmq
+from tests.harness.programs import skip_without
 from tests.harness.servers import KillableBroker
 from tests.harness.waiting import until
 
@@ -78,10 +77,8 @@ class Cluster:
 
 def skip_without_programs() -> None:
     """Skip the test on a machine without RabbitMQ or Erlang's name server, and without Debian's packages."""
-    try:
+    with skip_without("RabbitMQ"):
         find_programs(Place(folder=LOCAL))
-    except LocalStackError as reason:
-        pytest.skip(str(reason))
 
 
 @contextmanager

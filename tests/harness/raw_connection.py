@@ -1,6 +1,7 @@
 """A connection that can send any bytes to an API."""
 
 import asyncio
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import httpx
@@ -12,10 +13,11 @@ class Answer(NamedTuple):
     body: bytes
 
 
+@dataclass
 class RawConnection:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._closes = True  # by its latest answer, if there was one
+    _reader: asyncio.StreamReader
+    _writer: asyncio.StreamWriter
+    _closes: bool = True  # by its latest answer, if there was one
 
     def send(self, data: bytes) -> None:
         self._writer.write(data)
