@@ -21,7 +21,7 @@ class Authority:
         return context_with(self.certificate(address=address))
 
     def certificate(self, *, days: float = 365, address: str = "127.0.0.1") -> Path:
-        """Return a file with a certificate that expires in *days*, and its key. Only the owner may read it."""
+        """Return a file with a certificate that expires in *days*, and its key, for the owner alone."""
         issued = self._authority.issue_cert(address, not_after=datetime.now(UTC) + timedelta(days=days))
         file = self._folder / f"server-{uuid4()}.pem"
         file.touch(mode=0o600)

@@ -94,3 +94,6 @@ async def pour(writer: asyncio.StreamWriter) -> None:
     while not writer.is_closing():
         writer.write(b" " * 65_536)
         await writer.drain()
+
+
+babble = b"\x00\xff nonsense\r\n\r\n"

@@ -14,7 +14,7 @@ from service.authentication import signing_keys
 from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
 from service.server.background import in_background
 from tests.harness.fixed_answers import Answer
-from tests.harness.issuer import HttpsIssuer, after, drip, pour, status
+from tests.harness.issuer import HttpsIssuer, after, babble, drip, pour, status
 from tests.harness.waiting import eventually
 
 
@@ -121,7 +121,7 @@ WRONG: dict[str, Answer] = {
     "not UTF-8": status(200, b'{"keys": [{"kid": "\xff"}]}'),
     "too deep": status(200, b'{"keys": [{"kid":' + b"[" * 50_000),
     "no usable key": status(200, b'{"keys": [{"kty": "oct", "k": "AAAA", "kid": "local"}]}'),
-    "not HTTP": b"\x00\xff nonsense\r\n\r\n",
+    "not HTTP": babble,
     "endless": pour,
     "dripping": drip,
     "late": after(10, status(200)),
