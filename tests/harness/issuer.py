@@ -62,10 +62,7 @@ def api_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
 class HttpsIssuer(AnsweringServer):
     def __init__(self, authority: Authority, *, address: str = "127.0.0.1") -> None:
         super().__init__(status(503), authority.server_context(address=address))
-
-    @property
-    def url(self) -> str:
-        return f"https://127.0.0.1:{self.port}/jwks.json"
+        self.url = f"https://127.0.0.1:{self.port}/jwks.json"
 
 
 def status(code: int, body: bytes = b"", *headers: str) -> bytes:

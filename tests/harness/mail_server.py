@@ -54,10 +54,7 @@ class MailServer(LoopbackServer):
         self.accepted: list[Accepted] = []
         self.rcpt_reply = "250 OK"
         self.data_reply = "250 OK accepted"
-
-    @property
-    def url(self) -> str:
-        return self.url_for(self._login)
+        self.url = self.url_for(login)
 
     def url_for(self, login: Login | None) -> str:
         account = f"{quote(login.name, safe='')}:{quote(login.password, safe='')}@" if login else ""
@@ -121,14 +118,11 @@ class ScriptedMailServer(LoopbackServer):
 
     def __init__(self) -> None:
         super().__init__()
+        self.url = f"smtp://127.0.0.1:{self.port}"
         self.replies: dict[str, bytes | None] = {**_USUAL_REPLIES}
         self.contents: list[bytes] = []  # of every e-mail that was sent, whatever the reply
         self.connections = 0  # accepted so far
         self.commands: Counter[str] = Counter()  # how often each was sent
-
-    @property
-    def url(self) -> str:
-        return f"smtp://127.0.0.1:{self.port}"
 
     async def reply_to(self, _session: Session, command: str, _sent: bytes) -> bytes | None:
         """Return the reply to a command, or to `greeting` or `content`."""

@@ -49,16 +49,13 @@ class ScriptedBroker(LoopbackServer):
 
     def __init__(self) -> None:
         super().__init__()
+        self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/"
         self.connections = 0  # accepted so far
         self.taken: list[str] = []
         self.confirmed: set[str] = set()
         self.script = NO_SCRIPT
         self.reading = asyncio.Event()  # cleared during an alarm: then nothing published is read
         self.reading.set()
-
-    @property
-    def url(self) -> str:
-        return f"amqp://guest:guest@127.0.0.1:{self.port}/"
 
     def raise_alarm(self) -> None:
         """Like RabbitMQ, block each connection once it has read a header, and read nothing more from it.

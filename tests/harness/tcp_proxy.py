@@ -35,10 +35,10 @@ class _Connection:
 
 
 class TcpProxy(LoopbackServer):
-    """Forwards every connection at `url` to the server at *url*.
+    """Forwards every connection at `url`, which is *url* with another address, to the server at *url*.
 
     *watch* makes a watcher for each connection; the watcher is called with each chunk that the client sends.
-    With a context clients have to use TLS, which ends here.
+    With a context clients have to use TLS, which ends here, and `amqp` in `url` becomes `amqps`.
     """
 
     def __init__(
@@ -49,26 +49,22 @@ class TcpProxy(LoopbackServer):
         name: str = "",
         context: ssl.SSLContext | None = None,
     ) -> None:
-        self._server_url = URL(url)
-        self._speaks_postgres = self._server_url.scheme in ("postgres", "postgresql")
+        server = URL(url)
+        self._speaks_postgres = server.scheme in ("postgres", "postgresql")
         super().__init__(None if self._speaks_postgres else context)
+        ours = server.with_host("127.0.0.1").with_port(self.port)
+        self.url = str(ours.with_scheme("amqps") if context and not self._speaks_postgres else ours)
         self.name, self.context, self._watch = name, context, watch
         self.connections = 0  # accepted so far
         self.refused = 0  # closed by `refuse` so far
         self.disturbed = 0  # connections cut, and chunks held, stranded, delayed or swallowed so far
         self.marker_reached = asyncio.Event()  # of `hold_before`
-        self._servers = deque([self._server_url])
+        self._servers = deque([server])
         self._open: set[_Connection] = set()
         self._refusing = self._swallowing = False
         self._flowing, self._past_marker = asyncio.Event(), asyncio.Event()
         self._seconds_per_chunk = self._seconds_per_byte = 0.0
         self.resume()
-
-    @property
-    def url(self) -> str:
-        """The server's URL, with the proxy's address in it, and `amqps` for `amqp` if clients use TLS."""
-        url = self._server_url.with_host("127.0.0.1").with_port(self.port)
-        return str(url.with_scheme("amqps") if self.context and not self._speaks_postgres else url)
 
     @property
     def youngest_seconds(self) -> float:
