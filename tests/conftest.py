@@ -1,39 +1,32 @@
 """Fixtures: real servers, a database for each test, tokens, and settings of the processes."""
 
-import asyncio
 import os
+import re
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
 import aio_pika
-import httpx
 import hypothesis
 import pytest
-from aio_pika.abc import AbstractChannel, AbstractConnection
 
-from deploy.local.machine.folders import Place
+from deploy.local.machine.folders import LOCAL, Place
 from deploy.local.servers import lookup as servers
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from deploy.local.servers.server import Server
 from service.addresses import EventLoop
-from service.postgres.pool import Connection, Pool, open_pool
-from service.settings import ServiceSettings
-from tests.harness import databases, dovecot, failures, relayed_mail, scratch, skips
+from service.postgres.pool import open_pool
+from tests.harness import databases, dovecot, postfix, scratch, skips
 from tests.harness.certificates import Authority
-from tests.harness.dovecot import Dovecot
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer, api_settings
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import email_settings, environment_of
-from tests.harness.relayed_mail import MailSystem
 from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from worker.rabbitmq import topology
-from worker.settings import EmailSettings
 
 hypothesis.settings.register_profile("repeatable", derandomize=True)
 # A shell in the background lets its children ignore Ctrl-C, which tests send to theirs.
@@ -46,24 +39,34 @@ def pytest_xdist_auto_num_workers() -> int:
 
     Otherwise there are two for each processor, because tests wait half of the time.
     """
-    if {"DATABASE_URL", "AMQP_URL"} & os.environ.keys():
-        return 0
-    return 2 * (os.cpu_count() or 1)
+    return 0 if {"DATABASE_URL", "AMQP_URL"} & os.environ.keys() else 2 * (os.cpu_count() or 1)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport():
     """Let a failure end with its cause. A skip is a failure where none is expected."""
     report = yield
     if report.skipped and not hasattr(report, "wasxfail") and skips.is_forbidden(str(report.longrepr)):
         report.outcome = "failed"
     if report.failed:
-        failures.shorten(report, LOGS)
+        _shorten(report)
     return report
 
 
+def _shorten(report: pytest.TestReport) -> None:
+    """Move the output of a failed test, and the ends of the servers' logs, into a file that it names."""
+    sections = [*report.sections, *((f"End of {name}'s log", end()) for name, end in LOGS.items())]
+    name = re.sub(r"\W+", "-", f"{report.nodeid}-{report.when}")
+    file = LOCAL / "failures" / f"{name[-200:]}.log"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(f"{title}:\n{text}" for title, text in sections))
+    # More than three lines would push the cause out of sight.
+    short = [(title, text) for title, text in report.sections if len(text.splitlines()) <= 3]
+    report.sections = [*short, ("Output, and the ends of the servers' logs", str(file))]
+
+
 @pytest.fixture(scope="session")
-def _asyncio_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+def _asyncio_loop_factory():
     """Run the tests on the event loop that both processes use.
 
     pytest-asyncio's hook `pytest_asyncio_loop_factories` gives it to asynchronous tests only: their fixtures
@@ -73,7 +76,7 @@ def _asyncio_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(request: pytest.FixtureRequest) -> Iterator[str]:
+def postgres_server(request):
     """URL of a Postgres server whose user may create databases: given, or started for this process."""
     if any("amqp_url" in getattr(test, "fixturenames", ()) for test in request.session.items):
         request.getfixturevalue("broker_start")
@@ -83,22 +86,21 @@ def postgres_server(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def broker_start() -> Iterator[Future[Server]]:
+def broker_start():
     """A RabbitMQ node, given or started for this process in a thread, while other tests run already."""
     with scratch.folder() as folder, ExitStack() as stack, ThreadPoolExecutor(1) as thread:
         yield thread.submit(stack.enter_context, servers.rabbitmq(Place(folder=folder)))
 
 
 @pytest.fixture(scope="session")
-def amqp_url(broker_start: Future[Server]) -> str:
-    """URL of a RabbitMQ node."""
+def amqp_url(broker_start: Future[Server]):
     server = broker_start.result()
     LOGS["RabbitMQ"] = server.last_lines
     return server.url
 
 
 @pytest.fixture(scope="session")
-def own_broker(broker_start: Future[Server]) -> Iterator[Server]:
+def own_broker(broker_start: Future[Server]):
     """A RabbitMQ that a test may configure: a process here, even if other tests use another one."""
     server = broker_start.result()
     if server.process is not None:
@@ -109,55 +111,53 @@ def own_broker(broker_start: Future[Server]) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-async def administrator(postgres_server: str) -> AsyncIterator[Connection]:
-    """A connection that makes databases."""
+async def administrator(postgres_server):
     async with databases.connected(postgres_server) as connection:
         yield connection
 
 
 @pytest.fixture(scope="session")
-async def template(postgres_server: str) -> AsyncIterator[str]:
+async def template(postgres_server, administrator):
     """Name of a database with the schema and two conveyancers, from which each test's is copied."""
     name = f"template_{time.time_ns()}"
-    async with databases.temporary(postgres_server, name):
-        yield name
+    await databases.create(administrator, name)
+    async with databases.connected(databases.url_of(postgres_server, name)) as connection:
+        await databases.prepare(connection)
+    yield name
+    await databases.drop(administrator, name)
 
 
 @pytest.fixture
-async def database_url(postgres_server: str, template: str, administrator: Connection) -> AsyncIterator[str]:
+async def database_url(postgres_server, template, administrator):
     """URL of this test's database: the schema and two conveyancers."""
     async with databases.copied(administrator, postgres_server, template) as url:
         yield url
 
 
 @pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Connection]:
-    """A connection to the test's database."""
+async def database(database_url):
     async with databases.connected(database_url) as connection:
         yield connection
 
 
 @pytest.fixture
-async def other_connection(database_url: str) -> AsyncIterator[Connection]:
-    """A second connection to the test's database."""
+async def other_connection(database_url):
     async with databases.connected(database_url) as connection:
         yield connection
 
 
 @pytest.fixture(scope="session")
-def issuer(tmp_path_factory: pytest.TempPathFactory) -> Issuer:
-    """The issuer that the service trusts."""
+def issuer(tmp_path_factory):
     return Issuer(tmp_path_factory.mktemp("issuer"))
 
 
 @pytest.fixture
-def own_issuer(tmp_path: Path) -> Issuer:
-    """An issuer whose keys the test may change."""
+def own_issuer(tmp_path):
     return Issuer(tmp_path)
 
 
 @pytest.fixture
-def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
+def authority(tmp_path, monkeypatch):
     """A certificate authority that this process trusts."""
     made = Authority(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(made.file))
@@ -165,44 +165,48 @@ def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Authority:
 
 
 @pytest.fixture
-def statements() -> StatementLog:
+def statements():
     """The statements that reach Postgres over `link`."""
     return StatementLog()
 
 
 @pytest.fixture
-async def link(database_url: str, statements: StatementLog) -> AsyncIterator[TcpProxy]:
+async def link(database_url, statements):
     """The API's way to the test's database, which the test can cut, and on which statements are recorded."""
     async with TcpProxy(databases.as_role(database_url, "api"), statements.watch) as forwarder:
         yield forwarder
 
 
 @pytest.fixture
-def service_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
-    """Settings of an API on the test's database."""
+def service_settings(database_url, issuer):
     return api_settings(databases.as_role(database_url, "api"), issuer)
 
 
 @pytest.fixture
-def environment(service_settings: ServiceSettings) -> dict[str, str]:
+def environment(service_settings):
     """The environment of operators' commands, with the settings of the API."""
     database_url = databases.as_role(service_settings.database_url, "operator")
     return environment_of(service_settings, DATABASE_URL=database_url)
 
 
 @pytest.fixture
-async def client(service_settings: ServiceSettings, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
+async def client(service_settings, issuer):
     """A client of the API with a token of CONVEYANCER."""
     async with api_client(service_settings, issuer.token()) as connected:
         yield connected
 
 
 @pytest.fixture
-async def channel(amqp_url: str) -> AsyncIterator[AbstractChannel]:
+async def channel(amqp_url):
     """A channel to a broker with the topology declared and every queue empty."""
     async with await aio_pika.connect(amqp_url) as connection:
-        if await topology.ensure(connection):
-            await _remove_topology(connection)
+        if await topology.ensure(connection):  # A test declared something with other properties.
+            async with connection.channel() as channel:
+                for queue in topology.QUEUES:
+                    await channel.queue_delete(queue.name)
+                    await channel.queue_delete(queue.dead_letters)
+                for exchange in topology.EXCHANGES:
+                    await channel.exchange_delete(exchange)
             await topology.ensure(connection)
         opened = await connection.channel()
         for queue in topology.QUEUES:
@@ -211,44 +215,29 @@ async def channel(amqp_url: str) -> AsyncIterator[AbstractChannel]:
         yield opened
 
 
-async def _remove_topology(connection: AbstractConnection) -> None:
-    """Delete what a test declared with other properties."""
-    async with connection.channel() as channel:
-        for queue in topology.QUEUES:
-            await channel.queue_delete(queue.name)
-            await channel.queue_delete(queue.dead_letters)
-        for exchange in topology.EXCHANGES:
-            await channel.exchange_delete(exchange)
-
-
 @pytest.fixture
-async def mail_server() -> AsyncIterator[MailServer]:
+async def mail_server():
     """A real SMTP server whose replies the test decides."""
     async with MailServer() as server:
         yield server
 
 
 @pytest.fixture
-def mailbox(authority: Authority) -> Iterator[Dovecot]:
+def mailbox(authority):
     """The mailbox of MAIL_FROM, on a real IMAP server."""
     with dovecot.running(authority) as server:
         yield server
 
 
 @pytest.fixture
-async def mail_system(authority: Authority) -> AsyncIterator[MailSystem]:
+async def mail_system(authority):
     """A real relay, customers' mail servers whose replies the test decides, and the mailbox of MAIL_FROM."""
-    async with relayed_mail.running(authority) as system:
+    async with postfix.mail_system(authority) as system:
         yield system
 
 
 @pytest.fixture
-def worker_settings(
-    database_url: str,
-    amqp_url: str,
-    channel: AbstractChannel,  # noqa: ARG001 - its fixture prepares the broker
-    mail_server: MailServer,
-) -> EmailSettings:
+def worker_settings(database_url, amqp_url, channel, mail_server):  # noqa: ARG001 - channel prepares the broker
     """Settings of a worker on the test's database, broker and mail server."""
     return email_settings(
         database_url=databases.as_role(database_url, "worker"),
@@ -261,7 +250,6 @@ def worker_settings(
 
 
 @pytest.fixture
-async def pool(worker_settings: EmailSettings) -> AsyncIterator[Pool]:
-    """The pool of a worker."""
+async def pool(worker_settings):
     async with open_pool(worker_settings) as opened:
         yield opened

@@ -1,39 +1,21 @@
 """Fixtures: an API and a worker as processes, a caller, and another team's subscription."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
-
-import httpx
 import pytest
-from aio_pika.abc import AbstractChannel
 
 from deploy.local.machine.ports import accepts, free_port
 from service.authentication import api_keys
-from service.postgres.pool import Connection
-from service.settings import ServiceSettings
 from tests.deploy.mail_catching import mail_catcher
 from tests.end_to_end.callers import client_of
 from tests.end_to_end.events import Subscriber
 from tests.end_to_end.journeys import JourneyStack
 from tests.harness.examples import CONVEYANCER
-from tests.harness.issuer import Issuer
-from tests.harness.processes import (
-    Process,
-    api_process,
-    bare_environment,
-    python,
-    started,
-    worker_process,
-)
+from tests.harness.processes import Process, api_process, bare_environment, python, started, worker_process
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
-from worker.settings import WorkerSettings
 
 
 @pytest.fixture(scope="module")
-async def chromium() -> AsyncIterator[Any]:
-    """A browser."""
+async def chromium():
     from tests.harness import browser  # noqa: PLC0415 - only some tests need Playwright
 
     async with browser.running() as running:
@@ -41,32 +23,32 @@ async def chromium() -> AsyncIterator[Any]:
 
 
 @pytest.fixture
-def api(service_settings: ServiceSettings, tmp_path: Path) -> Process:
+def api(service_settings, tmp_path):
     """An API on the test's database, not yet started."""
     return api_process(service_settings, tmp_path)
 
 
 @pytest.fixture
-def apis(service_settings: ServiceSettings, tmp_path: Path) -> list[Process]:
+def apis(service_settings, tmp_path):
     """Two APIs on the test's database, not yet started, which end within five seconds."""
     return [api_process(service_settings, tmp_path, SHUTDOWN_SECONDS="5") for _ in range(2)]
 
 
 @pytest.fixture
-def worker(worker_settings: WorkerSettings, tmp_path: Path) -> Process:
+def worker(worker_settings, tmp_path):
     """A worker on the test's servers, not yet started."""
     return worker_process(worker_settings, tmp_path)
 
 
 @pytest.fixture
-async def caller(api: Process, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
+async def caller(api, issuer):
     """A client of the API with a token of CONVEYANCER."""
     async with client_of(api, issuer.token()) as client:
         yield client
 
 
 @pytest.fixture
-async def subscriber(channel: AbstractChannel) -> AsyncIterator[Subscriber]:
+async def subscriber(channel):
     """Another team, subscribed to every event about requests."""
     team = Subscriber()
     queue = await channel.declare_queue(exclusive=True)
@@ -77,14 +59,7 @@ async def subscriber(channel: AbstractChannel) -> AsyncIterator[Subscriber]:
 
 
 @pytest.fixture
-async def journey(
-    *,
-    service_settings: ServiceSettings,
-    worker_settings: WorkerSettings,
-    issuer: Issuer,
-    database: Connection,
-    tmp_path: Path,
-) -> AsyncIterator[JourneyStack]:
+async def journey(service_settings, worker_settings, issuer, database, tmp_path):
     """The pages of `make run`, with the API, the worker and the mail catcher that they need."""
     port = free_port()
     mails = tmp_path / "mails"
@@ -102,8 +77,8 @@ async def journey(
             APP_URL=app_url,
             CALCULATOR_AMQP_URL=worker_settings.amqp_url,
         )
-        command = python("deploy.local.journey")
-        pages = Process("journey", command, environment=environment, port=port, folder=tmp_path)
+        program = python("deploy.local.journey")
+        pages = Process("journey", program, environment=environment, port=port, folder=tmp_path)
         async with started(api, worker), started(pages, ready=False):
             await eventually(lambda: accepts(port))
             yield JourneyStack(pages, api, worker, mails, environment)

@@ -13,8 +13,8 @@ from service.calculation_requests.email_changes import EmailId
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
 from tests.harness import bounces, databases, scratch, stored
+from tests.harness.postfix import MISSING_DOMAIN
 from tests.harness.processes import started, worker_process
-from tests.harness.relayed_mail import MISSING_DOMAIN
 from tests.harness.servers import KillableServer
 from tests.harness.waiting import eventually
 from worker.mail import tokens

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness import bounces, relayed_mail
-from tests.harness.relayed_mail import MISSING_DOMAIN, MailSystem
+from tests.harness import bounces, postfix
+from tests.harness.postfix import MISSING_DOMAIN, MailSystem
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -88,7 +88,7 @@ async def test_delay_is_reported_as_kept_and_delivery_is_not(mail_system):
 
 async def test_end_of_the_tries_is_reported_as_kept(authority):
     settings = {"maximal_queue_lifetime": "1s", "delay_warning_time": "0"}
-    async with relayed_mail.running(authority, **settings) as system:
+    async with postfix.mail_system(authority, **settings) as system:
         system.customers.refusals[_ADA] = _GREYLISTED
 
         reported = await report(system)

@@ -17,7 +17,7 @@ from tests.harness.in_process import api_client, worker_probes
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import environment_of
 from tests.harness.queues import holds
-from tests.harness.restorable import restorable
+from tests.harness.standby import restorable
 from tests.harness.waiting import eventually
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings

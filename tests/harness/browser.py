@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
-import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, ViewportSize, async_playwright, expect
 
-from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
 from deploy.local.machine.folders import LOCAL
+from tests.harness.programs import skip_without
 
 SCREENSHOTS = LOCAL / "screenshots"
 SCREENS = {"phone": ViewportSize(width=390, height=844), "desk": ViewportSize(width=1280, height=800)}
@@ -23,10 +22,8 @@ _NO_OTHER_HOST = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 @asynccontextmanager
 async def running() -> AsyncIterator[Browser]:
     """Run the browser until the block is left. Skips the test where there is none."""
-    try:
+    with skip_without("Chromium"):
         program = _program()
-    except LocalStackError as reason:
-        pytest.skip(f"Chromium is missing: {reason}")
     expect.set_options(timeout=_TIMEOUT)
     async with (
         async_playwright() as playwright,
@@ -43,7 +40,6 @@ async def empty_page(
     *,
     scripts: bool = True,
 ) -> AsyncIterator[Page]:
-    """Open a page that has nothing stored."""
     async with await browser.new_context(
         viewport=screen,
         is_mobile=screen["width"] < 600,

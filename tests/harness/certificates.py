@@ -17,14 +17,12 @@ class Authority:
         self.file = folder / "authority.pem"
         self._authority.cert_pem.write_to_path(self.file)
 
-    def server_context(self, *, days: float = 365, address: str = "127.0.0.1") -> ssl.SSLContext:
-        """Return a context with a certificate that expires in *days*; a negative number: it has expired."""
-        return context_with(self.certificate(days=days, address=address))
+    def server_context(self, *, address: str = "127.0.0.1") -> ssl.SSLContext:
+        return context_with(self.certificate(address=address))
 
     def certificate(self, *, days: float = 365, address: str = "127.0.0.1") -> Path:
-        """Return a file with such a certificate, and its key, which only the owner may read."""
-        end = datetime.now(UTC) + timedelta(days=days)
-        issued = self._authority.issue_cert(address, not_after=end)
+        """Return a file with a certificate that expires in *days*, and its key, for the owner alone."""
+        issued = self._authority.issue_cert(address, not_after=datetime.now(UTC) + timedelta(days=days))
         file = self._folder / f"server-{uuid4()}.pem"
         file.touch(mode=0o600)
         issued.private_key_and_cert_chain_pem.write_to_path(file)

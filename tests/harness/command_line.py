@@ -29,15 +29,16 @@ async def run(*command: str, environment: Mapping[str, str]) -> Ended:
 def call(*command: str, environment: Mapping[str, str]) -> Ended:
     """Run a command. Only in the main thread may it handle signals, as a worker does."""
     program, *words = command
-    output, errors = _Captured(sys.stdout), _Captured(sys.stderr)
+    output, errors, thresholds = _Captured(sys.stdout), _Captured(sys.stderr), gc.get_threshold()
     with (
         patch.dict(os.environ, environment, clear=True),
         restored_logging(),
-        _restored_garbage_collection(),
         redirect_stdout(output),
         redirect_stderr(errors),
     ):
         status = _PROGRAMS[program](words)
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
     return Ended(status, output.getvalue(), errors.getvalue())
 
 
@@ -57,7 +58,6 @@ class _Captured(io.StringIO):
 
 @contextmanager
 def restored_logging() -> Iterator[None]:
-    """Undo at the end of the block what it configures of logging."""
     ours, root = structlog.get_config(), logging.getLogger()
     level, handlers, disabled = root.level, root.handlers[:], root.manager.disable
     try:
@@ -67,13 +67,3 @@ def restored_logging() -> Iterator[None]:
         logging.disable(disabled)
         root.setLevel(level)
         root.handlers[:] = handlers
-
-
-@contextmanager
-def _restored_garbage_collection() -> Iterator[None]:
-    thresholds = gc.get_threshold()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*thresholds)

@@ -26,13 +26,11 @@ async def create(administrator: Connection, name: str, *, template: str = "templ
 
 
 async def drop(administrator: Connection, name: str) -> None:
-    """Drop a database, and end the connections to it."""
     await administrator.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @asynccontextmanager
 async def copied(administrator: Connection, server_url: str, template: str) -> AsyncIterator[str]:
-    """Copy *template*, yield the copy's URL, and drop it."""
     name = f"{template}_{next(_copies)}"
     await create(administrator, name, template=template)
     await administrator.execute(f'ALTER DATABASE "{name}" OWNER TO {user_of("owner")}')
@@ -41,8 +39,7 @@ async def copied(administrator: Connection, server_url: str, template: str) -> A
 
 
 def url_of(server_url: str, name: str) -> str:
-    server = URL(server_url)
-    return str(server.with_path(f"/{name}").with_query(server.query))
+    return str(URL(server_url).with_path(f"/{name}", keep_query=True))
 
 
 def user_of(role: str) -> str:
@@ -73,21 +70,7 @@ async def prepare(connection: Connection) -> None:
 
 
 @asynccontextmanager
-async def temporary(server_url: str, name: str) -> AsyncIterator[str]:
-    """Create a database with the schema and both conveyancers, yield its URL, and drop it."""
-    async with connected(server_url) as administrator:
-        await create(administrator, name)
-        try:
-            async with connected(url_of(server_url, name)) as connection:
-                await prepare(connection)
-            yield url_of(server_url, name)
-        finally:
-            await drop(administrator, name)
-
-
-@asynccontextmanager
 async def connected(url: str, **options: Any) -> AsyncIterator[Connection]:
-    """Connect to a database until the block is left."""
     connection = await asyncpg.connect(url, **options)
     try:
         yield connection
@@ -118,5 +101,4 @@ async def count_waiting_statements(database: Connection) -> int:
 
 
 async def is_gone(database: Connection, process: int) -> bool:
-    """Whether a process of Postgres has ended."""
     return not await database.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", process)

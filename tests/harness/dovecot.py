@@ -8,7 +8,6 @@ doveconf starts Dovecot.
 import base64
 import imaplib
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -16,132 +15,37 @@ from contextlib import AbstractContextManager, contextmanager
 from grp import getgrgid
 from pathlib import Path
 from pwd import getpwnam, getpwuid
-from typing import NamedTuple, Self
+from typing import NamedTuple
 from urllib.parse import quote
-from uuid import uuid4
 
 import jwt
 
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.processes import Program, run_command
-from tests.harness import mail_daemon
+from deploy.local.machine.processes import run_command
 from tests.harness.certificates import Authority
-from tests.harness.mail_daemon import MailDaemon
-from tests.harness.programs import debian_package
+from tests.harness.programs import configuration, debian_package
+from tests.harness.servers import MailDaemon, running_daemon
 
 # The user of its processes and owner of the mailbox. As root, the user as whom Postfix delivers.
 _USER = getpwuid(os.geteuid()).pw_name if os.geteuid() else "nobody"
 LOGIN, PASSWORD = "calculations@service.example.com", "p@ss/word%1"
 _TOKEN_KEY = b"k" * 32
-_UID = re.compile(rb"UID (\d+)")
-_LINKS = 50_000  # to a file, fewer than any file system allows
-_LIBRARY = "libdovecot.so.0"
-_MODULES = b"/usr/lib/dovecot/modules\0"
-_CONFIGURATION = """
-base_dir = {folder}/run
-state_dir = {folder}
-log_path = {folder}/dovecot.log
-libexec_dir = {root}/usr/lib/dovecot
-default_internal_user = {user}
-default_internal_group = {group}
-default_login_user = {user}
-protocols = imap
-listen = 127.0.0.1
-auth_failure_delay = 0
-auth_mechanisms = plain xoauth2
-service imap-login {{
-  chroot =
-  inet_listener imap {{
-    port = {port}
-  }}
-  inet_listener imaps {{
-    port = {tls_port}
-  }}
-}}
-service anvil {{
-  chroot =
-}}
-service stats {{
-  chroot =
-}}
-"""
-_CONFIGURATION_2_3 = """
-import_environment = LD_LIBRARY_PATH
-ssl_cert = <{certificate}
-ssl_key = <{certificate}
-disable_plaintext_auth = no
-mail_location = maildir:{mailbox}
-passdb {{
-  driver = passwd-file
-  mechanisms = plain
-  args = {folder}/logins
-}}
-passdb {{
-  driver = oauth2
-  mechanisms = xoauth2
-  args = {folder}/oauth2
-}}
-userdb {{
-  driver = static
-  args = uid={user} gid={group} home={folder}
-}}
-"""
-_TOKENS_2_3 = """
+_TOKENS = """
 introspection_mode = local
 local_validation_key_dict = fs:posix:prefix={folder}/keys/
 username_attribute = sub
 """
-_CONFIGURATION_2_4 = """
-import_environment {{
-  LD_LIBRARY_PATH = %{{env:LD_LIBRARY_PATH}}
-}}
-ssl_server_cert_file = {certificate}
-ssl_server_key_file = {certificate}
-auth_allow_cleartext = yes
-mail_driver = maildir
-mail_path = {mailbox}
-passdb passwd-file {{
-  mechanisms_filter = plain
-  passwd_file_path = {folder}/logins
-}}
-passdb oauth2 {{
-  mechanisms_filter = xoauth2
-}}
-oauth2 {{
-  introspection_mode = local
-  username_attribute = sub
-  oauth2_local_validation {{
-    dict fs {{
-      fs posix {{
-        prefix = {folder}/keys/
-      }}
-    }}
-  }}
-}}
-userdb static {{
-  fields {{
-    uid = {user}
-    gid = {group}
-    home = {folder}
-  }}
-}}
-"""
+_LINKS = 50_000  # to a file, fewer than any file system allows
+_LIBRARY = "libdovecot.so.0"
+_MODULES = b"/usr/lib/dovecot/modules\0"
 # The options with which doveconf starts Dovecot. Otherwise Dovecot would look for doveconf in /usr/bin.
 _STARTERS = {"2.3": ["-fservice=master", "-mmaster", "-p", "-e"], "2.4": ["-F"]}
 
 
 class Kept(NamedTuple):
-    """A message in the mailbox."""
-
-    uid: int
     flags: set[str]  # without \Recent, which depends on the session
     content: bytes
-
-    @classmethod
-    def of(cls, described: bytes, content: bytes) -> Self:
-        flags = {flag.decode() for flag in imaplib.ParseFlags(described)}
-        return cls(int(_UID.findall(described)[0]), flags - {r"\Recent"}, content)
 
 
 def access_token() -> str:
@@ -157,8 +61,10 @@ class Dovecot(MailDaemon):
     Its certificate is of *authority*. *settings* are Dovecot's, for instance `imap_capability`.
     """
 
-    def __init__(self, folder: Path, mailbox: Path, authority: Authority, **settings: str) -> None:
-        self._folder, self._mailbox = folder, mailbox
+    log_file, started = "dovecot.log", "starting up for imap"
+
+    def __init__(self, folder: Path, authority: Authority, mailbox: Path | None, **settings: str) -> None:
+        self._folder, self._mailbox = folder, mailbox or folder / "mailbox"
         self._root = debian_package("dovecot-imapd")
         self.port, self.tls_port = free_port(), free_port()
         account = f"{quote(LOGIN, safe='')}:{quote(PASSWORD, safe='')}@127.0.0.1"
@@ -169,20 +75,12 @@ class Dovecot(MailDaemon):
         paths = (folder, libraries, f"{libraries}/modules/old-stats", packages.library_path(self._root))
         environment = os.environ | {"LD_LIBRARY_PATH": ":".join(map(str, paths))}
         dovecot = f"{self._root}/usr/sbin/dovecot"
-        version = run_command(
-            "dovecot --version", [dovecot, "--version"], folder=folder, seconds=30, environment=environment
-        )[:3]
+        asking = [dovecot, "--version"]
+        version = run_command("dovecot", asking, folder=folder, seconds=30, environment=environment)[:3]
         self._configure(version, authority.certificate(), **settings)
-        configuration = ("-c", f"{folder}/dovecot.conf")
-        starter = [f"{self._root}/usr/bin/doveconf", *configuration, *_STARTERS[version]]
-        program = Program(
-            name="Dovecot",
-            command=[*starter, dovecot, "-F", *configuration],
-            environment=environment,
-            folder=folder,
-            log=folder / "output",
-        )
-        super().__init__(program, port=self.port, log=folder / "dovecot.log", started="starting up for imap")
+        settings_file = ("-c", f"{folder}/dovecot.conf")
+        starter = [f"{self._root}/usr/bin/doveconf", *settings_file, *_STARTERS[version]]
+        super().__init__([*starter, dovecot, "-F", *settings_file], environment, folder)
 
     def _make_files(self) -> None:
         for made in (self._folder / "run", *(self._mailbox / name for name in ("cur", "new", "tmp"))):
@@ -190,7 +88,7 @@ class Dovecot(MailDaemon):
         for name in ("", "cur", "new", "tmp"):
             shutil.chown(self._mailbox / name, _USER)
         (self._folder / "logins").write_text(f"{LOGIN}:{{PLAIN}}{PASSWORD}\n")
-        (self._folder / "oauth2").write_text(_TOKENS_2_3.format(folder=self._folder))
+        (self._folder / "tokens").write_text(_TOKENS.format(folder=self._folder))
         keys = self._folder / "keys/default/HS256"
         keys.mkdir(parents=True)
         (keys / "default").write_bytes(base64.b64encode(_TOKEN_KEY))
@@ -202,10 +100,8 @@ class Dovecot(MailDaemon):
         (self._folder / "run" / "modules").symlink_to(libraries / "modules")
 
     def _configure(self, version: str, certificate: Path, **settings: str) -> None:
-        """Write its settings: those above, and *settings*."""
-        versions = f"dovecot_config_version = {version}.0\ndovecot_storage_version = {version}.0\n"
-        template = _CONFIGURATION_2_3 if version == "2.3" else versions + _CONFIGURATION_2_4
-        usual = (template + _CONFIGURATION).format(
+        usual = configuration(
+            f"dovecot-{version}.conf",
             folder=self._folder,
             root=self._root,
             mailbox=self._mailbox,
@@ -220,43 +116,42 @@ class Dovecot(MailDaemon):
 
     @contextmanager
     def connected(self) -> Iterator[imaplib.IMAP4]:
-        """Yield a connection that has selected the mailbox."""
         with imaplib.IMAP4("127.0.0.1", self.port, timeout=60) as connection:
             connection.login(LOGIN, PASSWORD)
             connection.select()
             yield connection
 
     def put(self, message: bytes) -> None:
-        """Add a message."""
         with self.connected() as connection:
             assert connection.append("INBOX", None, None, message)[0] == "OK"
 
     def fill(self, count: int, message: bytes, *, flags: str = "") -> None:
         r"""Add *count* copies of a message, quickly. Of *flags*, F is \Flagged, T is \Deleted, S is \Seen."""
-        for start in range(0, count, _LINKS):
-            original = self._folder / f"original-{uuid4()}"
-            original.write_bytes(message)
-            shutil.chown(original, _USER)
-            for number in range(min(_LINKS, count - start)):
-                (self._mailbox / "cur" / f"{original.name}-{number}:2,{flags}").hardlink_to(original)
+        for number in range(count):
+            original = self._folder / f"original-{flags}-{number // _LINKS}"
+            if number % _LINKS == 0:
+                original.write_bytes(message)
+                shutil.chown(original, _USER)
+            (self._mailbox / "cur" / f"{original.name}-{number}:2,{flags}").hardlink_to(original)
         with self.connected():  # It gives each its UID.
             pass
 
     @property
     def messages(self) -> list[Kept]:
-        """What the mailbox holds now."""
         with self.connected() as connection:
             _, parts = connection.uid("FETCH", "1:*", "(FLAGS BODY.PEEK[])")
-        return [Kept.of(*part) for part in parts if isinstance(part, tuple)]
+        described = [part for part in parts if isinstance(part, tuple)]
+        return [
+            Kept({flag.decode() for flag in imaplib.ParseFlags(head)} - {r"\Recent"}, content)
+            for head, content in described
+        ]
 
 
 def running(
     authority: Authority, mailbox: Path | None = None, **settings: str
 ) -> AbstractContextManager[Dovecot]:
-    """Run it with *settings* until the block is left, then print the end of its log.
+    """Run it with *settings* until the block is left.
 
     Without *mailbox*, a folder that another server delivers to, it begins with an empty one.
     """
-    return mail_daemon.running(
-        lambda folder: Dovecot(folder, mailbox or folder / "mailbox", authority, **settings)
-    )
+    return running_daemon(Dovecot, authority, mailbox, **settings)

@@ -11,34 +11,10 @@ class Endpoint(NamedTuple):
     method: str
     path: str
     operation: dict[str, Any]
-
-    @property
-    def scopes(self) -> set[str]:
-        """The scopes of access tokens that open it."""
-        return {scope for each in self._security for scope in each.get("access_token", ())}
-
-    @property
-    def schemes(self) -> set[str]:
-        """The kinds of tokens that open it."""
-        return {scheme for each in self._security for scheme in each}
-
-    @property
-    def body(self) -> Any:
-        """A valid body, as large as the examples have one, or None if it takes no body."""
-        examples = [each["value"] for each in self._content.get("examples", {}).values()]
-        return max(examples, key=len, default=None)
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        return DOCUMENT["components"]["schemas"][self._content["schema"]["$ref"].rpartition("/")[2]]
-
-    @property
-    def _content(self) -> dict[str, Any]:
-        return self.operation.get("requestBody", {}).get("content", {}).get("application/json", {})
-
-    @property
-    def _security(self) -> list[dict[str, list[str]]]:
-        return self.operation.get("security", [])
+    scopes: set[str]  # of access tokens that open it
+    schemes: set[str]  # the kinds of tokens that open it
+    schema: dict[str, Any]  # of its body
+    body: Any  # as large as the examples have one, or None if it takes no body
 
     def at(self, uuid: str) -> str:
         return self.path.replace("{uuid}", uuid)
@@ -47,8 +23,20 @@ class Endpoint(NamedTuple):
         return f"{self.method} {self.path}"
 
 
+def _endpoint(method: str, path: str, operation: dict[str, Any]) -> Endpoint:
+    security = operation.get("security", [])
+    scopes = {scope for each in security for scope in each.get("access_token", ())}
+    schemes = {scheme for each in security for scheme in each}
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    name = content.get("schema", {}).get("$ref", "").rpartition("/")[2]
+    schema = DOCUMENT["components"]["schemas"].get(name, {})
+    examples = [each["value"] for each in content.get("examples", {}).values()]
+    body = max(examples, key=len, default=None)
+    return Endpoint(method.upper(), path, operation, scopes, schemes, schema, body)
+
+
 ENDPOINTS = [
-    Endpoint(method.upper(), path, operation)
+    _endpoint(method, path, operation)
     for path, item in DOCUMENT["paths"].items()
     for method, operation in item.items()
 ]

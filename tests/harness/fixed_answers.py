@@ -7,41 +7,36 @@ from contextlib import asynccontextmanager
 
 from tests.harness.loopback_server import LoopbackServer
 
-Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
+Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 class AnsweringServer(LoopbackServer):
-    """Answers every request that has come up to *until* with `answer`, and counts the requests."""
+    """Answers every request that has come up to *until* with `answer`, if there is one, and counts them."""
 
     def __init__(
-        self, answer: Answer, context: ssl.SSLContext | None = None, until: bytes = b"\r\n\r\n"
+        self, answer: Answer | None, context: ssl.SSLContext | None = None, until: bytes = b"\r\n\r\n"
     ) -> None:
         super().__init__(context)
-        self.answer = answer
-        self._until = until
-        self.requests = 0
+        self.answer, self._until, self.requests = answer, until, 0
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request."""
         await reader.readuntil(self._until)
         self.requests += 1
-        await self.answer(writer)
+        if self.answer is None:
+            await asyncio.Event().wait()
+        elif isinstance(self.answer, bytes):
+            writer.write(self.answer)
+        else:
+            await self.answer(writer)
         await writer.drain()
 
 
 @asynccontextmanager
 async def answering(
-    answer: bytes | None, context: ssl.SSLContext | None = None, until: bytes = b"\r\n\r\n"
+    answer: Answer | None, context: ssl.SSLContext | None = None, until: bytes = b"\r\n\r\n"
 ) -> AsyncIterator[int]:
-    """Answer every request with the same bytes, or never. Yields the port."""
-
-    async def answer_so(writer: asyncio.StreamWriter) -> None:
-        if answer is None:
-            await asyncio.Event().wait()
-        else:
-            writer.write(answer)
-
-    async with AnsweringServer(answer_so, context, until) as server:
+    """Answer every request so. Yields the port."""
+    async with AnsweringServer(answer, context, until) as server:
         yield server.port
 
 

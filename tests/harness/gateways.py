@@ -9,29 +9,9 @@ from pathlib import Path
 from deploy.local.machine.folders import CHECKOUT
 from deploy.local.machine.ports import free_port
 from tests.harness.processes import Process, bare_environment
-from tests.harness.programs import debian_program
+from tests.harness.programs import configuration, debian_program
+from tests.harness.servers import children
 from tests.harness.waiting import eventually
-
-_NGINX = """
-daemon off;
-pid {folder}/nginx.pid;
-{user}
-events {{ worker_connections 2000; }}
-http {{
-    access_log off;
-    {temporary}
-    {settings}
-}}
-"""
-_HAPROXY = """
-global
-    log stderr format raw local0
-    stats socket {folder}/admin level admin
-defaults
-    log global
-    option httplog
-{settings}
-"""
 
 
 class Nginx(Process):
@@ -41,10 +21,10 @@ class Nginx(Process):
     def __init__(self, apis: Sequence[Process], folder: Path) -> None:
         port = free_port()
         self._settings = _settings("nginx.conf", apis).replace("listen 443 ssl", f"listen 127.0.0.1:{port}")
-        self._configuration = folder / "nginx.conf"
+        self._folder = folder
         self._out: set[int] = set()
         self._configure()
-        arguments = ["-e", "stderr", "-p", str(folder), "-c", str(self._configuration)]
+        arguments = ["-e", "stderr", "-p", str(folder), "-c", str(folder / "nginx.conf")]
         command = [*debian_program("nginx"), *arguments]
         super().__init__("nginx", command, environment=bare_environment(), port=port, folder=folder)
 
@@ -53,12 +33,9 @@ class Nginx(Process):
         for port in self._out:
             assert f":{port} " in settings
             settings = settings.replace(f":{port} ", f":{port} down ")
-        folder = self._configuration.parent
-        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-        temporary = "\n".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
         user = "" if os.getuid() else "user root;"
-        text = _NGINX.format(folder=folder, user=user, temporary=temporary, settings=settings)
-        self._configuration.write_text(text)
+        text = configuration("nginx.conf", folder=self._folder, user=user, settings=settings)
+        (self._folder / "nginx.conf").write_text(text)
 
     async def take_out(self, api: Process) -> None:
         """Send *api* no more calls, and wait until it has answered those that it got."""
@@ -72,16 +49,15 @@ class Nginx(Process):
         old = self._reload()
         await eventually(lambda: self._workers() - old)
 
-    def _reload(self) -> set[str]:
+    def _reload(self) -> set[int]:
         """Make new workers with the configuration as it is now, and return the old ones."""
         old = self._workers()
         self._configure()
         self.running.send_signal(signal.SIGHUP)
         return old
 
-    def _workers(self) -> set[str]:
-        pid = self.running.pid
-        return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    def _workers(self) -> set[int]:
+        return set(children(self.running.pid))
 
 
 class HAProxy(Process):
@@ -91,30 +67,28 @@ class HAProxy(Process):
     def __init__(self, apis: Sequence[Process], folder: Path) -> None:
         port = free_port()
         settings = _settings("haproxy.cfg", apis).replace(":443 ssl crt api.pem", f"127.0.0.1:{port}")
-        configuration = folder / "haproxy.cfg"
-        configuration.write_text(_HAPROXY.format(folder=folder, settings=settings))
+        file = folder / "haproxy.cfg"
+        file.write_text(configuration("haproxy.cfg", folder=folder, settings=settings))
         self._admin = folder / "admin"
         self._names = {api.port: f"api/api{number}" for number, api in enumerate(apis, start=1)}
-        command = [*debian_program("haproxy"), "-db", "-f", str(configuration)]
+        command = [*debian_program("haproxy"), "-db", "-f", str(file)]
         super().__init__("haproxy", command, environment=bare_environment(), port=port, folder=folder)
 
     async def take_out(self, api: Process) -> None:
         """Send *api* no more calls. At its SIGTERM, it answers those that it got."""
-        await self._ask(f"set server {self._names[api.port]} state drain")
+        await self._set_state(api, "drain")
 
     async def put_in(self, api: Process) -> None:
-        """Send calls to *api* again."""
-        await self._ask(f"set server {self._names[api.port]} state ready")
+        await self._set_state(api, "ready")
 
-    async def _ask(self, command: str) -> None:
+    async def _set_state(self, api: Process, state: str) -> None:
         reader, writer = await asyncio.open_unix_connection(self._admin)
-        writer.write(f"{command}\n".encode())
-        assert await reader.read() == b"\n", command
+        writer.write(f"set server {self._names[api.port]} state {state}\n".encode())
+        assert await reader.read() == b"\n"
         writer.close()
 
 
 def _settings(file: str, apis: Sequence[Process]) -> str:
-    """Return the settings in that file, with the addresses of *apis*."""
     settings = (CHECKOUT / "deploy" / "gateways" / file).read_text()
     for number, api in enumerate(apis, start=1):
         settings = settings.replace(f"192.0.2.{number}:8000", f"127.0.0.1:{api.port}")

@@ -15,8 +15,5 @@ def bearer(token: str) -> dict[str, str]:
 
 def lasting_headers(response: httpx.Response) -> list[tuple[str, str]]:
     """Return the headers, in order, without those that differ each time."""
-    return [
-        (name, value)
-        for name, value in response.headers.items()
-        if name not in {"date", "server", "x-request-id"}
-    ]
+    each_time = {"date", "server", "x-request-id"}
+    return [(name, value) for name, value in response.headers.items() if name not in each_time]

@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import httpx
-from litestar import Litestar
 from litestar.types import ASGIApp
 from msgspec.structs import replace
 from structlog.typing import EventDict
@@ -18,12 +17,10 @@ from service.app import create_app
 from service.server import http_server, probes
 from service.settings import ServiceSettings
 from tests.harness import documented_errors
-from tests.harness.http import NO_TLS
+from tests.harness.http import NO_TLS, bearer
 from tests.harness.waiting import eventually
 from worker import process
 from worker.settings import WorkerSettings
-
-_A_DAY = 86_400.0
 
 
 @asynccontextmanager
@@ -38,35 +35,32 @@ async def serve(app: ASGIApp, *, shutdown_seconds: float = 5.0, **options: Any) 
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, stop: asyncio.Event, *, host: str = "127.0.0.1", **options: Any
+    app: ASGIApp, stop: asyncio.Event, **options: Any
 ) -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
     """Serve *app* on a free port until *stop*; yields its base URL and the task that serves it."""
-    host, port = http_server.find_address(host, free_port())
-    task = asyncio.create_task(http_server.serve(app, (host, port), stop, **options))
-
-    async def accepts_calls() -> bool:
-        with suppress(OSError):
-            _, writer = await asyncio.open_connection(host, port)
-            writer.close()
-            return True
-        return task.done()
-
-    await eventually(accepts_calls)
-    yield f"http://{f'[{host}]' if ':' in host else host}:{port}", task
+    port = free_port()
+    task = asyncio.create_task(http_server.serve(app, ("127.0.0.1", port), stop, **options))
+    await eventually(lambda: accepts(port) or task.done())
+    yield f"http://127.0.0.1:{port}", task
 
 
 def served(logs: Sequence[EventDict]) -> list[EventDict]:
-    """Return the lines of the access log."""
     return [line for line in logs if line["event"] == "request_served"]
 
 
 @asynccontextmanager
 async def api_client(
-    settings: ServiceSettings, token: str | None, **changes: Any
+    settings: ServiceSettings, token: str | None, *, app: Any = None, **changes: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Serve an API with *settings* and *changes* to them; yields a client of it that sends *token*."""
     settings = replace(settings, **changes)
-    async with _client_of(create_app(settings), settings, token) as client:
+    served_app = OuterLayer(app or create_app(settings))
+    headers = bearer(token) if token else {}
+    async with (
+        serve(served_app, keep_alive_seconds=settings.keep_alive_seconds) as base_url,
+        httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0, verify=NO_TLS) as client,
+    ):
+        client.event_hooks["response"].append(documented_errors.check)
         yield client
 
 
@@ -75,40 +69,30 @@ async def api_and_probes(
     settings: ServiceSettings, token: str | None, **changes: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
     """Serve an API as `api_client` does, and its probes; yields a client of each."""
-    settings = replace(settings, **changes)
-    app, port = create_app(settings), free_port()
+    app, port = create_app(replace(settings, **changes)), free_port()
     async with (
-        _client_of(app, settings, token) as client,
+        api_client(settings, token, app=app, **changes) as client,
         probes.serving(app.state.checks, ("127.0.0.1", port), asyncio.Event()),
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20.0, verify=NO_TLS) as prober,
+        _prober(port) as prober,
     ):
-        await eventually(lambda: accepts(port))
         yield client, prober
 
 
 @asynccontextmanager
-async def _client_of(
-    app: Litestar, settings: ServiceSettings, token: str | None
-) -> AsyncIterator[httpx.AsyncClient]:
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    async with (
-        serve(OuterLayer(app), keep_alive_seconds=settings.keep_alive_seconds) as base_url,
-        httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0, verify=NO_TLS) as client,
-    ):
-        client.event_hooks["response"].append(documented_errors.check)
-        yield client
+async def _prober(port: int) -> AsyncIterator[httpx.AsyncClient]:
+    base_url = f"http://127.0.0.1:{port}"
+    async with httpx.AsyncClient(base_url=base_url, timeout=20.0, verify=NO_TLS) as prober:
+        await eventually(lambda: accepts(port))
+        yield prober
 
 
 @asynccontextmanager
 async def worker_probes(settings: WorkerSettings, *roles: str) -> AsyncIterator[httpx.AsyncClient]:
     """Run a worker with *roles*, or with all; yields a client of its probes."""
     # A worker that takes longer than this to stop ends its process, which is the test's.
-    settings = replace(settings, shutdown_seconds=_A_DAY)
-    port = free_port()
+    settings, port = replace(settings, shutdown_seconds=86_400.0), free_port()
     worker = partial(process.run, dict.fromkeys(roles or process.ROLES, settings), ("127.0.0.1", port))
-    base_url = f"http://127.0.0.1:{port}"
-    async with running(worker), httpx.AsyncClient(base_url=base_url, timeout=20.0) as client:
-        await eventually(lambda: accepts(port))
+    async with running(worker), _prober(port) as client:
         yield client
 
 

@@ -20,8 +20,6 @@ AUDIENCE = "calculation-requests"
 
 
 class Issuer:
-    """Signs access tokens, and publishes its key in a file."""
-
     def __init__(self, folder: Path) -> None:
         self.key: EllipticCurvePrivateKey = ec.generate_private_key(ec.SECP256R1())
         self.jwks = folder / "jwks.json"
@@ -43,10 +41,9 @@ class Issuer:
             "scope": "request:read request:write",
             "exp": int(time.time()) + 600,
         }
-        every = {name: value for name, value in {**usual, **claims}.items() if value is not None}
-        return jwt.encode(
-            every, self.key, algorithm="ES256", headers={"typ": "at+jwt", "kid": "local", **(headers or {})}
-        )
+        every = {name: value for name, value in (usual | claims).items() if value is not None}
+        head = {"typ": "at+jwt", "kid": "local"} | (headers or {})
+        return jwt.encode(every, self.key, algorithm="ES256", headers=head)
 
 
 def api_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
@@ -63,27 +60,19 @@ def api_settings(database_url: str, issuer: Issuer) -> ServiceSettings:
 
 
 class HttpsIssuer(AnsweringServer):
-    """A key server that answers every request with `answer`, and counts the requests."""
-
     def __init__(self, authority: Authority, *, address: str = "127.0.0.1") -> None:
         super().__init__(status(503), authority.server_context(address=address))
-
-    @property
-    def url(self) -> str:
-        return f"https://127.0.0.1:{self.port}/jwks.json"
+        self.url = f"https://127.0.0.1:{self.port}/jwks.json"
 
 
-def status(code: int, body: bytes = b"", *headers: str) -> Answer:
-    async def answer(writer: asyncio.StreamWriter) -> None:
-        writer.write(http_answer(f"{code} Status", body, *headers))
-
-    return answer
+def status(code: int, body: bytes = b"", *headers: str) -> bytes:
+    return http_answer(f"{code} Status", body, *headers)
 
 
-def after(seconds: float, answer: Answer) -> Answer:
+def after(seconds: float, answer: bytes) -> Answer:
     async def answer_late(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(seconds)
-        await answer(writer)
+        writer.write(answer)
 
     return answer_late
 
@@ -98,12 +87,10 @@ async def drip(writer: asyncio.StreamWriter) -> None:
 
 
 async def pour(writer: asyncio.StreamWriter) -> None:
-    """Answer with an endless body."""
     writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
     while not writer.is_closing():
         writer.write(b" " * 65_536)
         await writer.drain()
 
 
-async def babble(writer: asyncio.StreamWriter) -> None:
-    writer.write(b"\x00\xff nonsense\r\n\r\n")
+babble = b"\x00\xff nonsense\r\n\r\n"

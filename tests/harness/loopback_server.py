@@ -33,9 +33,7 @@ class LoopbackServer:
 
     async def start(self) -> None:
         """Listen, if it does not yet."""
-        if self._listening is not None:
-            return
-        self._listening = await asyncio.start_server(
+        self._listening = self._listening or await asyncio.start_server(
             self._serve, "127.0.0.1", self.port, limit=self.longest_bytes, ssl=self._context
         )
 

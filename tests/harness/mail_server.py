@@ -9,38 +9,31 @@ import ssl
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from email import message_from_bytes
+from email import message_from_bytes, policy
 from email.message import EmailMessage
-from email.policy import default
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
+from warnings import catch_warnings
 
-import msgspec
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope
 
 from tests.harness.loopback_server import LoopbackServer
 
 ACCEPTED = b"250 OK accepted"
-_USUAL_REPLIES = {
+_USUAL_REPLIES = dict.fromkeys(("EHLO", "MAIL", "RCPT", "RSET"), b"250 OK") | {
     "greeting": b"220 mail.example.com ESMTP",
-    "EHLO": b"250 mail.example.com",
-    "MAIL": b"250 OK",
-    "RCPT": b"250 OK",
     "DATA": b"354 Go ahead",
     "content": ACCEPTED,
-    "RSET": b"250 OK",
     "QUIT": b"221 Bye",
 }
 
 
-class Accepted(msgspec.Struct, frozen=True):
-    """An accepted e-mail, and the recipients in its envelope."""
-
-    recipients: list[str]
+class Accepted(NamedTuple):
+    recipients: list[str]  # in its envelope
     message: EmailMessage
 
 
-class Login(msgspec.Struct, frozen=True):
+class Login(NamedTuple):
     name: str
     password: str
 
@@ -56,56 +49,40 @@ class MailServer(LoopbackServer):
         self, scheme: str = "smtp", context: ssl.SSLContext | None = None, login: Login | None = None
     ) -> None:
         super().__init__(context)
-        self._scheme = scheme
-        self._login = login
+        self._scheme, self._login = scheme, login
         self.logins = 0  # that succeeded
         self.accepted: list[Accepted] = []
         self.rcpt_reply = "250 OK"
         self.data_reply = "250 OK accepted"
-
-    @property
-    def url(self) -> str:
-        return self.url_for(self._login)
+        self.url = self.url_for(login)
 
     def url_for(self, login: Login | None) -> str:
         account = f"{quote(login.name, safe='')}:{quote(login.password, safe='')}@" if login else ""
         return f"{self._scheme}://{account}127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listen, always on the same port."""
-        loop = asyncio.get_running_loop()
-        is_tls = self._scheme == "smtps"
+        loop, is_tls = asyncio.get_running_loop(), self._scheme == "smtps"
 
         def serve() -> SMTP:
-            return SMTP(
-                self,
-                enable_SMTPUTF8=False,
-                loop=loop,
-                tls_context=None if is_tls else self._context,
-                require_starttls=not is_tls,
-                authenticator=self._authenticate,
-                auth_require_tls=not is_tls,
-            )
+            with catch_warnings(action="ignore"):  # It does not know that the connection has TLS already.
+                return SMTP(
+                    self,
+                    enable_SMTPUTF8=False,
+                    loop=loop,
+                    tls_context=None if is_tls else self._context,
+                    require_starttls=not is_tls,
+                    authenticator=self._authenticate,
+                    auth_required=self._login is not None,
+                    auth_require_tls=not is_tls,
+                )
 
         context = self._context if is_tls else None
         self._listening = await loop.create_server(serve, "127.0.0.1", self.port, ssl=context)
 
-    def _authenticate(
-        self, _server: SMTP, _session: Any, _envelope: Envelope, _mechanism: str, data: Any
-    ) -> AuthResult:
-        given = Login(data.login.decode(), data.password.decode())
-        is_accepted = given == self._login
+    def _authenticate(self, *given: Any) -> AuthResult:
+        is_accepted = Login(given[-1].login.decode(), given[-1].password.decode()) == self._login
         self.logins += is_accepted
         return AuthResult(success=is_accepted, handled=False)
-
-    async def handle_MAIL(  # noqa: N802 - aiosmtpd's name
-        self, _server: SMTP, session: Any, envelope: Envelope, address: str, options: list[str]
-    ) -> str:
-        if self._login is not None and not session.authenticated:
-            return "530 Authentication required"
-        envelope.mail_from = address
-        envelope.mail_options.extend(options)
-        return "250 OK"
 
     async def handle_RCPT(  # noqa: N802 - aiosmtpd's name
         self, _server: SMTP, _session: Any, envelope: Envelope, address: str, _options: list[str]
@@ -116,18 +93,14 @@ class MailServer(LoopbackServer):
 
     async def handle_DATA(self, _server: SMTP, _session: Any, envelope: Envelope) -> str:  # noqa: N802
         if self.data_reply.startswith("2"):
-            content = envelope.content
-            assert isinstance(content, bytes)
-            message = message_from_bytes(content, policy=default)
-            assert isinstance(message, EmailMessage)
+            assert isinstance(envelope.content, bytes)
+            message = message_from_bytes(envelope.content, policy=policy.default)
             self.accepted.append(Accepted(list(envelope.rcpt_tos), message))
         return self.data_reply
 
 
 @dataclass(eq=False)
 class Session:
-    """One connection to a `ScriptedMailServer`."""
-
     connected_at: float = field(default_factory=time.monotonic)
     sender: str = ""  # the name in its EHLO
     closes_after_reply: bool = False
@@ -145,14 +118,11 @@ class ScriptedMailServer(LoopbackServer):
 
     def __init__(self) -> None:
         super().__init__()
+        self.url = f"smtp://127.0.0.1:{self.port}"
         self.replies: dict[str, bytes | None] = {**_USUAL_REPLIES}
         self.contents: list[bytes] = []  # of every e-mail that was sent, whatever the reply
         self.connections = 0  # accepted so far
         self.commands: Counter[str] = Counter()  # how often each was sent
-
-    @property
-    def url(self) -> str:
-        return f"smtp://127.0.0.1:{self.port}"
 
     async def reply_to(self, _session: Session, command: str, _sent: bytes) -> bytes | None:
         """Return the reply to a command, or to `greeting` or `content`."""
@@ -173,7 +143,6 @@ class ScriptedMailServer(LoopbackServer):
         return reply
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Reply to one client."""
         self.connections += 1
         session = Session()
         reply = await self.reply_to(session, "greeting", b"")

@@ -11,26 +11,19 @@ from prometheus_client.parser import text_string_to_metric_families
 Series = tuple[str, frozenset[tuple[str, str]]]
 
 
-def read(text: str) -> dict[Series, float]:
-    """Return the value of every series in the text format of Prometheus."""
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
 def series(name: str, **labels: str) -> Series:
-    """Return the key of one series."""
     return name, frozenset(labels.items())
 
 
 async def scrape(client: httpx.AsyncClient) -> dict[Series, float]:
-    """Return the series that a process exposes at /metrics."""
     response = await client.get("/metrics")
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    return read(response.text)
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
 
 
 def value(name: str, **labels: str) -> float:

@@ -1,44 +1,34 @@
-"""Debian's Postfix on a free port of the loopback, with its customers' mailbox."""
+"""Debian's Postfix on a free port of the loopback: with its customers' mailbox, or as a firm's relay."""
 
 import os
 import pwd
 import re
 import signal
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
 from email import message_from_bytes
 from pathlib import Path
 from typing import NamedTuple
 
+import aiosmtplib
 import pytest
 
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.processes import Program, run_command
-from tests.harness import mail_daemon
-from tests.harness.mail_daemon import MailDaemon
-from tests.harness.programs import debian_package
+from deploy.local.machine.processes import run_command
+from tests.harness import dovecot
+from tests.harness.certificates import Authority
+from tests.harness.dovecot import LOGIN, Dovecot
+from tests.harness.mail_server import ScriptedMailServer, Session
+from tests.harness.programs import configuration, debian_package
+from tests.harness.servers import MailDaemon, running_daemon
 
-# Postfix accepts no user and no group for two of these.
-_OWNER, _GROUP, _MAILBOX_OWNER = "daemon", "mail", "nobody"
+# Postfix accepts no user for both of these.
+_OWNER, _MAILBOX_OWNER = "daemon", "nobody"
 _QUEUES = "active bounce corrupt defer deferred flush hold incoming maildrop private public saved trace"
 MAILBOX = "mailbox"
-_QUEUE_ID = re.compile(r" id (\w+)")
-_SERVICES = """
-127.0.0.1:{port} inet n - n - - smtpd
-postlog unix-dgram n - n - 1 postlogd
-anvil unix - - n - 1 anvil
-rewrite unix - - n - - trivial-rewrite
-pickup unix n - n 60 1 pickup
-cleanup unix n - n - 0 cleanup
-qmgr unix n - n 300 1 qmgr
-virtual unix - n n - - virtual
-bounce unix - - n - 0 bounce
-defer unix - - n - 0 bounce
-trace unix - - n - 0 bounce
-error unix - - n - - error
-retry unix - - n - - error
-smtp unix - - n - - smtp
-"""
+MISSING_DOMAIN = "missing.example.net"  # which has no mail server
 
 
 class Delivered(NamedTuple):
@@ -51,25 +41,19 @@ class Delivered(NamedTuple):
 class Postfix(MailDaemon):
     """Accepts e-mails to customer-…@customer.example.com. Only root can start it."""
 
+    log_file, started = "log/postfix.log", "daemon started"
+
     def __init__(self, folder: Path, **settings: str) -> None:
         self.port = free_port()
         self.url = f"smtp://127.0.0.1:{self.port}"
         self.folder = folder
         self._root = debian_package("postfix")
-        log = folder / "log" / "postfix.log"
         self._make_folders()
         self._configure(**settings)
         libraries = f"{self._root}/usr/lib/postfix:{packages.library_path(self._root)}"
         environment = {"MAIL_CONFIG": f"{folder}/config", "RES_OPTIONS": "timeout:1 attempts:1"}
         self._environment = os.environ | environment | {"LD_LIBRARY_PATH": libraries}
-        program = Program(
-            name="Postfix",
-            command=[f"{self._root}/usr/lib/postfix/sbin/master", "-d"],
-            environment=self._environment,
-            folder=folder,
-            log=folder / "output",
-        )
-        super().__init__(program, port=self.port, log=log, started="daemon started")
+        super().__init__([f"{self._root}/usr/lib/postfix/sbin/master", "-d"], self._environment, folder)
 
     def _make_folders(self) -> None:
         owners = dict.fromkeys(("config", "queue/pid"), "root") | dict.fromkeys(("data", "log"), _OWNER)
@@ -78,41 +62,21 @@ class Postfix(MailDaemon):
             made = self.folder / name
             made.mkdir(parents=True)
             os.chown(made, pwd.getpwnam(owner).pw_uid, -1)
-        (self.folder / "config" / "master.cf").write_text(_SERVICES.format(port=self.port))
+        services = configuration("postfix-master.cf", port=self.port)
+        (self.folder / "config" / "master.cf").write_text(services)
 
     def _configure(self, **settings: str) -> None:
-        """Write its settings: those below, and *settings*."""
         user = pwd.getpwnam(_MAILBOX_OWNER)
-        usual = {
-            "compatibility_level": "3.6",
-            "daemon_directory": f"{self._root}/usr/lib/postfix/sbin",
-            "shlib_directory": f"{self._root}/usr/lib/postfix",
-            "queue_directory": f"{self.folder}/queue",
-            "data_directory": f"{self.folder}/data",
-            "maillog_file": f"{self.folder}/log/postfix.log",
-            "maillog_file_prefixes": f"{self.folder}/log",
-            "import_environment": "MAIL_CONFIG LD_LIBRARY_PATH RES_OPTIONS",
-            "mail_owner": _OWNER,
-            "setgid_group": _GROUP,
-            "myhostname": "mail.example.com",
-            "local_recipient_maps": "",
-            "smtpd_relay_restrictions": "reject_unauth_destination",
-            "virtual_mailbox_domains": "customer.example.com",
-            "virtual_mailbox_maps": f"regexp:{{ {{ /^customer-/ {MAILBOX}/ }} }}",
-            "virtual_mailbox_base": self.folder,
-            "virtual_uid_maps": f"static:{user.pw_uid}",
-            "virtual_gid_maps": f"static:{user.pw_gid}",
-        }
-        lines = [f"{name} = {value}\n" for name, value in (usual | settings).items()]
-        (self.folder / "config" / "main.cf").write_text("".join(lines))
+        values = {"folder": self.folder, "root": self._root, "owner": _OWNER}
+        usual = configuration("postfix-main.cf", **values, uid=user.pw_uid, gid=user.pw_gid)
+        lines = [f"{name} = {value}\n" for name, value in settings.items()]
+        (self.folder / "config" / "main.cf").write_text(usual + "".join(lines))
 
     def reload(self) -> None:
-        """Return to its usual settings."""
         self._configure()
         self._process.send_signal(signal.SIGHUP)
 
     def flush(self) -> None:
-        """Try at once to deliver what waits."""
         command = [f"{self._root}/usr/sbin/postqueue", "-f"]
         run_command("postqueue -f", command, folder=self.folder, seconds=30, environment=self._environment)
 
@@ -120,14 +84,75 @@ class Postfix(MailDaemon):
     def mailbox(self) -> list[Delivered]:
         files = (self.folder / MAILBOX).glob("new/*")
         messages = [message_from_bytes(file.read_bytes()) for file in files]
-        return [Delivered(each["Message-ID"], _QUEUE_ID.findall(each["Received"])[0]) for each in messages]
+        return [
+            Delivered(each["Message-ID"], re.findall(r" id (\w+)", each["Received"])[0]) for each in messages
+        ]
 
 
 def running(**settings: str) -> AbstractContextManager[Postfix]:
-    """Run it with *settings* until the block is left, then print the end of its log.
-
-    Skips the test if this is not root.
-    """
+    """Run it with *settings* until the block is left. Skips the test if this is not root."""
     if os.geteuid():
         pytest.skip("Postfix starts only as root")
-    return mail_daemon.running(lambda folder: Postfix(folder, **settings))
+    return running_daemon(Postfix, **settings)
+
+
+class CustomersServer(ScriptedMailServer):
+    """The mail server of every other domain. It accepts e-mails, unless the recipient has a refusal here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusals: dict[str, bytes] = {}  # of RCPT, by address
+        self.content_refusals: dict[str, bytes] = {}
+
+    async def reply_to(self, session: Session, command: str, sent: bytes) -> bytes | None:
+        refusals = {"RCPT": self.refusals, "content": self.content_refusals}.get(command, {})
+        to = sent if command == "RCPT" else session.recipient
+        address = to.partition(b"<")[2].partition(b">")[0].decode()
+        return refusals.get(address) or await super().reply_to(session, command, sent)
+
+
+@dataclass(frozen=True)
+class MailSystem:
+    """Relays what it gets at `smtp_url` to `customers`. Mail for `mail_from` arrives in the mailbox.
+
+    Postfix reports what it cannot deliver. It tries again every second, and reports a delay at once.
+    """
+
+    relay: Postfix
+    mailbox: Dovecot
+    customers: CustomersServer
+    mail_from = LOGIN
+
+    @property
+    def smtp_url(self) -> str:
+        return self.relay.url
+
+    async def send(self, message: bytes, *, sender: str, recipient: str) -> None:
+        await aiosmtplib.send(
+            message, sender=sender, recipients=[recipient], hostname="127.0.0.1", port=self.relay.port
+        )
+
+
+@asynccontextmanager
+async def mail_system(authority: Authority, **settings: str) -> AsyncIterator[MailSystem]:
+    """Run it until the block is left. *settings* are Postfix's. Raises LocalStackError."""
+    domain = LOGIN.partition("@")[2]
+    async with CustomersServer() as customers:
+        routes = f"{{ {MISSING_DOMAIN} = smtp: }} {{ {domain} = virtual: }}"
+        usual = {
+            "virtual_mailbox_domains": domain,
+            "virtual_mailbox_maps": f"inline:{{ {{ {LOGIN} = {MAILBOX}/ }} }}",
+            "transport_maps": f"inline:{{ {routes} {{ * = smtp:[127.0.0.1]:{customers.port} }} }}",
+            "smtpd_relay_restrictions": "permit_mynetworks, reject",
+            "mynetworks": "127.0.0.0/8",
+            "queue_run_delay": "1s",
+            "minimal_backoff_time": "1s",
+            "maximal_backoff_time": "1s",
+            "delay_warning_time": "1s",
+            "smtp_connection_cache_on_demand": "no",
+        }
+        with (
+            running(**(usual | settings)) as relay,
+            dovecot.running(authority, relay.folder / MAILBOX) as mailbox,
+        ):
+            yield MailSystem(relay, mailbox, customers)

@@ -25,9 +25,6 @@ from tests.harness.http import NO_TLS
 from tests.harness.waiting import until
 from worker.settings import EmailSettings, WorkerSettings
 
-_START_SECONDS = 60.0
-_STOP_SECONDS = 30.0
-_POLL_SECONDS = 0.01
 # What a process inherits from this one. Its settings, the servers' addresses among them, are given to it.
 _INHERITED = ("PATH", "HOME", "LANG")
 
@@ -45,16 +42,12 @@ class Process:
         probes_port: int | None = None,
         folder: Path,
     ) -> None:
-        self.name = name
-        self.port = port
-        self.probes_port = probes_port or port
+        self.name, self.port, self.probes_port = name, port, probes_port or port
         self.base_url = f"http://127.0.0.1:{port}"
         self.probes_url = f"http://127.0.0.1:{self.probes_port}"
         self.seconds_to_ready = 0.0  # the last time
-        self.log = folder / f"{name}-{port}.log"
-        self._program = Program(
-            name=name, command=command, environment=environment, folder=CHECKOUT, log=self.log
-        )
+        self.log = log = folder / f"{name}-{port}.log"
+        self._program = Program(name=name, command=command, environment=environment, folder=CHECKOUT, log=log)
         self._running: processes.Process | None = None
 
     def start(self) -> None:
@@ -65,7 +58,6 @@ class Process:
 
     @property
     def running(self) -> processes.Process:
-        """The process, once it has been started."""
         assert self._running is not None, f"{self.name} was never started"
         return self._running
 
@@ -73,7 +65,6 @@ class Process:
         self.running.send_signal(signal.SIGTERM)
 
     async def stop(self) -> int:
-        """Send SIGTERM and return the exit status."""
         self.terminate()
         return await self.exit_status()
 
@@ -84,13 +75,12 @@ class Process:
         self.running.send_signal(signal.SIGCONT)
 
     async def kill(self) -> int:
-        """Send SIGKILL, and return the exit status."""
         self.running.send_signal(signal.SIGKILL)
         return await self.exit_status()
 
-    async def exit_status(self, *, seconds: float = _STOP_SECONDS) -> int:
+    async def exit_status(self, *, seconds: float = 30.0) -> int:
         """Wait for its end and return the exit status. Raises TimeoutError."""
-        await until(lambda: not self.is_running, seconds=seconds, pause_seconds=_POLL_SECONDS)
+        await until(lambda: not self.is_running, seconds=seconds, pause_seconds=0.01)
         status = self.running.exit_status
         if status is None:
             raise TimeoutError(f"{self.name} does not end within {seconds:.0f} s")
@@ -109,7 +99,6 @@ class Process:
 
     @property
     def output(self) -> str:
-        """The log, of all its lives."""
         return self.log.read_text() if self.log.exists() else ""
 
     async def becomes_ready(self, path: str = "/readyz") -> None:
@@ -124,12 +113,11 @@ class Process:
                     return (await client.get(path)).status_code == 200 and accepts(self.port)
                 return False
 
-            if not await until(answers, seconds=_START_SECONDS, pause_seconds=3 * _POLL_SECONDS):
+            if not await until(answers, seconds=60.0, pause_seconds=0.03):
                 raise LocalStackError(f"The {self.name} does not answer {path} with 200.")
         self.seconds_to_ready = time.monotonic() - began
 
     def check(self) -> None:
-        """Raise LocalStackError if it was started here and has ended."""
         if self._running is not None and (trouble := self._running.trouble()):
             raise LocalStackError(trouble)
 
@@ -138,10 +126,10 @@ class Process:
         return self._status("State:") == "T"
 
     def rss_megabytes(self) -> float:
-        return self._megabytes("VmRSS:")
+        return int(self._status("VmRSS:")) * 1024 / 1e6
 
     def peak_megabytes(self) -> float:
-        return self._megabytes("VmHWM:")
+        return int(self._status("VmHWM:")) * 1024 / 1e6
 
     def open_files(self) -> int:
         return len(list(Path(f"/proc/{self.running.pid}/fd").iterdir()))
@@ -149,16 +137,11 @@ class Process:
     def ignores(self, number: signal.Signals) -> bool:
         return bool(int(self._status("SigIgn:"), base=16) >> (number - 1) & 1)
 
-    def _megabytes(self, name: str) -> float:
-        return int(self._status(name)) * 1024 / 1e6
-
     def _status(self, name: str) -> str:
-        status = Path(f"/proc/{self.running.pid}/status").read_text()
-        return status.partition(name)[2].split()[0]
+        return Path(f"/proc/{self.running.pid}/status").read_text().partition(name)[2].split()[0]
 
 
 def api_process(settings: ServiceSettings, folder: Path, **variables: str) -> Process:
-    """Return an API, not yet started, on a free port."""
     port, probes_port = free_port(), free_port()
     environment = environment_of(settings, PORT=str(port), HEALTH_PORT=str(probes_port), **variables)
     command = python("service", "serve")
@@ -230,7 +213,6 @@ def email_settings(**given: Any) -> EmailSettings:
 
 
 def environment_of(settings: Settings, **variables: str) -> dict[str, str]:
-    """Return an environment with *settings* and *variables*."""
     values = msgspec.structs.asdict(settings).items()
     given = {name.upper(): str(value) for name, value in values if value is not None}
     return bare_environment(**(given | variables))

@@ -1,17 +1,16 @@
-"""Programs and libraries that come from Debian's packages."""
+"""Programs and libraries that come from Debian's packages, and their configurations."""
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from string import Template
 
 import pytest
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine import packages
-
-Found = TypeVar("Found")
 
 
 def debian_program(program: str, *, package: str | None = None) -> list[str]:
@@ -19,7 +18,8 @@ def debian_program(program: str, *, package: str | None = None) -> list[str]:
 
     Skips the test if the program is neither installed nor to be downloaded.
     """
-    return _or_skip(program, lambda: command_of(program, package=package or program))
+    with skip_without(program):
+        return command_of(program, package=package or program)
 
 
 def command_of(program: str, *, package: str) -> list[str]:
@@ -33,11 +33,14 @@ def command_of(program: str, *, package: str) -> list[str]:
 
 
 def debian_package(package: str) -> Path:
-    """Return the folder of an unpacked package: an installed one is not used.
+    """Return the folder of an unpacked package: an installed one is not used. Skips the test without it."""
+    with skip_without(package):
+        return packages.unpacked(package)
 
-    Skips the test if the package cannot be downloaded.
-    """
-    return _or_skip(package, lambda: packages.unpacked(package))
+
+def configuration(file: str, **values: object) -> str:
+    """Return a file of `configurations` with *values* in place of $names."""
+    return Template((Path(__file__).parent / "configurations" / file).read_text()).substitute(values)
 
 
 def variables_of_clock(days: int) -> dict[str, str]:
@@ -54,8 +57,10 @@ def variables_of_clock(days: int) -> dict[str, str]:
     }
 
 
-def _or_skip(name: str, find: Callable[[], Found]) -> Found:
+@contextmanager
+def skip_without(name: str) -> Iterator[None]:
+    """Skip the test if the block raises LocalStackError."""
     try:
-        return find()
+        yield
     except LocalStackError as reason:
         pytest.skip(f"{name} is missing: {reason}")

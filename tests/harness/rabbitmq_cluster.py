@@ -5,20 +5,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-import pytest
 from yarl import URL
 
-from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import LOCAL, Place
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, running, wait_for
 from deploy.local.servers.rabbitmq_node import find_programs, rabbitmq_node
 from deploy.local.servers.server import Server, trouble_of_rabbitmq
+from tests.harness.programs import skip_without
 from tests.harness.servers import KillableBroker
 from tests.harness.waiting import until
 
-_START_SECONDS = 150.0
-_STOP_SECONDS = 60.0
 # RabbitMQ's operator for Kubernetes sets this. A node without a majority then closes its connections.
 _SETTINGS = "cluster_partition_handling = pause_minority\n"
 _TO_JOIN = """
@@ -36,7 +33,7 @@ class Node(KillableBroker):
         """Stop it in order and start it again, as on Kubernetes: only once every queue can spare it."""
         await self.control("rabbitmq-upgrade await_online_quorum_plus_one --timeout 60")
         self.process.send_signal(signal.SIGTERM)
-        await until(lambda: self.process.trouble() is not None, seconds=_STOP_SECONDS)
+        await until(lambda: self.process.trouble() is not None, seconds=60.0)
         await self.start()
 
     def freeze(self) -> None:
@@ -46,11 +43,9 @@ class Node(KillableBroker):
         self.process.send_signal(signal.SIGCONT)
 
     async def raise_disk_alarm(self) -> None:
-        """Raise the limit of free disk space above what there is."""
         await self.control("rabbitmqctl set_disk_free_limit 999999GB")
 
     async def clear_disk_alarm(self) -> None:
-        """Restore its usual limit of free disk space."""
         await self.control("rabbitmqctl set_disk_free_limit 50MB")
 
     async def cut_off(self, others: Sequence["Node"]) -> None:
@@ -69,8 +64,6 @@ class Node(KillableBroker):
 
 @dataclass(frozen=True)
 class Cluster:
-    """Three nodes."""
-
     nodes: Sequence[Node]
 
     def others(self, node: Node) -> list[Node]:
@@ -84,35 +77,31 @@ class Cluster:
 
 def skip_without_programs() -> None:
     """Skip the test on a machine without RabbitMQ or Erlang's name server, and without Debian's packages."""
-    try:
+    with skip_without("RabbitMQ"):
         find_programs(Place(folder=LOCAL))
-    except LocalStackError as reason:
-        pytest.skip(str(reason))
 
 
 @contextmanager
 def three_nodes(place: Place) -> Iterator[Cluster]:
-    """Start a cluster on free ports of the loopback."""
     with rabbitmq_node(place, further_settings=_SETTINGS) as first, ExitStack() as stack:
-        servers = [first]
+        nodes = [Node(first, trouble_of_rabbitmq)]
         for number in (2, 3):
-            program, url = _program_that_joins(first, number)
-            servers.append(Server(url, process=stack.enter_context(running(program))))
-        nodes = [Node(server, trouble_of_rabbitmq) for server in servers]
+            program, url = _program_that_joins(nodes[0], number)
+            joining = Server(url, process=stack.enter_context(running(program)))
+            nodes.append(Node(joining, trouble_of_rabbitmq))
         for node in nodes:
-            wait_for(node.process, lambda: not trouble_of_rabbitmq(node.url), seconds=_START_SECONDS)  # noqa: B023
+            wait_for(node.process, lambda: not trouble_of_rabbitmq(node.url), seconds=150.0)  # noqa: B023
         yield Cluster(nodes)
 
 
-def _program_that_joins(first: Server, number: int) -> tuple[Program, str]:
+def _program_that_joins(first: Node, number: int) -> tuple[Program, str]:
     """Return a node that shares the name server and the cookie of the *first*, and its URL."""
-    assert first.process is not None
     program, url, port = first.process.program, URL(first.url), free_port()
     folder = program.folder / f"node-{number}"
     folder.mkdir()
     settings = (program.folder / "rabbitmq.conf").read_text().replace(f":{url.port}\n", f":{port}\n")
-    settings += _TO_JOIN.format(first=program.environment["RABBITMQ_NODENAME"])
-    (folder / "rabbitmq.conf").write_text(settings)
+    (folder / "rabbitmq.conf").write_text(settings + _TO_JOIN.format(first=first.name))
+    arguments = "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS"
     environment = {
         **program.environment,
         "RABBITMQ_NODENAME": f"node-{number}@localhost",
@@ -120,8 +109,7 @@ def _program_that_joins(first: Server, number: int) -> tuple[Program, str]:
         "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
         "RABBITMQ_MNESIA_BASE": str(folder / "data"),
         "RABBITMQ_LOG_BASE": str(folder / "log"),
-        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": program.environment["RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS"]
-        + " +S 1",
+        arguments: f"{program.environment[arguments]} +S 1",
     }
     log = folder / "rabbitmq.log"
     return replace(program, environment=environment, folder=folder, log=log), str(url.with_port(port))

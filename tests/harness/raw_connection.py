@@ -1,23 +1,23 @@
 """A connection that can send any bytes to an API."""
 
 import asyncio
-from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import httpx
-import msgspec
 
 
-class Answer(msgspec.Struct):
+class Answer(NamedTuple):
     status: int
     headers: dict[str, str]  # names in lower case
     body: bytes
 
 
+@dataclass
 class RawConnection:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._latest: Answer | None = None
+    _reader: asyncio.StreamReader
+    _writer: asyncio.StreamWriter
+    _closes: bool = True  # by its latest answer, if there was one
 
     def send(self, data: bytes) -> None:
         self._writer.write(data)
@@ -31,33 +31,28 @@ class RawConnection:
             await asyncio.sleep(0)
 
     def hang_up(self) -> None:
-        """Drop the connection without closing it properly."""
         self._writer.transport.abort()
 
     async def answer(self) -> Answer:
-        """Read one answer."""
         async with asyncio.timeout(10):
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
             body = await self._reader.readexactly(int(headers.get("content-length", "0")))
-        self._latest = Answer(int(head[0].split(" ")[1]), headers, body)
-        return self._latest
+        self._closes = headers.get("connection") == "close"
+        return Answer(int(head[0].split(" ")[1]), headers, body)
 
     async def is_closed(self) -> bool:
         """Whether the server closes the connection, as its latest answer said, without sending more.
 
         Without that word in the answer, it may be closed only because it has been idle for some seconds.
         """
-        if self._latest is not None and self._latest.headers.get("connection") != "close":
-            return False
-        return await self.ends()
+        return self._closes and await self.ends()
 
     async def ends(self) -> bool:
         """Whether the server closes the connection without sending more, for whatever reason."""
         return await self.rest() == b""
 
     async def rest(self) -> bytes:
-        """Read what the server sends until it closes the connection."""
         async with asyncio.timeout(30):
             return await self._reader.read()
 
@@ -67,13 +62,11 @@ class RawConnection:
         while not rest.done():
             self.send(piece)
             await asyncio.wait([rest], timeout=0.02)
-        with suppress(ConnectionError):  # The last piece came too late, and may have reset the connection.
-            return await rest
-        return b""
+        # The last piece may have come too late, and have reset the connection.
+        return b"" if isinstance(rest.exception(), ConnectionError) else rest.result()
 
 
 async def connect_to(api: httpx.AsyncClient | str) -> RawConnection:
-    """Open a connection to the API of a client, or to the one at a URL."""
     url = httpx.URL(api) if isinstance(api, str) else api.base_url
     return RawConnection(*await asyncio.open_connection(url.host, url.port))
 

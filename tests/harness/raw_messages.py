@@ -6,31 +6,25 @@ from aio_pika import Message
 from pamqp.commands import Basic
 
 _SHORT = b"\x01\xe9"  # one byte of Latin-1
-_AFTER_9999 = struct.pack(">Q", 2**63 - 1)
-_MICROSECONDS = struct.pack(">Q", 1_700_000_000_000_000)
-_NANOSECONDS = struct.pack(">Q", 1_700_000_000_000_000_000)
 
 
 def _table(fields: bytes) -> bytes:
     return struct.pack(">I", len(fields)) + fields
 
 
-def _nested(depth: int) -> bytes:
-    fields = b""
-    for _ in range(depth):
-        fields = b"\x01nF" + _table(fields)
-    return _table(fields)
-
+_nested = b""
+for _ in range(2_000):
+    _nested = b"\x01nF" + _table(_nested)
 
 # By what they are: the property, and its bytes.
 UNDECODABLE = {
     **{f"{name} in Latin-1": (name, _SHORT) for name in ("content_type", "message_id", "app_id", "reply_to")},
     "type in Latin-1": ("message_type", _SHORT),
-    "microseconds": ("timestamp", _MICROSECONDS),
-    "nanoseconds": ("timestamp", _NANOSECONDS),
+    "microseconds": ("timestamp", struct.pack(">Q", 1_700_000_000_000_000)),
+    "nanoseconds": ("timestamp", struct.pack(">Q", 1_700_000_000_000_000_000)),
     "header's name in Latin-1": ("headers", _table(_SHORT + b"V")),
-    "header beyond the year 9999": ("headers", _table(b"\x01tT" + _AFTER_9999)),
-    "headers nested 2,000 deep": ("headers", _nested(2_000)),
+    "header beyond the year 9999": ("headers", _table(b"\x01tT" + struct.pack(">Q", 2**63 - 1))),
+    "headers nested 2,000 deep": ("headers", _table(_nested)),
     "header of text in Latin-1": ("headers", _table(b"\x01aS" + struct.pack(">I", 1) + b"\xe9")),
     "header of 1e300": ("headers", _table(b"\x01ad" + struct.pack(">d", 1e300))),
     # With names of their own, because RabbitMQ 4 keeps one header of each name.
@@ -59,7 +53,6 @@ class RawMessage(Message):
 
     @property
     def properties(self) -> Basic.Properties:
-        """The property, in an object that writes its bytes."""
         return _Written(object.__getattribute__(self, "raw"))
 
 

@@ -5,21 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import msgspec
 from pamqp import commands, frame
 from pamqp.body import ContentBody
-from pamqp.header import ContentHeader, ProtocolHeader
+from pamqp.header import ContentHeader
 
 from tests.harness.loopback_server import LoopbackServer
 
-Reply = Literal["ack", "nack", "return", "drop", "silence", "close channel", "close connection"]
-
 _START = commands.Connection.Start(
-    version_major=0,
-    version_minor=9,
-    server_properties={"capabilities": {"publisher_confirms": True, "basic.nack": True}},
-    mechanisms="PLAIN",
-    locales="en_US",
+    server_properties={"capabilities": {"publisher_confirms": True, "basic.nack": True}}, mechanisms="PLAIN"
 )
 _ANSWERS: dict[str, Any] = {
     "Connection.StartOk": commands.Connection.Tune(channel_max=16, frame_max=131_072, heartbeat=0),
@@ -32,18 +25,18 @@ _ANSWERS: dict[str, Any] = {
     "Queue.Declare": commands.Queue.DeclareOk(queue="any", message_count=0, consumer_count=0),
     "Queue.Bind": commands.Queue.BindOk(),
 }
-
 _QUIET_SECONDS = 0.01
 
 
-class Script(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Script:
     """The broker's replies to the next window, sent once all its messages have arrived.
 
     There is one reply for each message; further messages get `ack`. `order` permutes the replies. With
     `multiple`, one frame confirms the whole window if all its replies are `ack`.
     """
 
-    replies: Sequence[Reply]
+    replies: Sequence[Literal["ack", "nack", "return", "silence", "close channel", "close connection"]]
     order: Sequence[int] = ()
     multiple: bool = False
 
@@ -52,20 +45,17 @@ NO_SCRIPT = Script([])
 
 
 class ScriptedBroker(LoopbackServer):
-    """Takes messages. `taken` lists those that a real broker would have queued."""
+    """Takes messages. `taken` lists the events that a real broker would have queued."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/"
         self.connections = 0  # accepted so far
         self.taken: list[str] = []
         self.confirmed: set[str] = set()
         self.script = NO_SCRIPT
         self.reading = asyncio.Event()  # cleared during an alarm: then nothing published is read
         self.reading.set()
-
-    @property
-    def url(self) -> str:
-        return f"amqp://guest:guest@127.0.0.1:{self.port}/"
 
     def raise_alarm(self) -> None:
         """Like RabbitMQ, block each connection once it has read a header, and read nothing more from it.
@@ -78,12 +68,12 @@ class ScriptedBroker(LoopbackServer):
         self.reading.set()
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Reply to one publisher."""
         self.connections += 1
         await _Conversation(self, reader, writer).run()
 
 
-class _Message(msgspec.Struct):
+@dataclass
+class _Message:
     """A published message, with the number and the reply that it gets once it is complete."""
 
     channel: int
@@ -91,11 +81,10 @@ class _Message(msgspec.Struct):
     header: ContentHeader
     body: bytes = b""
     tag: int = 0
-    reply: Reply = "ack"
+    reply: str = "ack"
 
     @property
     def event_id(self) -> str:
-        """The id of the event that it carries."""
         return self.header.properties.message_id or ""
 
 
@@ -111,8 +100,7 @@ class _Conversation:
     timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Reply until the connection ends."""
-        await self.reader.readexactly(len(ProtocolHeader(0, 9, 1).marshal()))
+        await self.reader.readexactly(8)  # the protocol's name and version
         self._send(0, _START)
         while True:
             channel, received = await self._next_frame()
@@ -124,26 +112,22 @@ class _Conversation:
     async def _next_frame(self) -> tuple[int, Any]:
         head = await self.reader.readexactly(7)
         rest = await self.reader.readexactly(int.from_bytes(head[3:], "big") + 1)
-        _, channel, received = frame.unmarshal(head + rest)
-        return channel, received
+        return frame.unmarshal(head + rest)[1:]
 
     async def _take_message(self, channel: int, publish: commands.Basic.Publish) -> None:
         _, header = await self._next_frame()
         message = _Message(channel, publish, header)
         if header.body_size == 0:
             self._complete(message)
-        await self._wait_out_alarm()
+        if not self.broker.reading.is_set():
+            self._send(0, commands.Connection.Blocked("low on memory"))
+            await self.broker.reading.wait()
+            self._send(0, commands.Connection.Unblocked())
         while len(message.body) < header.body_size:
             _, part = await self._next_frame()
             message.body += part.value
         if header.body_size:
             self._complete(message)
-
-    async def _wait_out_alarm(self) -> None:
-        if not self.broker.reading.is_set():
-            self._send(0, commands.Connection.Blocked("low on memory"))
-            await self.broker.reading.wait()
-            self._send(0, commands.Connection.Unblocked())
 
     def _send(self, channel: int, *frames: Any) -> None:
         self.writer.write(b"".join(frame.marshal(each, channel) for each in frames))
@@ -155,12 +139,9 @@ class _Conversation:
         if message.publish.routing_key == "relay.probe":
             self._send(message.channel, commands.Basic.Ack(delivery_tag=message.tag))
             return
-        replies = self.broker.script.replies[len(self.window) :]
-        message.reply = next(iter(replies), "ack")
-        if message.reply == "return" and not message.publish.mandatory:
-            message.reply = "drop"
+        message.reply = next(iter(self.broker.script.replies[len(self.window) :]), "ack")
         self.window.append(message)
-        if message.reply in ("ack", "silence", "close channel", "close connection"):
+        if message.reply not in ("nack", "return"):
             self.broker.taken.append(message.event_id)
         # Reply after a quiet moment: the broker does not know where a window ends.
         if self.timer is not None:
@@ -181,16 +162,17 @@ class _Conversation:
     def _reply(self, message: _Message) -> bool:
         """Send one reply. Returns whether the channel is still open."""
         acknowledgement = commands.Basic.Ack(delivery_tag=message.tag)
+        publish = message.publish
         match message.reply:
-            case "ack" | "drop":
+            case "return" if publish.mandatory:
+                returned = commands.Basic.Return(312, "NO_ROUTE", publish.exchange, publish.routing_key)
+                content = message.header, ContentBody(message.body)
+                self._send(message.channel, returned, *content, acknowledgement)
+            case "ack" | "return":  # Without `mandatory`, a message without a queue is confirmed.
                 self.broker.confirmed.add(message.event_id)
                 self._send(message.channel, acknowledgement)
             case "nack":
                 self._send(message.channel, commands.Basic.Nack(delivery_tag=message.tag, requeue=False))
-            case "return":
-                publish, content = message.publish, (message.header, ContentBody(message.body))
-                returned = commands.Basic.Return(312, "NO_ROUTE", publish.exchange, publish.routing_key)
-                self._send(message.channel, returned, *content, acknowledgement)
             case "close channel":
                 self._send(message.channel, commands.Channel.Close(404, "NOT_FOUND", 60, 40))
                 return False

@@ -1,4 +1,4 @@
-"""Private Postgres and RabbitMQ nodes, which can be killed and started again.
+"""Private Postgres and RabbitMQ nodes, and mail daemons, which can be killed and started again.
 
 Data that is thrown away is written without fsync. It survives the death of Postgres all the same: only
 processes are killed here, never the machine, and their writes are in the page cache.
@@ -7,44 +7,42 @@ processes are killed here, never the machine, and their writes are in the page c
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from yarl import URL
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import Place
 from deploy.local.machine.ports import accepts, free_port
-from deploy.local.machine.processes import run_command
+from deploy.local.machine.processes import Process, Program, run_command, wait_for
+from deploy.local.machine.waiting import wait_until
 from deploy.local.servers.postgres_process import postgres_process
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from deploy.local.servers.server import Server, trouble_of_postgres, trouble_of_rabbitmq
 from tests.harness.waiting import until
 
-_START_SECONDS = 60.0
-_CONTROL_SECONDS = 60.0
+_SECONDS = 60.0
 
 
 class KillableServer:
     def __init__(self, server: Server, trouble_at: Callable[[str], str | None]) -> None:
         assert server.process is not None, "a server in a container cannot be killed like this"
-        self.url = server.url
-        self.process = server.process
-        self._trouble_at = trouble_at
+        self.url, self.process, self._trouble_at = server.url, server.process, trouble_at
 
     @property
     def is_up(self) -> bool:
-        """Whether it accepts connections."""
         return accepts(URL(self.url).port or 0)
 
     async def kill(self) -> None:
-        """Send SIGKILL to the server and all its children."""
         for pid in (self.process.pid, *children(self.process.pid)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        await until(lambda: self.process.trouble() is not None, seconds=_START_SECONDS, pause_seconds=0.01)
+        await until(lambda: self.process.trouble() is not None, seconds=_SECONDS, pause_seconds=0.01)
 
     async def answers(self) -> bool:
         return await asyncio.to_thread(self._trouble_at, self.url) is None
@@ -54,8 +52,7 @@ class KillableServer:
         await self.wait_for_answer()
 
     async def wait_for_answer(self) -> None:
-        """Wait until it answers. Raises LocalStackError."""
-        if not await until(self.answers, seconds=_START_SECONDS):
+        if not await until(self.answers, seconds=_SECONDS):
             raise LocalStackError(self.process.describe("It does not answer again."))
 
 
@@ -63,14 +60,12 @@ class KillableBroker(KillableServer):
     """A RabbitMQ node, which can also raise its memory alarm."""
 
     async def control(self, command: str) -> str:
-        """Run one of RabbitMQ's command-line tools on it, and return what it prints."""
         return await asyncio.to_thread(run_as_operator, command, self)
 
     async def raise_memory_alarm(self) -> None:
         await self.control("rabbitmqctl set_vm_memory_high_watermark absolute 1MB")
 
     async def clear_memory_alarm(self) -> None:
-        """Restore the usual limit."""
         await self.control("rabbitmqctl set_vm_memory_high_watermark 0.4")
 
 
@@ -86,11 +81,58 @@ class Servers:
 
 @contextmanager
 def private_servers(place: Place) -> Iterator[Servers]:
-    """Start both on free ports of the loopback, in the folder of *place*."""
     with ExitStack() as stack:
         postgres = KillableServer(stack.enter_context(postgres_process(place)), trouble_of_postgres)
         broker = KillableBroker(stack.enter_context(rabbitmq_node(place)), trouble_of_rabbitmq)
         yield Servers(postgres, broker, postgres.url, broker.url)
+
+
+class MailDaemon:
+    """Runs a command that accepts connections on `port`, and logs `started` to `log_file` at first."""
+
+    port: int
+    log_file: str  # in the folder of the server
+    started: str
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        self._log = folder / self.log_file
+        name, output = type(self).__name__, folder / "output"
+        program = Program(name=name, command=command, environment=environment, folder=folder, log=output)
+        self._process = Process(program)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.stop()
+        assert wait_until(lambda: not accepts(self.port), seconds=30, pause_seconds=0.01)
+
+    def restart(self) -> None:
+        self._process.restart()
+        self.wait_until_it_listens()
+
+    def wait_until_it_listens(self) -> None:
+        wait_for(self._process, lambda: self.started in self.log and accepts(self.port), seconds=30)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+
+Daemon = TypeVar("Daemon", bound=MailDaemon)
+
+
+@contextmanager
+def running_daemon(start: Callable[..., Daemon], *arguments: Any, **settings: str) -> Iterator[Daemon]:
+    """Start it in a folder of its own, and run it until the block is left. Then print the end of its log."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o711)  # Its processes that are not root look for their files by name.
+        server = start(Path(folder), *arguments, **settings)
+        try:
+            server.wait_until_it_listens()
+            yield server
+        finally:
+            server.kill()
+            print("---", type(server).__name__, server.log[-4000:], sep="\n")  # noqa: T201
 
 
 def run_as_operator(commands: str, broker: Server | KillableBroker, **environment: str) -> str:
@@ -104,7 +146,7 @@ def run_as_operator(commands: str, broker: Server | KillableBroker, **environmen
         ["sh", "-euc", commands],
         environment={**program.environment, "PATH": path, **environment},
         folder=program.folder,
-        seconds=_CONTROL_SECONDS,
+        seconds=_SECONDS,
     )
 
 

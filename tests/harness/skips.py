@@ -3,28 +3,19 @@
 import os
 
 _ALLOWED = (
-    # Debian 12 has no package with a kubectl that renders the overlays.
-    "neither kubectl nor kustomize is installed",
-    # Only the tests of the calls on the pages need it.
-    "curl is not installed",
-    # Only the test of `operate` needs it.
-    "jq is not installed",
-    # Only the tests of pages need it, and not every system has a package of it.
-    "Chromium is missing",
+    "neither kubectl nor kustomize is installed",  # Debian 12 has no package that renders the overlays.
+    "curl is not installed",  # Only the tests of the calls on the pages need it.
+    "jq is not installed",  # Only the test of `operate` needs it.
+    "Chromium is missing",  # Not every system has a package of it.
     "Playwright is installed by `make test-long`",
-    # Its processes switch to other users.
-    "Postfix starts only as root",
-    # CI needs no Docker engine.
-    "no Docker engine answers",
+    "Postfix starts only as root",  # Its processes switch to other users.
+    "no Docker engine answers",  # CI needs none.
     "Docker Compose is not installed",
-    # `make test-long` installs these if there is node.
-    "oidc-provider is not installed",
-    "TypeScript is not installed",
-    # Only the tests of openapi-generator need it.
-    "Java is not installed",
-    # `make deploy-check` installs both and runs these tests.
-    "kubernetes-validate is installed by `make deploy-check`",
-    "AsyncAPI's parser is not installed",
+    "oidc-provider is not installed",  # `make test-long` installs it if there is node.
+    "TypeScript is not installed",  # likewise
+    "Java is not installed",  # Only the tests of openapi-generator need it.
+    "kubernetes-validate is installed by `make deploy-check`",  # which runs its tests
+    "AsyncAPI's parser is not installed",  # likewise
 )
 
 

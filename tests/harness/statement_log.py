@@ -1,7 +1,7 @@
 """The statements and round trips of Postgres clients, read from the wire: the same on any machine."""
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 # The start-up message follows a request for TLS or for GSSAPI, and has no type, either.
 _ENCRYPTION_REQUESTS = (struct.pack(">I", 80877103), struct.pack(">I", 80877104))
@@ -15,49 +15,34 @@ class StatementLog:
         self.round_trips = 0
 
     def clear(self) -> None:
-        """Forget everything but the prepared statements."""
         self.executed.clear()
         self.round_trips = 0
 
     def watch(self) -> Callable[[bytes], None]:
         """Return a watcher for one connection, called with what its client sends."""
-        return _Connection(self).see
+        reading = self._read()
+        next(reading)
+        return reading.send
 
-
-class _Connection:
-    def __init__(self, log: StatementLog) -> None:
-        self._log = log
-        self._seen = b""
-        self._has_started = False
-        self._prepared: dict[bytes, str] = {}
-        self._bound = b""
-
-    def see(self, chunk: bytes) -> None:
-        self._seen += chunk
-        while (end := self._end_of_first()) is not None and len(self._seen) >= end:
-            message, self._seen = self._seen[:end], self._seen[end:]
-            if self._has_started:
-                self._read(message[:1], message[5:])
-            else:
-                self._has_started = message[4:8] not in _ENCRYPTION_REQUESTS
-
-    def _end_of_first(self) -> int | None:
-        """Return where the first message ends, if it can be known."""
-        before_length = 1 if self._has_started else 0  # the type
-        length = self._seen[before_length : before_length + 4]
-        return before_length + int.from_bytes(length, "big") if len(length) == 4 else None
-
-    def _read(self, kind: bytes, content: bytes) -> None:
-        match kind:
-            case b"P":  # Parse: the name of the statement, its text
+    def _read(self) -> Generator[None, bytes, None]:
+        seen, bound, prepared = b"", b"", dict[bytes, str]()
+        before_length = 0  # a type, from the start-up message on
+        while True:
+            while len(seen) < before_length + 4 or len(seen) < (
+                end := before_length + int.from_bytes(seen[before_length : before_length + 4])
+            ):
+                seen += yield
+            message, seen = seen[:end], seen[end:]
+            kind, content = message[:1], message[5:]
+            if not before_length:
+                before_length = int(message[4:8] not in _ENCRYPTION_REQUESTS)
+            elif kind == b"P":  # Parse: the name of the statement, its text
                 name, text, _ = content.split(b"\0", 2)
-                self._prepared[name] = text.decode()
-            case b"B":  # Bind: the name of the portal, that of the statement
-                self._bound = content.split(b"\0", 2)[1]
-            case b"E":  # Execute
-                self._log.executed.append(self._prepared[self._bound])
-            case b"Q":  # a simple query
-                self._log.executed.append(content[:-1].decode())
-                self._log.round_trips += 1
-            case b"S" | b"H":  # Sync, Flush
-                self._log.round_trips += 1
+                prepared[name] = text.decode()
+            elif kind == b"B":  # Bind: the name of the portal, that of the statement
+                bound = content.split(b"\0", 2)[1]
+            elif kind == b"E":  # Execute
+                self.executed.append(prepared[bound])
+            elif kind == b"Q":  # a simple query
+                self.executed.append(content[:-1].decode())
+            self.round_trips += kind in (b"Q", b"S", b"H")  # Sync and Flush, too

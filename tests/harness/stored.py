@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, ClassVar
 
-import asyncpg
 import msgspec
 from asyncpg.transaction import Transaction
 
@@ -19,6 +18,7 @@ from service.calculation_requests.request_secrets import SecretKeyRing
 from service.outbox import asyncapi, events
 from service.outbox.events import DetailedRequestEvent, RequestCreated, RequestEvent
 from service.postgres.pool import Connection
+from tests.harness import databases
 from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 
 KEYS = SecretKeyRing.parse(SECRET_KEYS)
@@ -40,7 +40,6 @@ ANY_TEXTS = tuple(filter(_takes_any_text, CreateBody.__struct_fields__))  # not 
 
 
 def new_request(**columns: Any) -> CalculationRequest:
-    """Return the row of a new request of CONVEYANCER."""
     return storing.new_request(COLUMNS | columns, conveyancer_id=CONVEYANCER, keys=KEYS)
 
 
@@ -91,7 +90,6 @@ QUEUED = """
      ORDER BY created_at, request_id, sequence
 """
 
-
 # Puts the event $2, a CloudEvent, into the outbox for each of $1 requests that are stored nowhere.
 FILL_OUTBOX = """
     WITH kept AS (
@@ -110,17 +108,14 @@ FILL_OUTBOX = """
 @asynccontextmanager
 async def holding(database_url: str, idempotency: Idempotency | None) -> AsyncIterator[Transaction]:
     """Store a request with this key in a transaction that the caller, or the end of the block, ends."""
-    holder = await asyncpg.connect(database_url)
-    transaction = holder.transaction()
-    await transaction.start()
-    assert await insert(holder, new_request(), idempotency=idempotency)
-    try:
+    async with databases.connected(database_url) as holder:
+        transaction = holder.transaction()
+        await transaction.start()
+        assert await insert(holder, new_request(), idempotency=idempotency)
         yield transaction
-    finally:
-        await holder.close()
 
 
 async def count_rows(database: Connection) -> tuple[int, int]:
     counts = "SELECT (SELECT count(*) FROM calculation_request), (SELECT count(*) FROM outbox)"
-    (row,) = await database.fetch(counts)
-    return row[0], row[1]
+    ((requests, queued),) = await database.fetch(counts)
+    return requests, queued

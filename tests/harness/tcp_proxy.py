@@ -7,6 +7,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from yarl import URL
 
@@ -17,53 +18,53 @@ Watcher = Callable[[bytes], None]
 _CHUNK_BYTES = 65_536
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time: close() sends RST
 _POSTGRES_TLS_REQUEST = struct.pack(">II", 8, 80877103)
-_DEFAULT_PORTS = {"amqp": 5672, "postgresql": 5432, "postgres": 5432, "smtp": 25}
+_DEFAULT_PORTS = {"amqp": 5672, "postgresql": 5432, "postgres": 5432}
 
 
-def _ignore(_: bytes) -> None:
-    pass
+@dataclass(eq=False)
+class _Connection:
+    ends: list[asyncio.StreamWriter]  # the client, and the server once it has accepted
+    task: asyncio.Task[None]  # forwards between them
+    began: float
+    is_stranded: bool = False
+
+    def reset(self) -> None:
+        for end in self.ends:
+            _reset(end)
+        self.task.cancel()
 
 
 class TcpProxy(LoopbackServer):
-    """Forwards every connection at `url` to the server at *url*.
+    """Forwards every connection at `url`, which is *url* with another address, to the server at *url*.
 
     *watch* makes a watcher for each connection; the watcher is called with each chunk that the client sends.
-    With a context clients have to use TLS, which ends here.
+    With a context clients have to use TLS, which ends here, and `amqp` in `url` becomes `amqps`.
     """
 
     def __init__(
         self,
         url: str,
-        watch: Callable[[], Watcher] = lambda: _ignore,
+        watch: Callable[[], Watcher] | None = None,
         *,
         name: str = "",
         context: ssl.SSLContext | None = None,
     ) -> None:
-        self._server_url = URL(url)
-        self._speaks_postgres = self._server_url.scheme in ("postgres", "postgresql")
+        server = URL(url)
+        self._speaks_postgres = server.scheme in ("postgres", "postgresql")
         super().__init__(None if self._speaks_postgres else context)
-        self.name = name
+        ours = server.with_host("127.0.0.1").with_port(self.port)
+        self.url = str(ours.with_scheme("amqps") if context and not self._speaks_postgres else ours)
+        self.name, self.context, self._watch = name, context, watch
         self.connections = 0  # accepted so far
         self.refused = 0  # closed by `refuse` so far
         self.disturbed = 0  # connections cut, and chunks held, stranded, delayed or swallowed so far
         self.marker_reached = asyncio.Event()  # of `hold_before`
-        self._servers = deque([self._server_url])
-        self._watch = watch
-        self.context = context
+        self._servers = deque([server])
         self._open: set[_Connection] = set()
-        self._refusing = False
-        self._flowing = asyncio.Event()
-        self._flowing.set()
-        self._hold_before: bytes | None = None
-        self._past_marker = asyncio.Event()
+        self._refusing = self._swallowing = False
+        self._flowing, self._past_marker = asyncio.Event(), asyncio.Event()
         self._seconds_per_chunk = self._seconds_per_byte = 0.0
-        self._swallowing = False
-
-    @property
-    def url(self) -> str:
-        """The server's URL, with the proxy's address in it, and `amqps` for `amqp` if clients use TLS."""
-        url = self._server_url.with_host("127.0.0.1").with_port(self.port)
-        return str(url.with_scheme("amqps") if self.context and not self._speaks_postgres else url)
+        self.resume()
 
     @property
     def youngest_seconds(self) -> float:
@@ -104,7 +105,7 @@ class TcpProxy(LoopbackServer):
 
     def resume(self) -> None:
         """End `hold` and `hold_before`: forward what was held, and all that follows."""
-        self._hold_before = None
+        self._hold_before = b""
         self._flowing.set()
         self._past_marker.set()
 
@@ -143,29 +144,34 @@ class TcpProxy(LoopbackServer):
             self._swallowing = False
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward one connection."""
         if self._refusing:
             self.refused += 1
             writer.transport.abort()
             return
-        connection = _Connection(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        connection = _Connection([writer], task, asyncio.get_running_loop().time())
         self._open.add(connection)
         try:
             if self.context and self._speaks_postgres:
-                await _accept_postgres_tls(reader, writer, self.context)
+                if await reader.readexactly(8) != _POSTGRES_TLS_REQUEST:
+                    raise ConnectionAbortedError("the client does not begin with TLS")
+                writer.write(b"S")
+                await writer.start_tls(self.context)
             self.connections += 1
             await self._forward(connection, reader)
         finally:
             self._open.discard(connection)
-            connection.close()
+            for end in connection.ends:  # Data forwarded before still arrives.
+                end.close()
 
-    async def _forward(self, connection: "_Connection", from_client: asyncio.StreamReader) -> None:
+    async def _forward(self, connection: _Connection, from_client: asyncio.StreamReader) -> None:
         """Forward both ways until either end has closed."""
         from_server, server = await self._connect()
         connection.ends.append(server)
         ways = [
-            asyncio.create_task(self._pass(connection, from_client, server, self._watch())),
-            asyncio.create_task(self._pass(connection, from_server, connection.ends[0], None)),
+            asyncio.create_task(self._pass(connection, from_client, server, self._watch and self._watch())),
+            asyncio.create_task(self._pass(connection, from_server, connection.ends[0])),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -184,27 +190,31 @@ class TcpProxy(LoopbackServer):
 
     async def _pass(
         self,
-        connection: "_Connection",
+        connection: _Connection,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        watcher: Watcher | None,
+        watcher: Watcher | None = None,
     ) -> None:
-        """Forward one direction; only the one to the server has a watcher."""
         with suppress(OSError):
             while chunk := await reader.read(_CHUNK_BYTES):
                 if watcher is not None:
                     watcher(chunk)
                 await self._wait_for_leave(connection, len(chunk))
-                if watcher is not None:
-                    chunk = await self._pass_up_to_marker(writer, chunk)
-                elif self._swallowing:
-                    self.disturbed += 1
-                    continue
+                if writer is connection.ends[0]:
+                    if self._swallowing:
+                        self.disturbed += 1
+                        continue
+                elif self._hold_before and self._hold_before in chunk:
+                    before, marker, rest = chunk.partition(self._hold_before)
+                    writer.write(before)
+                    chunk = marker + rest
+                    self.marker_reached.set()
+                    await self._past_marker.wait()
                 writer.write(chunk)
                 await writer.drain()
         await self._wait_for_leave(connection, 0)
 
-    async def _wait_for_leave(self, connection: "_Connection", size: int) -> None:
+    async def _wait_for_leave(self, connection: _Connection, size: int) -> None:
         is_disturbed = connection.is_stranded or not self._flowing.is_set() or self._seconds_per_chunk > 0
         self.disturbed += is_disturbed
         if connection.is_stranded:
@@ -212,49 +222,6 @@ class TcpProxy(LoopbackServer):
         await self._flowing.wait()
         if self._seconds_per_chunk:
             await asyncio.sleep(self._seconds_per_chunk + size * self._seconds_per_byte)
-
-    async def _pass_up_to_marker(self, writer: asyncio.StreamWriter, chunk: bytes) -> bytes:
-        """Forward what comes before the marker; return the rest once it may pass."""
-        marker = self._hold_before
-        if marker is None or marker not in chunk:
-            return chunk
-        position = chunk.index(marker)
-        writer.write(chunk[:position])
-        self.marker_reached.set()
-        await self._past_marker.wait()
-        return chunk[position:]
-
-
-class _Connection:
-    """Both ends of one connection, and the task that forwards between them."""
-
-    def __init__(self, client: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.task = task
-        self.ends = [client]  # and the server, once it has accepted
-        self.is_stranded = False
-        self.began = asyncio.get_running_loop().time()
-
-    def reset(self) -> None:
-        for end in self.ends:
-            _reset(end)
-        self.task.cancel()
-
-    def close(self) -> None:
-        """Close both ends in order; data forwarded before still arrives."""
-        for end in self.ends:
-            end.close()
-
-
-async def _accept_postgres_tls(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext
-) -> None:
-    """Accept the request for TLS with which a Postgres client begins, and shake hands."""
-    if await reader.readexactly(len(_POSTGRES_TLS_REQUEST)) != _POSTGRES_TLS_REQUEST:
-        raise ConnectionAbortedError("the client does not begin with TLS")
-    writer.write(b"S")
-    await writer.start_tls(context)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

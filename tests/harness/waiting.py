@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from inspect import getsource, isawaitable
+from inspect import isawaitable
 from typing import Any
 
 
@@ -15,15 +15,8 @@ async def until(check: Callable[[], Any], *, seconds: float, pause_seconds: floa
 async def eventually(check: Callable[[], Any], *, seconds: float = 60.0) -> Any:
     """Poll *check*, or the coroutine it returns, and return its first true result. Fail after *seconds*."""
     result = await _poll(check, seconds, 0.02)
-    assert result, f"{result!r} even after {seconds:.0f} s from {_source_of(check)}"
+    assert result, f"{result!r} even after {seconds:.0f} s"
     return result
-
-
-def _source_of(check: Callable[[], Any]) -> str:
-    try:
-        return getsource(check).strip()
-    except (OSError, TypeError):  # of a partial function, for instance
-        return repr(check)
 
 
 async def _poll(check: Callable[[], Any], seconds: float, longest_pause: float) -> Any:

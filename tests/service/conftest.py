@@ -1,25 +1,17 @@
 """One API and one database for the tests of a module whose calls store nothing."""
 
-from collections.abc import AsyncIterator
-from typing import Any
-
-import httpx
 import msgspec
 import pytest
 
 from service.api.openapi.examples import FULL_REQUEST
-from service.postgres.pool import Connection, Pool, open_pool
-from service.settings import ServiceSettings
+from service.postgres.pool import open_pool
 from tests.harness import databases
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer, api_settings
-from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.issuer import api_settings
 
 
 @pytest.fixture(scope="module")
-async def shared_client(
-    postgres_server: str, template: str, administrator: Connection, issuer: Issuer
-) -> AsyncIterator[httpx.AsyncClient]:
+async def shared_client(postgres_server, template, administrator, issuer):
     """A client of the module's API with a token of CONVEYANCER."""
     async with (
         databases.copied(administrator, postgres_server, template) as url,
@@ -29,13 +21,13 @@ async def shared_client(
 
 
 @pytest.fixture
-async def created(client: httpx.AsyncClient) -> Any:
+async def created(client):
     """A request that has everything, as CONVEYANCER sees it."""
     return (await client.post("/v1/request", json=FULL_REQUEST)).json()["data"]
 
 
 @pytest.fixture
-async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterator[Pool]:
+async def pool(service_settings, link):
     """A pool of one connection, over `link`."""
     settings = msgspec.structs.replace(service_settings, database_url=link.url, database_pool_size=1)
     async with open_pool(settings) as opened:
@@ -43,9 +35,7 @@ async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterat
 
 
 @pytest.fixture
-async def watched_client(
-    service_settings: ServiceSettings, issuer: Issuer, link: TcpProxy
-) -> AsyncIterator[httpx.AsyncClient]:
+async def watched_client(service_settings, issuer, link):
     """A client of an API with one connection to Postgres, over `link`."""
     changes = {"database_url": link.url, "database_pool_size": 1}
     async with api_client(service_settings, issuer.token(), **changes) as connected:

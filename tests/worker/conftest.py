@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -14,7 +14,6 @@ import pytest
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from structlog.testing import capture_logs
-from structlog.typing import EventDict
 
 from service.calculation_requests.changing import change
 from service.calculation_requests.email_changes import FirstEmail, add_first
@@ -23,17 +22,13 @@ from service.identifiers import new_request_id
 from service.outbox import asyncapi
 from service.outbox.events import RequestCreated, RequestEmailSent
 from service.outbox.waking import RelayWaker
-from service.postgres.pool import Connection, Pool, open_pool
+from service.postgres.pool import Connection, open_pool
 from service.server.probes import NotReady
 from tests.harness import databases, stored
 from tests.harness.in_process import running
-from tests.harness.mail_server import MailServer
-from tests.harness.statement_log import StatementLog
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.consumers import calculations
-from worker.consumers.calculations import Result
-from worker.consumers.consumer import Consumer
 from worker.mail.postman import Postman
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
@@ -102,19 +97,18 @@ def outbox_event(number: int, **changes: Any) -> OutboxEvent:
 
 
 @pytest.fixture
-def logs() -> Iterator[list[EventDict]]:
-    """The lines that the test's process logs."""
+def logs():
     with capture_logs() as lines:
         yield lines
 
 
 @pytest.fixture
-async def stored_request(database: Connection) -> CalculationRequest:
+async def stored_request(database):
     return await store(database)
 
 
 @pytest.fixture
-async def intended(database: Connection, stored_request: CalculationRequest) -> CalculationRequest:
+async def intended(database, stored_request):
     """A request whose request.created was published, and whose e-mail is due."""
     await add_first(database, [FirstEmail(stored_request.id)])
     await database.execute("DELETE FROM outbox")
@@ -122,19 +116,17 @@ async def intended(database: Connection, stored_request: CalculationRequest) -> 
 
 
 @pytest.fixture
-def relay_waker(pool: Pool) -> RelayWaker:
+def relay_waker(pool):
     return RelayWaker(pool, seconds=5.0)
 
 
 @pytest.fixture
-def calculation_consumer(
-    worker_settings: EmailSettings, pool: Pool, relay_waker: RelayWaker
-) -> Consumer[Result]:
+def calculation_consumer(worker_settings, pool, relay_waker):
     return calculations.consumer(worker_settings, pool, relay_waker)
 
 
 @pytest.fixture
-async def publisher(worker_settings: EmailSettings) -> AsyncIterator[Publisher]:
+async def publisher(worker_settings):
     async with open_publisher(worker_settings) as opened:
         yield opened
 
@@ -147,19 +139,19 @@ async def open_publisher(settings: WorkerSettings) -> AsyncIterator[Publisher]:
 
 
 @pytest.fixture
-def relay(worker_settings: EmailSettings, pool: Pool) -> Relay:
+def relay(worker_settings, pool):
     """A relay that nobody wakes."""
     return Relay(worker_settings, pool, asyncio.Event())
 
 
 @pytest.fixture
-def relay_once(relay: Relay, publisher: Publisher) -> Callable[[], Awaitable[int]]:
+def relay_once(relay, publisher):
     """Make one pass of the relay; returns the number of events moved."""
     return partial(relay.relay_due, publisher)
 
 
 @pytest.fixture
-async def linked_pool(worker_settings: EmailSettings, link: TcpProxy) -> AsyncIterator[Pool]:
+async def linked_pool(worker_settings, link):
     """A pool with one connection, on which `statements` are recorded."""
     settings = settings_with(worker_settings, database_url=link.url, database_pool_size=1)
     async with open_pool(settings) as opened:
@@ -167,15 +159,14 @@ async def linked_pool(worker_settings: EmailSettings, link: TcpProxy) -> AsyncIt
 
 
 @pytest.fixture
-async def link(database_url: str, statements: StatementLog) -> AsyncIterator[TcpProxy]:
+async def link(database_url, statements):
     """The worker's way to the test's database, which the test can cut."""
     async with TcpProxy(databases.as_role(database_url, "worker"), statements.watch) as forwarder:
         yield forwarder
 
 
 @pytest.fixture
-async def broker_link(worker_settings: EmailSettings) -> AsyncIterator[TcpProxy]:
-    """A way to the broker that the test can cut."""
+async def broker_link(worker_settings):
     async with TcpProxy(worker_settings.amqp_url) as forwarder:
         yield forwarder
 
@@ -210,20 +201,19 @@ async def postman_held_before(
 
 
 @pytest.fixture
-async def mail_link(mail_server: MailServer) -> AsyncIterator[TcpProxy]:
-    """The worker's way to the mail server, which the test can hold and cut."""
+async def mail_link(mail_server):
     async with TcpProxy(mail_server.url) as forwarder:
         yield forwarder
 
 
 @pytest.fixture
-async def postman(worker_settings: EmailSettings) -> AsyncIterator[Postman]:
+async def postman(worker_settings):
     async with open_postman(worker_settings) as opened:
         yield opened
 
 
 @pytest.fixture
-async def tap(channel: AbstractChannel) -> AbstractQueue:
+async def tap(channel):
     """A queue that gets a copy of every event of ours."""
     return await bind_tap(channel, "request.*")
 
