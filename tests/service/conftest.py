@@ -8,12 +8,20 @@ import msgspec
 import pytest
 
 from service.api.openapi.examples import FULL_REQUEST
+from service.calculation_requests import erasing
 from service.postgres.pool import Connection, Pool, open_pool
 from service.settings import ServiceSettings
 from tests.harness import databases
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer, api_settings
 from tests.harness.tcp_proxy import TcpProxy
+
+
+async def erase_all(database: Connection) -> None:
+    """Erase every request."""
+    stored = await database.fetch("SELECT id FROM calculation_request")
+    async with database.transaction():
+        await erasing.erase(database, [request_id for (request_id,) in stored])
 
 
 @pytest.fixture(scope="module")
