@@ -48,10 +48,10 @@ INTERFACE = [
 def test_questions_are_those_of_the_interface_in_its_order_and_do_not_speak_to_the_buyer():
     table, texts = [], []
     for question in load().questionnaire:
-        options = question.response_options or []
-        values = [option.value for option in options] or None
+        options = question.response_options
+        values = options and [option.value for option in options]
         table.append((question.ref, question.response_type, values, question.conditions))
-        texts += [question.question, question.info, *(option.name for option in options)]
+        texts += [question.question, question.info, *(option.name for option in options or ())]
 
     assert table == INTERFACE
     assert [text for text in texts if not text or text != text.strip()] == []
