@@ -21,6 +21,14 @@ STORED = (
 )
 
 
+OBSTACLES = {
+    "another firm": (404, "not_found"),
+    "erased": (410, "erased"),
+    "no key": (503, "secret_unavailable"),
+    "locked": (503, "unavailable"),
+}
+
+
 @pytest.fixture
 def path(created):
     return f"/v1/request/{created['uuid']}"
@@ -36,14 +44,12 @@ async def set_first_email(database: Connection, state: str) -> None:
 
 
 @pytest.mark.parametrize("state", [None, "pending", "sent", "failed"])
-@pytest.mark.parametrize("names_its_address", [False, True])
-async def test_same_link_is_sent_again_unless_an_email_is_pending(
-    *, client, database, created, path, state, names_its_address
-):
+@pytest.mark.parametrize("names_address", [False, True])
+async def test_same_link_is_sent_again(client, database, created, path, state, names_address):
     if state:
         await set_first_email(database, state)
     before = await database.fetch(EMAILS)
-    body = {"customer_email": created["customer_email"]} if names_its_address else {}
+    body = {"customer_email": created["customer_email"]} if names_address else {}
 
     answers = [await client.post(f"{path}/email", json=body, headers={"traceparent": TRACE}) for _ in "ab"]
 
@@ -62,9 +68,7 @@ async def test_same_link_is_sent_again_unless_an_email_is_pending(
         ({"customer_email": None, "new_link": True}, "link"),
     ],
 )
-async def test_old_link_opens_nothing_once_another_is_sent(
-    *, client, database, created, path, body, changed, is_recorded
-):
+async def test_replaced_link_opens_nothing(client, database, created, path, body, changed, is_recorded):
     if is_recorded:
         await set_first_email(database, "pending")
 
@@ -112,9 +116,7 @@ async def test_firm_may_ask_for_an_email_a_minute_and_for_twenty_in_all(client, 
     assert len(await database.fetch(EMAILS)) == 21
 
 
-async def test_request_is_withdrawn_once_however_often_its_firm_asks(
-    *, client, service_settings, issuer, database
-):
+async def test_request_is_withdrawn_once(client, service_settings, issuer, database):
     key, woken = {"Idempotency-Key": "the-key"}, asyncio.Event()
     await database.add_listener(waking.CHANNEL, lambda *_: woken.set())
     created = (await client.post("/v1/request", json=A_REQUEST, headers=key)).json()["data"]
@@ -145,18 +147,8 @@ async def test_request_is_withdrawn_once_however_often_its_firm_asks(
 
 
 @pytest.mark.parametrize("change", ["withdrawal", "email"])
-@pytest.mark.parametrize(
-    ("obstacle", "status", "code"),
-    [
-        ("another firm", 404, "not_found"),
-        ("erased", 410, "erased"),
-        ("no key", 503, "secret_unavailable"),
-        ("locked", 503, "unavailable"),
-    ],
-)
-async def test_refused_change_changes_nothing(
-    *, client, issuer, database, other_connection, path, change, obstacle, status, code
-):
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+async def test_refused_change_is_none(client, issuer, other_connection, database, path, change, obstacle):
     if obstacle == "another firm":
         client.headers.update(bearer(issuer.token(FREE_CONVEYANCER)))
     if obstacle == "no key":
@@ -169,14 +161,12 @@ async def test_refused_change_changes_nothing(
             await database.execute("SELECT FROM calculation_request FOR UPDATE")
         response = await client.post(f"{path}/{change}", json={})
 
-    assert (response.status_code, response.json()["errors"][0]["code"]) == (status, code)
-    assert ("Retry-After" in response.headers) == (status == 503)
+    assert (response.status_code, response.json()["errors"][0]["code"]) == OBSTACLES[obstacle]
+    assert ("Retry-After" in response.headers) == (response.status_code == 503)
     assert await other_connection.fetch(STORED) == before
 
 
-async def test_calls_for_a_locked_request_leave_the_connections_to_others(
-    service_settings, issuer, database, path
-):
+async def test_locked_request_leaves_the_connections_to_others(service_settings, issuer, database, path):
     bounds = {"database_pool_size": 1, "database_timeout_seconds": 1.0}
     async with api_client(service_settings, issuer.token(), **bounds) as client, database.transaction():
         await database.execute("SELECT FROM calculation_request FOR UPDATE")

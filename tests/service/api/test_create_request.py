@@ -6,9 +6,9 @@ import string
 from datetime import datetime
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
+from httpx import AsyncClient, Response
 from structlog.testing import capture_logs
 
 from service.api.bodies import CreateBody
@@ -33,14 +33,12 @@ BARE = string.ascii_letters + string.digits + "-_"
 QUOTED = "".join(map(chr, range(0x20, 0x7F))).replace('"', "").replace("\\", "")
 
 
-async def post(
-    client: httpx.AsyncClient, key: str | None, body: Any = A_REQUEST, **headers: str
-) -> httpx.Response:
+async def post(client: AsyncClient, key: str | None, body: Any = A_REQUEST, **headers: str) -> Response:
     keyed = {"Idempotency-Key": key} if key else {}
     return await client.post("/v1/request", json=body, headers=keyed | headers)
 
 
-def is_repeat(response: httpx.Response) -> bool:
+def is_repeat(response: Response) -> bool:
     assert response.status_code == 200, response.text
     said = response.headers.get("Idempotent-Replayed")
     assert said in (None, "true")

@@ -167,9 +167,7 @@ async def test_body_is_refused_if_it_grows_too_large_or_two_headers_declare_it_d
     [(None, "", 200), ("A" * 43, "/req_0000000000000000000000", 401)],
     ids=["one firm", "made-up secrets"],
 )
-async def test_busy_process_sheds_the_load_of_one_firm_or_of_made_up_secrets_at_once_and_serves_others(
-    service_settings, issuer, database, token, path, status
-):
+async def test_busy_process_sheds_load_of_one_party(service_settings, issuer, database, token, path, status):
     """One firm takes half of the queue, and so do all callers with secrets together."""
     other_firm = bearer(issuer.token(FREE_CONVEYANCER))
     async with api_and_probes(

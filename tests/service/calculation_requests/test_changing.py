@@ -4,7 +4,6 @@ import re
 from datetime import UTC, datetime
 from uuid import UUID
 
-import asyncpg
 import msgspec
 import pytest
 
@@ -12,7 +11,7 @@ from deploy.local.machine.folders import CHECKOUT
 from service import app
 from service.api.bodies import CreateBody
 from service.calculation_requests import event_history, model
-from service.calculation_requests.changing import change, change_all
+from service.calculation_requests.changing import change
 from service.calculation_requests.model import FOR_CUSTOMER
 from service.identifiers import new_request_id, parse_uuid, uuid_of
 from service.outbox import events
@@ -102,33 +101,6 @@ async def test_change_that_the_firm_can_see_moves_updated_at_forward_and_no_othe
 
     row = await database.fetchrow("SELECT updated_at, customer_email, sequence FROM calculation_request")
     assert row == (later, "eve@customer.example.com", 3)
-
-
-async def test_requests_of_one_change_may_have_different_columns_set(database):
-    requests = [stored.new_request() for _ in range(3)]
-    for request in requests:
-        await stored.insert(database, request)
-    first, second, third = (request.id for request in requests)
-
-    async with database.transaction(), change_all(database, [first, second, third]) as found:
-        found[first].calculation_id = "C-1"
-        found[second].secret_salt = b"salt"
-        found[third].announce(RequestCreated)
-
-    columns = "calculation_id, secret_salt = 'salt', sequence"
-    rows = await database.fetch(f"SELECT {columns} FROM calculation_request ORDER BY id")  # noqa: S608
-    assert rows == [("C-1", False, 1), (None, True, 1), (None, False, 2)]
-
-
-async def test_two_changes_in_one_transaction_cannot_announce_the_same_sequence(database, request_):
-    async def announce_twice() -> None:
-        async with change(database, request_.id) as outer, change(database, request_.id) as inner:
-            outer.announce(RequestCreated)
-            inner.announce(RequestCreated)
-
-    async with database.transaction():
-        with pytest.raises(asyncpg.UniqueViolationError):
-            await announce_twice()
 
 
 @pytest.mark.parametrize("event", LATER, ids=lambda event: event.type)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import asyncpg
 import pytest
@@ -23,6 +24,7 @@ from tests.harness.waiting import eventually
 SECONDS = 5.0
 QUEUE_SIZE = 32  # of a pool with one connection
 INSERT = "INSERT INTO stored (id, note) SELECT $1, $2 WHERE $2 <> 'nothing' RETURNING id"
+Outcome = tuple[CalculationRequest, bool]  # the stored request, and whether it is a repeat
 BODY, OTHER_BODY = b"a" * 32, b"b" * 32  # the SHA-256 of each
 
 
@@ -41,25 +43,21 @@ async def group_commit(table, pool, statements):  # noqa: ARG001 - it stores in 
     return opened
 
 
-async def execute(
-    group_commit: GroupCommit, row_id: int, note: str = "a", *, seconds: float = SECONDS
-) -> bool:
+async def execute(group: GroupCommit, row_id: int, note: str = "a", *, seconds: float = SECONDS) -> bool:
     """Store a row; return whether it was stored."""
     until = time.monotonic() + seconds
-    return await group_commit.execute(row_id, (row_id, note), until=until) is not None
+    return await group.execute(row_id, (row_id, note), until=until) is not None
 
 
-async def execute_all(
-    group_commit: GroupCommit, notes: Iterable[str], *, seconds: float = SECONDS
-) -> list[bool | BaseException]:
+async def execute_all(group: GroupCommit, notes: Iterable[str], *, seconds: float = SECONDS) -> list[Any]:
     """Store all *notes* concurrently, under the ids 1, 2 and so on."""
-    storing = (execute(group_commit, number, note, seconds=seconds) for number, note in enumerate(notes, 1))
+    storing = (execute(group, number, note, seconds=seconds) for number, note in enumerate(notes, 1))
     return await asyncio.gather(*storing, return_exceptions=True)
 
 
-def started(group_commit: GroupCommit, *ids: int, seconds: float = SECONDS) -> list[asyncio.Task[bool]]:
+def started(group: GroupCommit, *ids: int, seconds: float = SECONDS) -> list[asyncio.Task[bool]]:
     """Start callers, which store these ids from the next turn of the event loop on. The first one leads."""
-    return [asyncio.create_task(execute(group_commit, each, seconds=seconds)) for each in ids]
+    return [asyncio.create_task(execute(group, each, seconds=seconds)) for each in ids]
 
 
 async def stored_ids(database: Connection) -> list[int]:
@@ -80,20 +78,18 @@ async def test_concurrent_callers_share_a_round_trip_and_a_transaction(group_com
 
 
 @pytest.mark.usefixtures("table")
-@pytest.mark.parametrize("statement_cache_size", [0, 100])
+@pytest.mark.parametrize("cache_size", [0, 100])
 @pytest.mark.parametrize(
     ("note", "error"), [("refused", asyncpg.CheckViolationError), ("\ud800", asyncpg.DataError)]
 )
-async def test_rejected_arguments_fail_the_group_and_leave_no_transaction_open(
-    service_settings, database, note, error, statement_cache_size
-):
+async def test_rejected_arguments_leave_no_transaction(service_settings, database, note, error, cache_size):
     """Without a statement cache asyncpg has begun a transaction by then, and does not end it."""
     others = "SELECT count(xact_start) FROM pg_stat_activity WHERE datname = current_database() AND pid <> $1"
 
     async def no_transaction_is_open() -> bool:
         return not await database.fetchval(others, database.get_server_pid())
 
-    changes = {"database_statement_cache_size": statement_cache_size, "database_pool_size": 1}
+    changes = {"database_statement_cache_size": cache_size, "database_pool_size": 1}
     async with open_pool(replace(service_settings, **changes)) as pool:
         group_commit = GroupCommit(pool, INSERT, seconds=SECONDS)
         outcomes = await execute_all(group_commit, ["a", note, "a"])
@@ -140,9 +136,7 @@ async def test_followers_count_in_the_queue_and_are_refused_when_it_is_full(grou
     assert await stored_ids(database) == list(range(1, QUEUE_SIZE + 1))
 
 
-async def test_cancelled_follower_stores_nothing_and_no_caller_joins_a_cancelled_leader(
-    group_commit, pool, database
-):
+async def test_cancelled_callers_store_nothing_and_lead_nobody(group_commit, pool, database):
     async with connections.acquired(pool, seconds=SECONDS):
         leader, follower = started(group_commit, 1, 2)
         await asyncio.sleep(0)
@@ -202,19 +196,16 @@ async def storage(pool, statements):
     return opened
 
 
-async def store(
-    storage: Storage, key: str | None, *, sha256: bytes = BODY, conveyancer_id: str | None = None
-) -> tuple[CalculationRequest, bool]:
-    new = stored.new_request()
+async def store(storage: Storage, key: str | None, *, sha256: bytes = BODY, **firm: str) -> Outcome:
     return await storage.store(
-        replace(new, conveyancer_id=conveyancer_id or new.conveyancer_id),
+        replace(stored.new_request(), **firm),
         idempotency=None if key is None else Idempotency(key, sha256),
         traceparent=None,
         until=time.monotonic() + 2 * SECONDS,
     )
 
 
-async def store_all(storage: Storage, *keys: str | None) -> list[tuple[CalculationRequest, bool]]:
+async def store_all(storage: Storage, *keys: str | None) -> list[Outcome]:
     """Store a request with each key in the same turn of the event loop: in one group."""
     return await asyncio.gather(*(store(storage, key) for key in keys))
 
@@ -230,9 +221,7 @@ async def stored_keys(database: Connection) -> list[str]:
     return sorted(row["idempotency_key"] for row in await database.fetch(keyed))
 
 
-async def test_repeats_and_a_reused_key_in_one_group_get_the_answers_that_they_would_get_alone(
-    storage, database, statements
-):
+async def test_repeats_and_a_reused_key_in_one_group_get_their_answers(storage, database, statements):
     before, _ = await store(storage, "old")
     statements.clear()
 
@@ -249,9 +238,7 @@ async def test_repeats_and_a_reused_key_in_one_group_get_the_answers_that_they_w
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
-async def test_creates_whose_key_is_in_use_elsewhere_wait_and_delay_no_other(
-    storage, database_url, database, statements, is_committed
-):
+async def test_key_in_use_delays_no_other(storage, database_url, database, statements, is_committed):
     """There is one connection: the others would wait if a create waited for its key inside Postgres."""
     async with stored.holding(database_url, Idempotency("held", BODY)) as holder:
         waiting = asyncio.gather(*(store(storage, "held") for _ in range(12)))

@@ -125,9 +125,7 @@ def conveyancer(environment):
     return partial(run, "service", "conveyancer", environment=environment)
 
 
-async def test_disabled_firm_is_refused_at_once_and_served_when_enabled(
-    conveyancer, environment, client, database
-):
+async def test_disabled_firm_is_refused_until_it_is_enabled(conveyancer, environment, client, database):
     created = (await client.post("/v1/request", json=A_REQUEST)).json()["data"]
     before = await statuses(client, created["uuid"])
 
@@ -220,9 +218,7 @@ async def test_api_key_opens_the_questionnaire_until_it_is_revoked(environment, 
     assert (opened.status_code, closed.status_code) == (200, 401)
 
 
-async def test_token_is_accepted_and_a_key_that_cannot_sign_is_named_but_not_shown(
-    environment, client, issuer, tmp_path
-):
+async def test_token_is_accepted_and_an_unusable_key_is_named(environment, client, issuer, tmp_path):
     key = tmp_path / "key.pem"
     sign = partial(run, "service", "token", CONVEYANCER, "--key", str(key), environment=environment)
     key.write_bytes(issuer.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))

@@ -42,9 +42,7 @@ async def is_sleeping(database: Connection) -> bool:
     return bool(await database.fetch(sleeping))
 
 
-async def test_no_more_connections_than_allowed_are_opened_and_each_is_reused_until_it_was_long_idle(
-    pool, link, monkeypatch
-):
+async def test_connections_are_reused_until_they_were_long_idle(pool, link, monkeypatch):
     before = await backend(pool)
     assert await backend(pool) == before
     assert (len(pool.opened), len(pool.idle)) == (1, 1)
@@ -143,26 +141,6 @@ async def test_error_of_the_caller_keeps_the_connection_and_a_broken_one_is_repl
     assert (len(pool.opened), len(pool.idle)) == (1, 1)
 
 
-async def test_callers_get_their_turns_in_order_and_one_that_has_given_up_none(pool):
-    served = []
-
-    async def work(number: int) -> None:
-        async with connections.acquired(pool, seconds=5.0):
-            served.append(number)
-
-    async with connections.acquired(pool, seconds=5.0):
-        async with connections.acquired(pool, seconds=5.0):
-            waiting = [asyncio.create_task(work(number)) for number in range(4)]
-            await asyncio.sleep(0)
-            waiting[1].cancel()
-            await asyncio.sleep(0)
-        waiting[0].cancel()  # It has just been given the connection.
-        await asyncio.gather(*waiting, return_exceptions=True)
-
-    assert served == [2, 3]
-    assert len(pool.opened) == len(pool.idle) == SIZE
-
-
 async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(pool, link):
     await link.refuse()
     for _ in range(20):
@@ -200,9 +178,7 @@ async def test_database_without_connections_counts_as_an_outage(pool, administra
         assert isinstance(refusal.value.__cause__, cause)
 
 
-async def test_callers_wait_a_bounded_time_for_a_lent_connection_when_postgres_accepts_no_more(
-    service_settings, administrator
-):
+async def test_callers_wait_a_bounded_time_when_postgres_accepts_no_more(service_settings, administrator):
     """The pool may open ten connections, and its Postgres user two, and then none."""
     user = f"limited_{time.time_ns()}"
     await administrator.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'limited' CONNECTION LIMIT 2")

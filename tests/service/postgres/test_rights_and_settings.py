@@ -168,9 +168,7 @@ async def test_command_says_which_right_its_user_lacks(database_url, database, r
     assert message in ended.errors
 
 
-async def test_harmless_settings_change_nothing_that_a_caller_sees(
-    *, service_settings, issuer, database, environment
-):
+async def test_harmless_settings_change_nothing(service_settings, issuer, database, environment):
     await set_default(database, *_HARMLESS.split(";"))
 
     async with api_and_probes(service_settings, issuer.token()) as (caller, probes):
@@ -196,9 +194,7 @@ async def test_harmless_settings_change_nothing_that_a_caller_sees(
         "synchronous_commit = off",
     ],
 )
-async def test_setting_that_would_break_us_is_refused_by_name(
-    *, setting, service_settings, database, database_url, environment
-):
+async def test_harmful_setting_is_refused(setting, service_settings, database, database_url, environment):
     await set_default(database, setting)
 
     async with api_and_probes(service_settings, None) as (_, probes):
@@ -211,9 +207,7 @@ async def test_setting_that_would_break_us_is_refused_by_name(
         assert f"Postgres has {setting}" in says
 
 
-async def test_setting_that_is_changed_later_takes_no_process_away_but_is_named(
-    service_settings, issuer, database
-):
+async def test_setting_changed_later_is_named_but_takes_no_process_away(service_settings, issuer, database):
     async with api_and_probes(service_settings, issuer.token()) as (caller, probes):
 
         async def answers() -> bool:
@@ -231,9 +225,7 @@ async def test_setting_that_is_changed_later_takes_no_process_away_but_is_named(
 
 
 @pytest.mark.parametrize("isolation", ["'repeatable read'", "'serializable'"])
-async def test_call_never_fails_for_the_isolation_of_its_session(
-    *, isolation, service_settings, issuer, database
-):
+async def test_no_call_fails_for_its_isolation(isolation, service_settings, issuer, database):
     await set_default(database, f"default_transaction_isolation = {isolation}")
 
     async with api_client(service_settings, issuer.token()) as caller:
@@ -257,15 +249,3 @@ async def test_database_of_another_encoding_is_refused_by_name(encoding, adminis
     await databases.drop(administrator, name)
 
     assert applied.errors == f"Postgres has server_encoding = {encoding}: choose UTF8 by CREATE DATABASE.\n"
-
-
-async def test_call_on_a_database_without_the_schema_gets_503_as_the_probe_does(
-    service_settings, issuer, database
-):
-    await database.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-
-    async with api_and_probes(service_settings, issuer.token()) as (caller, probes):
-        create = await caller.post("/v1/request", json=A_REQUEST)
-        others = [await caller.get("/v1/request"), await probes.get("/readyz")]
-
-    assert [response.status_code for response in (create, *others)] == [503] * 3

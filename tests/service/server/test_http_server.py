@@ -50,9 +50,7 @@ ROOT = b"GET / HTTP/1.1\r\nHost: api\r\n\r\n"
         (501, UNSUPPORTED, [f"{CREATE}\n{CHUNKED}{rest}" for rest in (", chunked", f"\n{CHUNKED}")]),
     ],
 )
-async def test_what_a_gateway_may_read_differently_is_refused_and_without_a_body_if_it_is_not_http(
-    shared_client, status, code, heads
-):
+async def test_what_a_gateway_may_read_differently_is_refused(shared_client, status, code, heads):
     for lines in heads:
         connection = await connect_to(shared_client)
         connection.send(f"{lines}\n\n".replace("\n", "\r\n").encode("latin-1"))

@@ -93,9 +93,7 @@ def test_end_does_not_wait_until_the_export_to_a_silent_collector_gives_up(servi
 
 
 @pytest.mark.parametrize("error", [LookupError, asyncio.CancelledError])  # aiormq cancels to close a channel
-async def test_failed_work_is_logged_counted_and_restarted_but_not_at_the_end_of_the_block(
-    monkeypatch, error
-):
+async def test_failed_work_is_logged_and_restarted_but_not_at_the_end(monkeypatch, error):
     monkeypatch.setattr(background, "_PAUSE_SECONDS", 0.01)
     begun = 0
 
@@ -118,27 +116,3 @@ async def test_failed_work_is_logged_counted_and_restarted_but_not_at_the_end_of
     assert [(line["event"], line["work"], line["error"]) for line in lines] == failed
     assert begun == 3
     assert "a secret" not in str(lines)
-
-
-async def test_cancellation_of_the_caller_is_not_lost_while_the_work_ends():
-    ending, may_end = asyncio.Event(), asyncio.Event()
-
-    async def end_slowly() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ending.set()
-            await may_end.wait()
-
-    async def use() -> None:
-        async with in_background("test", end_slowly):
-            await asyncio.sleep(0)
-
-    using = asyncio.create_task(use())
-    await ending.wait()
-    using.cancel()
-    await asyncio.sleep(0)
-    may_end.set()
-    await asyncio.wait([using])
-
-    assert using.cancelled()
