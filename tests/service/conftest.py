@@ -48,13 +48,3 @@ async def pool(service_settings: ServiceSettings, link: TcpProxy) -> AsyncIterat
     settings = msgspec.structs.replace(service_settings, database_url=link.url, database_pool_size=1)
     async with open_pool(settings) as opened:
         yield opened
-
-
-@pytest.fixture
-async def watched_client(
-    service_settings: ServiceSettings, issuer: Issuer, link: TcpProxy
-) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an API with one connection to Postgres, over `link`."""
-    changes = {"database_url": link.url, "database_pool_size": 1}
-    async with api_client(service_settings, issuer.token(), **changes) as connected:
-        yield connected

@@ -166,7 +166,6 @@ async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(
         ('ALTER DATABASE "{}" ALLOW_CONNECTIONS false', asyncpg.ObjectNotInPrerequisiteStateError),
         ('REVOKE CONNECT ON DATABASE "{}" FROM PUBLIC', asyncpg.InvalidAuthorizationSpecificationError),
     ],
-    ids=["from nobody", "not from this user"],
 )
 async def test_database_without_connections_counts_as_an_outage(pool, administrator, database, change, cause):
     name = await database.fetchval("SELECT current_database()")

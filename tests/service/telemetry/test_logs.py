@@ -60,12 +60,8 @@ def test_texts_that_libraries_quote_are_not_logged(configure, capsys):
     [line] = written(capsys)
     assert (line["event"], line["level"], line["error"]) == ("Task failed", "error", "LookupError")
     assert "hunter2" not in str(line)
-
-
-def test_reason_of_the_operating_system_is_described_and_that_of_a_mail_server_is_not():
     ours = logs.describe(ConnectionRefusedError(111, "Connection refused"))
     theirs = logs.describe(SMTPServerDisconnected("<ada@customer.example.com>: go away"))
-
     assert (ours["reason"], theirs.get("reason")) == ("[Errno 111] Connection refused", None)
 
 
