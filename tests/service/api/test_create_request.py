@@ -95,9 +95,7 @@ async def test_postgres_rejects_nothing_that_passes_validation(service_settings,
     """Otherwise it would reject all creates of a group commit. tests/fuzz sends more bodies."""
     firm = "\U0001f3e0" * 255
     await database.execute("INSERT INTO conveyancer VALUES ($1, 'Longest', true)", firm)
-    deepest: object = 1
-    for _ in range(15):
-        deepest = [deepest]
+    deepest = msgspec.json.decode("[" * 15 + "1" + "]" * 15)
     odd = {'\x01\x7f\uffff"\\': [2**63 - 1, -(2**63), -0.1, 5e-324]}
     bodies = [
         A_LARGEST_REQUEST,

@@ -147,12 +147,11 @@ HANDLERS = {
     for handler in route.route_handlers
 }
 ELSEWHERE = {
-    "unforeseen",  # in test_create_request.py
+    *("unforeseen", "key_in_flight"),  # in test_create_request.py
     "database_unavailable",  # in test_http_errors.py
     "signing_keys_unavailable",  # in test_authorization_server.py
     *("secret_key_missing", "erased"),  # in test_retrieve_request.py
     *("withdrawn", "too_many"),  # in test_changes.py: each takes calls before it
-    "key_in_flight",  # in test_create_request.py: it takes two callers
     "too_slow",  # in test_http_server.py: it takes its time
 }
 

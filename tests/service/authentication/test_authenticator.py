@@ -20,12 +20,7 @@ from jwt.utils import base64url_encode
 from msgspec.structs import replace
 
 from service.authentication import api_keys, authenticator
-from service.authentication.access_tokens import (
-    READ,
-    AccessTokens,
-    InternalReader,
-    InvalidCredentials,
-)
+from service.authentication.access_tokens import READ, AccessTokens, InternalReader, InvalidCredentials
 from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import SigningKeys
 from service.identifiers import new_request_id, uuid_of

@@ -7,7 +7,6 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from deploy.local.machine.folders import CHECKOUT
 from service import app
 from service.api.bodies import CreateBody
 from service.calculation_requests import event_history, model
@@ -65,15 +64,6 @@ def test_pages_name_every_field_that_is_the_firms_alone():
     for text in (section(API, "Tokens"), retrieve):
         not_named = {*SENT} - {*FOR_CUSTOMER} - set(re.findall(r"`(\w+)`", text))
         assert not not_named, "name it, or make it ForCustomer[…] in model.py if the customer may see it"
-
-
-def test_requests_are_changed_in_one_way():
-    """Otherwise the feed could miss the change, or its event could have another's sequence."""
-    changes = re.compile(r"UPDATE\s+calculation_request\b|INTO\s+event\b")
-
-    files = [file for package in ("service", "worker") for file in (CHECKOUT / package).rglob("*.py")]
-    changing_files = {file.name for file in files if changes.search(file.read_text())}
-    assert changing_files == {"storing.py", "changing.py"}
 
 
 async def test_change_that_the_firm_can_see_moves_updated_at_forward_and_no_other_does(database, request_):

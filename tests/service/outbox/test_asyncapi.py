@@ -79,15 +79,12 @@ def test_example_matches_its_schema_and_no_event_that_of_another_type(message):
         assert not schema_of(message, "payload").is_valid(payload), other
 
 
-@pytest.mark.parametrize(
-    "calculation_id", ["", "calc_7\n", "two words", "line\nbreak", "\u0085", "x" * 256, "calc_7", "é/&"]
-)
-def test_schema_of_a_calculation_accepts_what_the_code_accepts(calculation_id):
-    payload = {"request_uuid": "req_01a9ZkW3mT6qPxB8vNcR4d", "calculation_id": calculation_id}
-    is_allowed = schema_of(asyncapi.BARE, "payload").is_valid(payload)
-
-    with nullcontext() if is_allowed else pytest.raises(msgspec.ValidationError):
-        msgspec.convert(payload, CalculationCreated)
+def test_schema_of_a_calculation_accepts_what_the_code_accepts():
+    for text in ("", "calc_7\n", "two words", "line\nbreak", "\u0085", "x" * 256, "calc_7", "é/&"):
+        payload = {"request_uuid": "req_01a9ZkW3mT6qPxB8vNcR4d", "calculation_id": text}
+        is_allowed = schema_of(asyncapi.BARE, "payload").is_valid(payload)
+        with nullcontext() if is_allowed else pytest.raises(msgspec.ValidationError):
+            msgspec.convert(payload, CalculationCreated)
 
 
 @pytest.mark.parametrize("event", events.SENT, ids=lambda event: event.type)

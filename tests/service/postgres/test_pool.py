@@ -73,17 +73,23 @@ async def test_caller_beyond_the_full_queue_is_refused_at_once_and_one_that_wait
     pool.check_available()
 
 
-async def test_cancelled_caller_frees_its_place(pool, database):
-    slow = await backend(pool)
-    for _ in range(SIZE + 1):
-        working = asyncio.create_task(backend(pool, "SELECT pg_sleep(30)", seconds=30.0))
+async def test_cancelled_caller_frees_its_place_and_closing_cancels_statements(service_settings, database):
+    async with open_pool(replace(service_settings, database_pool_size=SIZE)) as pool:
+        slow = await backend(pool)
+        for _ in range(SIZE + 1):
+            working = asyncio.create_task(backend(pool, "SELECT pg_sleep(30)", seconds=30.0))
+            await eventually(lambda: is_sleeping(database))
+            working.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await working
+        await eventually(lambda: is_gone(database, slow))
+        another = await backend(pool)
+        connection = await pool.acquire(queue_seconds=1.0)
+        working_on = asyncio.create_task(connection.execute("SELECT pg_sleep(30)"))
         await eventually(lambda: is_sleeping(database))
-        working.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await working
 
-    assert await backend(pool)
-    await eventually(lambda: is_gone(database, slow))
+    await asyncio.gather(working_on, return_exceptions=True)
+    await eventually(lambda: is_gone(database, another))
 
 
 @BOTH
@@ -203,14 +209,3 @@ async def test_callers_wait_a_bounded_time_when_postgres_accepts_no_more(service
     await administrator.execute(f"DROP ROLE {user}")
 
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 3
-
-
-async def test_closing_the_pool_cancels_running_statements(service_settings, database):
-    async with open_pool(service_settings) as pool:
-        slow = await backend(pool)
-        connection = await pool.acquire(queue_seconds=1.0)
-        working = asyncio.create_task(connection.execute("SELECT pg_sleep(30)"))
-        await eventually(lambda: is_sleeping(database))
-
-    await asyncio.gather(working, return_exceptions=True)
-    await eventually(lambda: is_gone(database, slow))

@@ -153,7 +153,6 @@ async def test_role_that_is_created_later_gets_its_rights_from_the_next_apply(da
         ),
         ("api", "schema apply", "Has the user of DATABASE_URL the rights of the schema's owner?"),
     ],
-    ids=["may not connect", "may not read", "is not the owner"],
 )
 async def test_command_says_which_right_its_user_lacks(database_url, database, role, command, message):
     if role == "operator":
