@@ -75,7 +75,7 @@ def test_invalid_key_ring_is_rejected_without_showing_a_key():
         assert "AAA" not in str(failure.value)
 
 
-def test_secrets_differ_by_request_salt_and_key_whatever_the_name_of_the_key():
+def test_secrets_differ_by_request_salt_and_key_whatever_its_name():
     ring = SecretKeyRing.parse(SECRET_KEYS)
     ids, salts, keys = [new_request_id(), new_request_id()], [b"a" * 16, b"b" * 16], [*ring.keys]
     secrets = {ring.secret(id_, salt=salt, key_id=key) for id_, salt, key in product(ids, salts, keys)}

@@ -21,12 +21,8 @@ STORED = (
 )
 
 
-OBSTACLES = {
-    "another firm": (404, "not_found"),
-    "erased": (410, "erased"),
-    "no key": (503, "secret_unavailable"),
-    "locked": (503, "unavailable"),
-}
+OBSTACLES = {"another firm": (404, "not_found"), "erased": (410, "erased")}
+OBSTACLES |= {"no key": (503, "secret_unavailable"), "locked": (503, "unavailable")}
 
 
 @pytest.fixture

@@ -24,8 +24,9 @@ THE_FIRMS = {"notes", "external_id", "meta_data", "calculation_fee_exempt_reason
 MISSING = "request_secret_keys_missing_total"
 MALFORMED = [
     *("nonsense", "req_", "x" * 300, "%00", "0190f5d4-7d1c-7c3a-8b1e-2f4a6c8e0a12"),
-    "req_" + "z" * 22,  # more than 128 bits
-    *("req_" + "0" * 23, "REQ_" + "0" * 22, "req_" + "0" * 21 + "-", "req_" + "0" * 21 + "%0A"),
+    # "z" * 22 are more than 128 bits.
+    *("req_" + rest for rest in ("z" * 22, "0" * 23, "0" * 21 + "-", "0" * 21 + "%0A")),
+    "REQ_" + "0" * 22,
 ]
 _ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits + "-_"
 

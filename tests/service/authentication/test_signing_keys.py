@@ -207,16 +207,10 @@ async def test_thousands_of_useless_entries_cost_one_line_and_no_key(own_issuer)
 
 
 @pytest.fixture
-def https(authority, own_issuer):
-    """The issuer's key server, still down, and trusted through SSL_CERT_FILE as in production."""
-    server = HttpsIssuer(authority)
-    server.answer = status(200, own_issuer.jwks.read_bytes())
-    return server
-
-
-@pytest.fixture
-async def server(https):
-    async with https:
+async def server(authority, own_issuer):
+    """The issuer's key server, up, and trusted through SSL_CERT_FILE as in production."""
+    async with HttpsIssuer(authority) as https:
+        https.answer = status(200, own_issuer.jwks.read_bytes())
         yield https
 
 
@@ -276,9 +270,11 @@ async def test_fetch_that_began_before_a_key_was_published_is_not_the_last_word(
 
 
 @pytest.mark.parametrize("has_keys", [True, False], ids=["keys were fetched", "it starts in the outage"])
-async def test_keys_stay_in_use_during_an_outage(https, own_issuer, monkeypatch, has_keys):
+async def test_keys_stay_in_use_during_an_outage(authority, own_issuer, monkeypatch, has_keys):
     for pause in ("_REFRESH_SECONDS", "_COOLDOWN_SECONDS", "_INTERVAL_SECONDS", "_FRESH_SECONDS"):
         monkeypatch.setattr(signing_keys, pause, 0.05)
+    https = HttpsIssuer(authority)
+    https.answer = status(200, own_issuer.jwks.read_bytes())
     async with https:
         keys = SigningKeys(https.url)
         if has_keys:

@@ -166,23 +166,6 @@ async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(
     pool.check_available()
 
 
-@pytest.mark.parametrize(
-    ("change", "cause"),
-    [
-        ('ALTER DATABASE "{}" ALLOW_CONNECTIONS false', asyncpg.ObjectNotInPrerequisiteStateError),
-        ('REVOKE CONNECT ON DATABASE "{}" FROM PUBLIC', asyncpg.InvalidAuthorizationSpecificationError),
-    ],
-)
-async def test_database_without_connections_counts_as_an_outage(pool, administrator, database, change, cause):
-    name = await database.fetchval("SELECT current_database()")
-    await administrator.execute(change.format(name))
-
-    for _ in range(2):  # The second follows within the pause after the first.
-        with pytest.raises(PostgresUnavailable) as refusal:
-            await backend(pool)
-        assert isinstance(refusal.value.__cause__, cause)
-
-
 async def test_callers_wait_a_bounded_time_when_postgres_accepts_no_more(service_settings, administrator):
     """The pool may open ten connections, and its Postgres user two, and then none."""
     user = f"limited_{time.time_ns()}"

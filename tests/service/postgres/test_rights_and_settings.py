@@ -54,6 +54,8 @@ REFUSED = {
     **dict.fromkeys(("SELECT FROM calculation_request", "SELECT server_reply FROM email"), ("scaling",)),
     "SELECT traceparent FROM email": ("scaling",),
 }
+_HARMFUL = "default_transaction_isolation = serializable; lock_timeout = 10; statement_timeout = 4999"
+_HARMFUL += "; synchronous_commit = off"
 # Each has the value that differs most from the default.
 _HARMLESS = """
     DateStyle = 'SQL, DMY'; IntervalStyle = 'sql_standard'; TimeZone = 'Asia/Kathmandu'; array_nulls = off;
@@ -186,13 +188,7 @@ async def test_harmless_settings_change_nothing(service_settings, issuer, databa
     assert examined.status == 0, examined.output
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        *("default_transaction_isolation = serializable", "lock_timeout = 10", "statement_timeout = 4999"),
-        "synchronous_commit = off",
-    ],
-)
+@pytest.mark.parametrize("setting", _HARMFUL.split("; "))
 async def test_harmful_setting_is_refused(setting, service_settings, database, database_url, environment):
     await set_default(database, setting)
 

@@ -153,7 +153,7 @@ def written(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_our_lines_and_those_of_libraries_have_one_json_format_and_one_level(configure, capsys):
+def test_lines_of_ours_and_of_libraries_have_one_format_and_do_not_quote_what_libraries_do(configure, capsys):
     configure()
     log = structlog.get_logger()
     log.debug("hidden")
@@ -166,9 +166,6 @@ def test_our_lines_and_those_of_libraries_have_one_json_format_and_one_level(con
     assert (theirs["event"], theirs["level"]) == ("theirs 2", "warning")
     assert ours.keys() - {"odd"} == theirs.keys()
 
-
-def test_texts_that_libraries_quote_are_not_logged(configure, capsys):
-    configure()
     logging.getLogger("httpx").info("hunter2")
     logging.getLogger("aiormq.channel").error("hunter2")
     logging.getLogger("asyncio").error("Task failed\ncontext: hunter2", exc_info=LookupError("hunter2"))
