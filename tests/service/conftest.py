@@ -4,10 +4,18 @@ import msgspec
 import pytest
 
 from service.api.openapi.examples import FULL_REQUEST
-from service.postgres.pool import open_pool
+from service.calculation_requests import erasing
+from service.postgres.pool import Connection, open_pool
 from tests.harness import databases
 from tests.harness.in_process import api_client
 from tests.harness.issuer import api_settings
+
+
+async def erase_all(database: Connection) -> None:
+    """Erase every request."""
+    stored = await database.fetch("SELECT id FROM calculation_request")
+    async with database.transaction():
+        await erasing.erase(database, [request_id for (request_id,) in stored])
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +40,3 @@ async def pool(service_settings, link):
     settings = msgspec.structs.replace(service_settings, database_url=link.url, database_pool_size=1)
     async with open_pool(settings) as opened:
         yield opened
-
-
-@pytest.fixture
-async def watched_client(service_settings, issuer, link):
-    """A client of an API with one connection to Postgres, over `link`."""
-    changes = {"database_url": link.url, "database_pool_size": 1}
-    async with api_client(service_settings, issuer.token(), **changes) as connected:
-        yield connected

@@ -1,6 +1,7 @@
-"""Every route: its paths and methods, and errors with the envelope, X-Request-Id and one line in the log."""
+"""Every route: paths, methods, errors, X-Request-Id and a line in the log. The questionnaire and its ETag."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 from litestar.routes import HTTPRoute
 from structlog.testing import capture_logs
 
+from service.api.controllers.questionnaire import load
 from service.api.outer_layer import OuterLayer
 from service.app import create_app
 from service.identifiers import new_request_id, uuid_of
@@ -26,8 +28,6 @@ from tests.harness.raw_connection import connect_to, head
 from tests.harness.waiting import eventually
 
 REQUEST_ID = "case-17.a_B"
-READER = "calculations-team"
-TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 JSON = {"Content-Type": "application/json"}
 
 
@@ -61,23 +61,20 @@ async def test_every_answer_and_its_log_line_carry_the_request_id(client, servic
         async with hurried if expected == 503 else nullcontext(client) as asked:
             with capture_logs() as logs:
                 response = await asked.request(method, path, headers=headers, **options)
-                await eventually(partial(served, logs))
+                (line,) = await eventually(partial(served, logs))
 
-        assert response.status_code == expected
+        assert (response.status_code, line["status"]) == (expected, expected)
         assert response.headers.get_list("X-Request-Id") == [REQUEST_ID], expected
-        (line,) = served(logs)
-        assert line["status"] == expected
-        if (method, path) == ("GET", a_path):
-            assert line["uuid"] == unknown
+        assert (line.get("uuid") == unknown) == (path == a_path and method == "GET")
         assert ("Retry-After" in response.headers) == (expected == 503)
         if expected in {204, 304}:
             assert response.content == b""
-        else:
-            body = response.json()
-            assert body["status"]["code"] == expected
-            assert (body["errors"] is None) == (expected == 200)
-            assert set(line.get("error_codes", ())) == {error["code"] for error in body["errors"] or ()}
-            assert line.get("reason") == (body["errors"][0]["message"] if expected == 401 else None)
+            continue
+        body = response.json()
+        errors = body["errors"] or []
+        assert (body["status"]["code"], bool(errors)) == (expected, expected != 200)
+        assert set(line.get("error_codes", ())) == {error["code"] for error in errors}
+        assert line.get("reason") == (errors[0]["message"] if expected == 401 else None)
 
 
 @pytest.mark.parametrize("path", ["/schema", STRUCTURE, "/nonsense", "/v1/request/nonsense"])
@@ -85,12 +82,11 @@ async def test_head_is_get_without_its_body(shared_client, path):
     expected = await shared_client.get(path)
     with capture_logs() as logs:
         response = await shared_client.head(path)
-        await eventually(lambda: served(logs))
+        (line,) = await eventually(lambda: served(logs))
 
-    assert response.content == b""
-    assert response.status_code == expected.status_code
+    assert (response.status_code, response.content) == (expected.status_code, b"")
     assert lasting_headers(response) == lasting_headers(expected)
-    assert served(logs)[0]["method"] == "HEAD"
+    assert line["method"] == "HEAD"
 
 
 async def test_options_and_405_list_the_methods(shared_client, service_settings):
@@ -114,10 +110,8 @@ async def test_options_and_405_list_the_methods(shared_client, service_settings)
 UNKNOWN = ("/livez", "/readyz", "/metrics", "//metrics", "/%6detrics", "/v1/%2e%2e/metrics", "/é%ff%00")
 
 
-@pytest.mark.parametrize(
-    ("path", "route"), [("/schema/é%2f", "/schema/{path}"), *((path, "unmatched") for path in UNKNOWN)]
-)
-async def test_unknown_path_is_not_found_and_so_are_probes_and_metrics(shared_client, path, route):
+@pytest.mark.parametrize("path", ["/schema/é%2f", *UNKNOWN])
+async def test_unknown_path_is_not_found_and_so_are_probes_and_metrics(shared_client, path):
     connection = await connect_to(shared_client)
     with capture_logs() as logs:
         connection.send(head(shared_client, line=f"GET {path} HTTP/1.1"))
@@ -127,22 +121,15 @@ async def test_unknown_path_is_not_found_and_so_are_probes_and_metrics(shared_cl
     assert answer.status == 404
     assert msgspec.json.decode(answer.body)["errors"][0]["code"] == "not_found"
     assert answer.headers["x-request-id"]
-    assert [line["route"] for line in lines] == [route]
+    assert [line["route"] for line in lines] == ["unmatched" if path in UNKNOWN else "/schema/{path}"]
 
 
-@pytest.mark.parametrize(
-    ("sent", "is_kept"),
-    [
-        ("x" * 128, True),
-        *((f"{character}a.b_c-D", character.isalnum()) for character in "9Zz._-"),
-        *((other, False) for other in ("", "ada@example.com", "x" * 129, "a b")),
-    ],
-)
-async def test_request_id_is_kept_if_it_is_short_and_plain(shared_client, sent, is_kept):
-    response = await shared_client.get("/", headers={"X-Request-Id": sent})
-
-    assert (response.headers["X-Request-Id"] == sent) == is_kept
-    assert response.headers["X-Request-Id"]
+async def test_request_id_is_kept_if_it_is_short_and_plain(shared_client):
+    kept, replaced = ("x" * 128, "9a.b_c-D", "Za.b_c-D", "za.b_c-D"), ("_a", ".a", "-a", "x" * 129, "a b")
+    for sent in (*kept, *replaced, "", "ada@example.com"):
+        answered = (await shared_client.get("/", headers={"X-Request-Id": sent})).headers["X-Request-Id"]
+        assert (answered == sent) == (sent in kept)
+        assert answered
 
 
 async def test_router_gets_no_long_path(shared_client):
@@ -162,29 +149,19 @@ async def test_router_gets_no_long_path(shared_client):
     assert (await shared_client.get("/" + "x" * 60_000)).json()["errors"][0]["code"] == "not_found"
 
 
-async def test_too_large_body_of_unknown_size_is_refused(shared_client):
+async def test_body_is_refused_if_it_grows_too_large_or_two_headers_declare_it_differently(shared_client):
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(257):
             yield b" " * 1024
 
     streamed = await shared_client.post("/v1/request", content=chunks(), headers=JSON)
-
     assert streamed.json()["errors"][0]["message"] == "The body is larger than 256 KiB: send less."
 
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        [*JSON.items(), ("Content-Encoding", "identity"), ("Content-Encoding", "gzip")],
-        [*JSON.items(), ("Content-Encoding", "gzip"), ("Content-Encoding", "identity")],
-        [*JSON.items(), ("Content-Type", "text/plain")],
-        [("Content-Type", "text/plain"), *JSON.items()],
-    ],
-)
-async def test_body_that_two_headers_declare_differently_is_refused(shared_client, headers):
-    response = await shared_client.post("/v1/request", content=b"{}", headers=headers)
-
-    assert response.status_code == 415
+    (json,), text = JSON.items(), ("Content-Type", "text/plain")
+    encodings = [("Content-Encoding", name) for name in ("identity", "gzip")]
+    for headers in ([json, *encodings], [json, *encodings[::-1]], [json, text], [text, json]):
+        refused = await shared_client.post("/v1/request", content=b"{}", headers=headers)
+        assert refused.status_code == 415
 
 
 @pytest.mark.parametrize(
@@ -192,9 +169,7 @@ async def test_body_that_two_headers_declare_differently_is_refused(shared_clien
     [(None, "", 200), ("A" * 43, "/req_0000000000000000000000", 401)],
     ids=["one firm", "made-up secrets"],
 )
-async def test_busy_process_sheds_the_load_of_one_firm_or_of_made_up_secrets_at_once_and_serves_others(
-    service_settings, issuer, database, token, path, status
-):
+async def test_busy_process_sheds_load_of_one_party(service_settings, issuer, database, token, path, status):
     """One firm takes half of the queue, and so do all callers with secrets together."""
     other_firm = bearer(issuer.token(FREE_CONVEYANCER))
     async with api_and_probes(
@@ -214,12 +189,82 @@ async def test_busy_process_sheds_the_load_of_one_firm_or_of_made_up_secrets_at_
         ]
         await asyncio.wait(others, timeout=0.1)
 
-        assert (refused.status_code, refused_create.status_code) == (503, 401 if token else 503)
-        assert refused.headers["Retry-After"] == "1"
-        assert refused.headers["X-Request-Id"] == REQUEST_ID
+        codes = (refused.status_code, refused_create.status_code, ready.status_code)
+        assert codes == (503, 401 if token else 503, 200)
+        assert (refused.headers["Retry-After"], refused.headers["X-Request-Id"]) == ("1", REQUEST_ID)
         assert refused.json()["errors"][0]["code"] == "unavailable"
         assert refused.elapsed.total_seconds() < 5  # 10 if it waits for the connection
-        assert ready.status_code == 200
         await database.execute("COMMIT")
         assert {response.status_code for response in await asyncio.gather(*waiting)} == {status, 503}
         assert {response.status_code for response in await asyncio.gather(*others)} == {200}
+
+
+YES_NO = ["YES", "NO"]
+OWNS_OTHER, LEASEHOLD = {"owns_other": "YES"}, {"is_leasehold": "YES"}
+USES = ["RESIDENTIAL", "MIXED", "COMMERCIAL", "DEVELOPMENT"]
+BUYERS = ["INDIVIDUAL", "COUPLE", "LIMITED_COMPANY", "CHARITY", "PENSION", "TRUST", "COUNCIL", "PARTNERSHIP"]
+
+# interface.md, "The questions, in the order returned": ref, responseType, option values, conditions.
+INTERFACE = [
+    ("case_ref", "text", None, None),
+    ("country", "radio_button", ["ENGLAND", "WALES", "SCOTLAND"], None),
+    ("is_leasehold", "radio_button", YES_NO, None),
+    ("lease_nature", "radio_button", ["NEW", "EXTENSION", "TAKEOVER"], LEASEHOLD),
+    ("lease_type", "radio_button", ["RENT", "PREMIUM"], LEASEHOLD),
+    ("lease_premium", "currency", None, LEASEHOLD | {"lease_type": "PREMIUM"}),
+    ("lease_term", "number", None, LEASEHOLD | {"lease_type": "RENT"}),
+    ("lease_rent_year_1", "currency", None, LEASEHOLD | {"lease_type": "RENT"}),
+    ("property_value", "currency", None, {"is_leasehold": "NO"}),
+    ("completion_date", "date", None, None),
+    ("is_refinance", "radio_button", YES_NO, {"is_leasehold": "NO"}),
+    ("buyer_type", "select", BUYERS, None),
+    *((ref, "radio_button", YES_NO, None) for ref in ("ftb_relief", "owns_other")),
+    ("selling_main_residence", "radio_button", YES_NO, OWNS_OTHER),
+    ("all_purchasers_on_title", "radio_button", YES_NO, OWNS_OTHER | {"selling_main_residence": "YES"}),
+    *((ref, "radio_button", YES_NO, None) for ref in ("replacing_pr", "uk_resident")),
+    *((ref, "radio_button", USES, None) for ref in ("current_use", "intended_use")),
+    ("is_dwelling", "radio_button", YES_NO, None),
+    ("being_converted", "radio_button", YES_NO, {"is_dwelling": "NO"}),
+    ("is_development", "radio_button", YES_NO, {"being_converted": "NO"}),
+    *((ref, "radio_button", YES_NO, None) for ref in ("is_purchase", "has_annexes")),
+    ("num_dwellings", "number", None, None),
+    ("has_grounds", "radio_button", YES_NO, None),
+]
+
+
+def test_questions_are_those_of_the_interface_in_its_order_and_do_not_speak_to_the_buyer():
+    table, texts = [], []
+    for question in load().questionnaire:
+        options = question.response_options
+        values = options and [option.value for option in options]
+        table.append((question.ref, question.response_type, values, question.conditions))
+        texts += [question.question, question.info, *(option.name for option in options or ())]
+
+    assert table == INTERFACE
+    assert [text for text in texts if not text or text != text.strip()] == []
+    assert [text for text in texts if re.search(r"\byou", text, re.IGNORECASE)] == []  # always "the buyer"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        # Two headers are one list. The tag may be weak, and may name the encoding of a gateway.
+        (304, ['"other"|{tag}', "*", "{tag}", "W/{tag}", 'W/"{bare}-gzip"', '"{bare}-br"']),
+        (304, ['"other", W/"{bare};gzip"', '"a, b" ,W/"other",{tag}']),
+        (200, ['"other"', 'W/"other", "another"', "", '"*"', '"x{bare}"', '"x", "-gzip"', "{bare}"]),
+    ],
+)
+async def test_questions_that_the_caller_already_has_are_not_sent_again(shared_client, status, headers):
+    first = (await shared_client.get(STRUCTURE)).headers
+    weak, _, tag = first["ETag"].partition("/")
+    assert (weak, first["Cache-Control"]) == ("W", "private, no-cache")
+    for if_none_match in headers:
+        sent = if_none_match.format(tag=tag, bare=tag.strip('"')).split("|")
+        response = await shared_client.get(STRUCTURE, headers=[("If-None-Match", each) for each in sent])
+
+        assert response.status_code == status, sent
+        if status == 304:
+            kept = {name: first[name] for name in ("etag", "cache-control")}
+            assert (response.content, dict(lasting_headers(response))) == (b"", kept)
+            with_tag = {"If-None-Match": sent[-1]} | bearer("no token")
+            assert (await shared_client.get(STRUCTURE, headers=with_tag)).status_code == 401

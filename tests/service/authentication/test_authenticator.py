@@ -1,31 +1,42 @@
-"""Access tokens and API keys: which are accepted, and why others are refused."""
+"""Access tokens and API keys: which are accepted, and why others are refused.
+
+The tokens of identity providers have the header and, of the claims that the documentation of each provider
+shows, those that distinguish access tokens. Their settings are those of deploy/README.md.
+"""
 
 import hmac
+import re
 import time
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import jwt
 import msgspec
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+from jwt.algorithms import ECAlgorithm
 from jwt.utils import base64url_encode
+from msgspec.structs import replace
 
 from service.authentication import api_keys, authenticator
-from service.authentication.access_tokens import READ, InvalidCredentials
+from service.authentication.access_tokens import READ, AccessTokens, InternalReader, InvalidCredentials
 from service.authentication.authenticator import Authenticator
 from service.authentication.signing_keys import SigningKeys
 from service.identifiers import new_request_id, uuid_of
-from service.postgres.pool import open_pool
-from tests.harness.examples import A_REQUEST, CONVEYANCER, STRUCTURE
+from tests.deploy.pages import INSTALLATION, rows
+from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER, STRUCTURE
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client
-from tests.harness.issuer import Issuer
+from tests.harness.issuer import AUDIENCE, Issuer, api_settings
 from tests.harness.waiting import eventually
 
 A_UUID = uuid_of(new_request_id())
+EC_HEADER = b'{"alg": "ES256", "typ": "at+jwt", "kid": "local"%s}'
+
+
+def malformed(header: bytes, claims: bytes = b'{"iss": "https://issuer.test"}') -> str:
+    return f"{base64url_encode(header).decode()}.{base64url_encode(claims).decode()}.AAAA"
 
 
 def forged(token: str, algorithm: str, sign: Callable[[bytes], bytes]) -> str:
@@ -35,8 +46,18 @@ def forged(token: str, algorithm: str, sign: Callable[[bytes], bytes]) -> str:
     return f"{signed}.{base64url_encode(sign(signed.encode())).decode()}"
 
 
+async def challenge(client: httpx.AsyncClient, token: str) -> str:
+    """Return the challenge with which a token is refused."""
+    headers = [(b"Authorization", b"Bearer " + token.encode("latin-1"))]
+    response = await client.get(STRUCTURE, headers=headers)
+    assert response.status_code == 401
+    assert 'error="invalid_token"' in response.headers["WWW-Authenticate"]
+    assert " scope=" not in response.headers["WWW-Authenticate"]
+    return response.headers["WWW-Authenticate"]
+
+
 async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.Response]:
-    """Call every endpoint with these headers."""
+    """Create, read and get the questionnaire with these headers."""
     return [
         await client.post("/v1/request", json=A_REQUEST, headers=headers),
         await client.get(f"/v1/request/{A_UUID}", headers=headers),
@@ -45,7 +66,7 @@ async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("token", "reason"),
     [
         ({"exp": 4_000_000}, "expired"),
         ({"aud": "another-service"}, "another audience"),
@@ -67,15 +88,19 @@ async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.
         ({"headers": {"kid": "unheard-of"}}, "does not publish the access token's key"),
         ({"headers": {"crit": ["exp"]}}, "its header must have a kid, and no crit or b64"),
         ({"padding": "x" * 9000}, "at most 8192"),
+        (malformed(b'{"alg":' + b"[" * 5_000), "no JWT"),
+        (malformed(EC_HEADER % b"", b"[" * 5_000), "no JWT"),
+        (malformed(b'{"alg": ["ES256"], "typ": "at+jwt", "kid": "local"}'), "an algorithm that is not"),
+        (malformed(b'{"alg": "ES256", "typ": "at+jwt"}'), "must have a kid"),
+        (malformed(EC_HEADER % b', "b64": false', b""), "no crit or b64"),
+        ("nonsense", "no JWT"),
+        ("é", "no JWT"),
     ],
 )
-async def test_bad_access_token_is_refused_with_the_reason(shared_client, issuer, change, reason):
-    for response in await ask(shared_client, bearer(issuer.token(**change))):
-        assert response.status_code == 401
-        challenge = response.headers["WWW-Authenticate"]
-        assert 'error="invalid_token"' in challenge
-        assert reason in challenge
-        assert " scope=" not in challenge
+async def test_bad_access_token_is_refused_with_the_reason(shared_client, issuer, token, reason):
+    sent = token if isinstance(token, str) else issuer.token(**token)
+
+    assert reason in await challenge(shared_client, sent)
 
 
 async def test_forged_token_is_refused(shared_client, issuer, tmp_path):
@@ -90,140 +115,57 @@ async def test_forged_token_is_refused(shared_client, issuer, tmp_path):
         (Issuer(tmp_path).token(), "its signature or its alg"),
     ]
     for token, reason in tokens:
-        for response in await ask(shared_client, bearer(token)):
-            assert response.status_code == 401
-            assert reason in response.headers["WWW-Authenticate"]
+        assert reason in await challenge(shared_client, token)
 
 
-RSA = (RSAAlgorithm, lambda: rsa.generate_private_key(65_537, 2048))
-P_521 = (ECAlgorithm, lambda: ec.generate_private_key(ec.SECP521R1()))
-ED_25519 = (OKPAlgorithm, ed25519.Ed25519PrivateKey.generate)
-OF_ED_25519 = {"EdDSA", "Ed25519"}
-RSA_ALGORITHMS = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
+@pytest.mark.parametrize("prefix", ["", "id/"])
+async def test_each_endpoint_needs_its_scope(service_settings, issuer, prefix):
+    cases: dict[str | None, list[int]] = {
+        f"{prefix}request:read": [403, 404, 200],
+        f"{prefix}request:write": [200, 403, 200],
+        f"{prefix}request:read-all": [403, 403, 200],  # By default no client is an internal reader.
+        f"x\u00a0{prefix}request:read": [403, 403, 200],  # RFC 6749 separates scopes by spaces alone.
+        f"x{prefix}request:read": [403, 403, 200],
+        **{none: [403, 403, 200] for none in ("", None)},
+    }
+    async with api_client(service_settings, None, auth_scope_prefix=prefix) as client:
+        for scope, statuses in cases.items():
+            responses = await ask(client, bearer(issuer.token(scope=scope)))
+            assert [response.status_code for response in responses] == statuses
+            for response, needed in zip(responses, ("write", "read", ""), strict=True):
+                if response.status_code == 403:
+                    assert 'error="insufficient_scope"' in response.headers["WWW-Authenticate"]
+                    assert f' scope="{prefix}request:{needed}"' in response.headers["WWW-Authenticate"]
+                    assert response.json()["errors"][0]["code"] == "insufficient_scope"
 
 
-@pytest.mark.parametrize(
-    ("kind", "published", "signing", "accepted"),
-    [
-        (RSA, None, RSA_ALGORITHMS, RSA_ALGORITHMS),
-        (RSA, "PS256", RSA_ALGORITHMS, {"PS256"}),
-        (RSA, "HS256", RSA_ALGORITHMS, set()),
-        (P_521, "ES512", {"ES512"}, {"ES512"}),
-        (ED_25519, "EdDSA", OF_ED_25519, {"EdDSA"}),
-        (ED_25519, "Ed25519", OF_ED_25519, {"Ed25519"}),
-        (ED_25519, None, OF_ED_25519, OF_ED_25519),
-    ],
-)
-async def test_key_verifies_its_algorithms(service_settings, own_issuer, kind, published, signing, accepted):
-    form, generate = kind
-    private = generate()
-    key = form.to_jwk(private.public_key(), as_dict=True) | {"kid": "the key"}
-    key |= {"alg": published} if published else {}
-    other = msgspec.json.decode(own_issuer.jwks.read_bytes())["keys"]
-    own_issuer.jwks.write_bytes(msgspec.json.encode({"keys": [key, *other]}))
-    claims = jwt.decode(own_issuer.token(), options={"verify_signature": False})
-    headers = {"typ": "at+jwt", "kid": "the key"}
-
-    async with api_client(service_settings, None, auth_jwks_url=own_issuer.jwks.as_uri()) as client:
-        for algorithm in signing:
-            token = jwt.encode(claims, private, algorithm=algorithm, headers=headers)
-            answer = await client.get(STRUCTURE, headers=bearer(token))
-            assert answer.status_code == (200 if algorithm in accepted else 401), algorithm
+def is_refused(verifier: Authenticator, token: str) -> bool:
+    try:
+        verifier.verify_access_token(token, scope=READ)
+    except InvalidCredentials:
+        return True
+    return False
 
 
-def malformed(header: bytes, claims: bytes = b'{"iss": "https://issuer.test"}') -> str:
-    return f"{base64url_encode(header).decode()}.{base64url_encode(claims).decode()}.AAAA"
+async def test_trust_in_a_token_ends_however_often_it_is_used(pool, own_issuer, monkeypatch):
+    settings, keys = api_settings("", own_issuer), SigningKeys(own_issuer.jwks.as_uri())
+    await keys.refresh()
+    verifier = Authenticator(replace(settings, auth_leeway_seconds=3.0), keys, pool)
+    expired = own_issuer.token(exp=int(time.time()))
+    assert not is_refused(verifier, expired)
+    await eventually(lambda: is_refused(verifier, expired))
 
-
-@pytest.mark.parametrize(
-    ("token", "reason"),
-    [
-        (malformed(b'{"alg":' + b"[" * 5_000), "no JWT"),
-        (malformed(b'{"alg": "ES256", "typ": "at+jwt", "kid": "local"}', b"[" * 5_000), "no JWT"),
-        (malformed(b'{"alg": ["ES256"], "typ": "at+jwt", "kid": "local"}'), "an algorithm that is not"),
-        (malformed(b'{"alg": "ES256", "typ": "at+jwt"}'), "must have a kid"),
-        (
-            malformed(b'{"alg": "ES256", "typ": "at+jwt", "kid": "local", "b64": false}', b""),
-            "no crit or b64",
-        ),
-        ("nonsense", "no JWT"),
-        ("é", "no JWT"),
-    ],
-)
-async def test_malformed_token_is_refused_with_the_reason(shared_client, token, reason):
-    header = {"Authorization": f"Bearer {token}".encode("latin-1")}
-
-    response = await shared_client.get(STRUCTURE, headers=header)
-
-    assert response.status_code == 401
-    assert 'error="invalid_token"' in response.headers["WWW-Authenticate"]
-    assert reason in response.headers["WWW-Authenticate"]
-
-
-@pytest.mark.parametrize(
-    ("scope", "statuses"),
-    [
-        ("request:read", [403, 404, 200]),
-        ("request:write", [200, 403, 200]),
-        ("request:read-all", [403, 403, 200]),  # By default no client is an internal reader.
-        ("x\u00a0request:read", [403, 403, 200]),  # RFC 6749 separates scopes by spaces alone.
-        ("", [403, 403, 200]),
-        (None, [403, 403, 200]),
-    ],
-)
-async def test_each_endpoint_needs_its_scope(client, issuer, scope, statuses):
-    responses = await ask(client, bearer(issuer.token(scope=scope)))
-
-    assert [response.status_code for response in responses] == statuses
-    for response, needed in zip(responses, ("write", "read", ""), strict=True):
-        if response.status_code == 403:
-            assert 'error="insufficient_scope"' in response.headers["WWW-Authenticate"]
-            assert f' scope="request:{needed}"' in response.headers["WWW-Authenticate"]
-            assert response.json()["errors"][0]["code"] == "insufficient_scope"
-
-
-async def test_token_is_accepted_until_the_end_of_the_leeway_and_then_forgotten(service_settings, issuer):
-    async with api_client(service_settings, None, auth_leeway_seconds=2.0) as client:
-
-        async def an_expired_token_is_accepted() -> bool:
-            client.headers.update(bearer(issuer.token(exp=int(time.time()))))
-            return (await client.get(STRUCTURE)).status_code == 200
-
-        await eventually(an_expired_token_is_accepted)  # the first, unless the machine is slow
-        await eventually(lambda: is_refused(client))
-
-
-async def test_use_does_not_prolong_the_trust_in_a_withdrawn_key(service_settings, own_issuer, monkeypatch):
     monkeypatch.setattr(authenticator, "_LONGEST_CACHED_SECONDS", 1.0)
-    keys = SigningKeys(own_issuer.jwks.as_uri())
     remembered, new = own_issuer.token(), own_issuer.token(jti="never seen before")
-    async with open_pool(service_settings) as pool:
-        verifier = Authenticator(service_settings, keys, pool)
-
-        def is_refused(token: str) -> bool:
-            try:
-                verifier.verify_access_token(token, scope=READ)
-            except InvalidCredentials:
-                return True
-            return False
-
-        await keys.refresh()
-        assert not is_refused(remembered)
-        own_issuer.publish("next")  # and the key "local" no more
-        await keys.refresh()
-
-        assert is_refused(new)
-        assert not is_refused(remembered)
-        await eventually(lambda: is_refused(remembered))
+    assert not is_refused(verifier, remembered)
+    own_issuer.publish("next")  # and the key "local" no more
+    await keys.refresh()
+    assert is_refused(verifier, new)
+    assert not is_refused(verifier, remembered)
+    await eventually(lambda: is_refused(verifier, remembered))
 
 
-async def is_refused(client: httpx.AsyncClient) -> bool:
-    return (await client.get(STRUCTURE)).status_code == 401
-
-
-async def test_api_key_opens_the_questionnaire_even_without_the_issuers_keys_and_nothing_else(
-    service_settings, database
-):
+async def test_api_key_opens_the_questionnaire_alone_and_needs_no_issuer(service_settings, database):
     key = await api_keys.create(database, CONVEYANCER)
     stored = await database.fetchval("SELECT string_agg(k::text, '') FROM api_key AS k")
     made_up = bearer("cr_0123456789ab_" + "x" * 43)
@@ -237,3 +179,116 @@ async def test_api_key_opens_the_questionnaire_even_without_the_issuers_keys_and
         assert response.status_code == 401
         assert "API key" in response.headers["WWW-Authenticate"]
     assert key.split("_", 2)[2] not in stored
+
+
+FIRM, USER, SCOPES = CONVEYANCER, "8c1c0d5a-user", "request:read request:write"
+AUTH0, AUTH0_STANDARD = "Auth0, access token profile Auth0", "Auth0, access token profile RFC 9068"
+ENTRA, COGNITO, OKTA = "Microsoft Entra ID", "Amazon Cognito", "Okta, custom authorization server"
+KEYCLOAK = "Keycloak, other clients"
+KEYCLOAK_STANDARD = 'Keycloak, clients with *Use "at+jwt" as access token header type*'
+# The header's typ and the claims of a client's access token.
+ACCESS: dict[str, tuple[str | None, dict[str, Any]]] = {
+    AUTH0: ("JWT", {"sub": f"{FIRM}@clients", "aud": AUDIENCE, "scope": SCOPES, "azp": FIRM}),
+    AUTH0_STANDARD: (
+        "at+jwt",
+        {"sub": f"{FIRM}@clients", "aud": AUDIENCE, "scope": SCOPES, "client_id": FIRM},
+    ),
+    ENTRA: ("JWT", {"sub": "0a", "aud": AUDIENCE, "roles": SCOPES.split(), "azp": FIRM, "azpacr": "1"}),
+    KEYCLOAK: (
+        "JWT",
+        {"aud": [AUDIENCE, "account"], "typ": "Bearer", "azp": FIRM, "scope": f"email profile {SCOPES}"}
+        | {"client_id": FIRM, "resource_access": {"account": {"roles": ["view-profile"]}}},
+    ),
+    COGNITO: (
+        None,
+        {"sub": FIRM, "token_use": "access", "client_id": FIRM}
+        | {"scope": "IDENTIFIER/request:read IDENTIFIER/request:write"},
+    ),
+    OKTA: (None, {"sub": FIRM, "aud": AUDIENCE, "scp": SCOPES.split(), "cid": FIRM, "ver": 1}),
+}
+ACCESS[KEYCLOAK_STANDARD] = ("at+jwt", ACCESS[KEYCLOAK][1])
+# The claims of the ID token that a user gets through the same client. Its header's typ is JWT, or none.
+ID: dict[str, dict[str, Any]] = {
+    AUTH0: {"aud": FIRM, "sub": f"auth0|{USER}", "nonce": "n", "email": "ada@example.com"},
+    ENTRA: {"aud": FIRM, "sub": USER, "oid": USER, "roles": SCOPES.split()},
+    KEYCLOAK: {"aud": FIRM, "sub": USER, "typ": "ID", "azp": FIRM, "at_hash": "h"},
+    COGNITO: {"aud": FIRM, "sub": USER, "token_use": "id", "cognito:username": "ada"},
+    OKTA: {"aud": FIRM, "sub": USER, "ver": 1, "amr": ["pwd"], "idp": "00o"},
+}
+ID[AUTH0_STANDARD], ID[KEYCLOAK_STANDARD] = ID[AUTH0], ID[KEYCLOAK]
+NO_SCOPE, NO_KIND = "none of this service's scopes", "its claim"
+
+
+def settings_on_page() -> dict[str, dict[str, str]]:
+    """Return the settings of each provider, with firms of the tests in the place of CLIENT."""
+    settings: dict[str, dict[str, str]] = {}
+    previous: dict[str, str] = {}
+    for provider, cell, _ in rows(INSTALLATION, "Identity provider", "identity provider")[1:]:
+        listed = cell.replace("CLIENT,CLIENT", f"{FIRM},us")
+        lower = {name.lower(): value for name, value in re.findall("`(AUTH_[A-Z_]+)=([^`]+)`", listed)}
+        previous = settings[provider] = previous | lower if cell.startswith("the same") else lower
+    return settings
+
+
+SETTINGS = settings_on_page()
+
+
+async def verified(issuer: Issuer, name: str, typ: str | None, claims: Any, **changes: Any) -> Any:
+    """Verify a token of a provider, under its settings. A claim of None is left out."""
+    audience = None if "auth_clients" in SETTINGS[name] else AUDIENCE
+    changes = SETTINGS[name] | {"auth_jwks_url": issuer.jwks.as_uri(), "auth_audience": audience} | changes
+    keys, now = SigningKeys(issuer.jwks.as_uri()), int(time.time())
+    await keys.refresh()
+    usual = dict.fromkeys(("client_id", "aud", "scope")) | {"iss": SETTINGS[name]["auth_issuer"]}
+    token = issuer.token(headers={"typ": typ}, **(usual | {"iat": now, "nbf": now} | claims))
+    return AccessTokens(replace(api_settings("", issuer), **changes), keys).verify(token)
+
+
+@pytest.mark.parametrize("name", sorted({*ACCESS, *ID, *SETTINGS}))
+async def test_access_token_of_a_provider_is_accepted_and_its_id_token_is_not(name, issuer):
+    """API and client may be one registration at Entra, and Keycloak's mapper may be for ID tokens too."""
+    typ, claims = ACCESS[name]
+    scope_claim = SETTINGS[name].get("auth_scope_claim", "scope")
+    read: Any = SETTINGS[name].get("auth_scope_prefix", "") + READ
+    read = [read] if isinstance(claims[scope_claim], list) else read
+
+    for changes, scopes in (({}, SCOPES.split()), ({"sub": USER, scope_claim: read}, [READ])):
+        caller = await verified(issuer, name, typ, claims | changes)
+        assert (caller.conveyancer_id, sorted(caller.scopes)) == (FIRM, scopes)
+    for audience in (ID[name]["aud"], None if name == COGNITO else AUDIENCE):
+        with pytest.raises(InvalidCredentials):
+            await verified(issuer, name, typ and "JWT", ID[name] | {"aud": audience})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        (AUTH0, {"scope": None, "permissions": SCOPES.split()}, NO_SCOPE),
+        # Any application of the tenant gets a token for the API, but without a role.
+        (ENTRA, {"roles": None}, NO_SCOPE),
+        # A user's token has delegated scopes, which any client may request.
+        (ENTRA, {"roles": None, "scp": SCOPES}, NO_SCOPE),
+        (ENTRA, {"iss": "https://login.microsoftonline.com/ANOTHER/v2.0"}, "another issuer"),
+        (ENTRA, {"azp": None, "appid": FIRM}, "names no client"),  # a token of version 1
+        (KEYCLOAK, {"typ": "ID"}, NO_KIND),  # With a mapper, an ID token may have any claim but this.
+        (COGNITO, {"client_id": FREE_CONVEYANCER}, "a client that the service does not accept"),
+        (COGNITO, {"scope": "another/request:read request:read"}, NO_SCOPE),
+        (COGNITO, {"scope": "request:read-all", "client_id": "us"}, NO_SCOPE),
+        (COGNITO, {"token_use": "id"}, NO_KIND),
+        # A token bound to a resource, which is another service.
+        (COGNITO, {"aud": "https://another-api.example.com"}, "another audience"),
+    ],
+)
+async def test_token_for_something_else_opens_nothing(name, changes, reason, issuer):
+    typ, claims = ACCESS[name]
+
+    with pytest.raises(InvalidCredentials, match=reason):
+        await verified(issuer, name, typ, claims | changes)
+
+
+async def test_internal_reader_has_the_scope_as_its_issuer_names_it(issuer):
+    claims = ACCESS[COGNITO][1] | {"client_id": "us", "scope": "IDENTIFIER/request:read-all"}
+
+    assert isinstance(
+        await verified(issuer, COGNITO, None, claims, auth_internal_clients="us"), InternalReader
+    )

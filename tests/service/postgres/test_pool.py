@@ -5,8 +5,8 @@ import time
 from contextlib import suppress
 
 import asyncpg
-import msgspec
 import pytest
+from msgspec.structs import replace
 from yarl import URL
 
 from service.postgres import connections
@@ -18,25 +18,23 @@ from tests.harness.metrics import rises
 from tests.harness.waiting import eventually
 
 SIZE = 2
+BOTH = pytest.mark.parametrize("acquired", [connections.acquired, connections.transaction])
 
 
 @pytest.fixture
 async def pool(service_settings, link):
     """A pool of two connections, for which 64 callers may wait."""
     changes = {"database_url": link.url, "database_pool_size": SIZE, "database_timeout_seconds": 1.0}
-    async with open_pool(msgspec.structs.replace(service_settings, **changes)) as opened:
+    async with open_pool(replace(service_settings, **changes)) as opened:
         yield opened
 
 
-async def backend(pool: Pool, *, seconds: float = 5.0) -> int:
-    """Return the process id of the Postgres backend behind the next connection."""
+async def backend(pool: Pool, statement: str = "", *, seconds: float = 5.0) -> int:
+    """Run a statement; return the process id of the Postgres backend behind its connection."""
     async with connections.acquired(pool, seconds=seconds) as connection:
+        if statement:
+            await connection.execute(statement)
         return connection.get_server_pid()
-
-
-async def execute(pool: Pool, statement: str, *, seconds: float = 5.0) -> None:
-    async with connections.acquired(pool, seconds=seconds) as connection:
-        await connection.execute(statement)
 
 
 async def is_sleeping(database: Connection) -> bool:
@@ -44,61 +42,64 @@ async def is_sleeping(database: Connection) -> bool:
     return bool(await database.fetch(sleeping))
 
 
-async def test_no_more_connections_than_allowed_are_opened_and_each_is_reused(pool, link):
-    assert await backend(pool) == await backend(pool)
+async def test_connections_are_reused_until_they_were_long_idle(pool, link, monkeypatch):
+    before = await backend(pool)
+    assert await backend(pool) == before
     assert (len(pool.opened), len(pool.idle)) == (1, 1)
+    monkeypatch.setattr(pool_module, "_LONGEST_IDLE_SECONDS", 0.0)
+    assert await backend(pool) != before
+    assert len(pool.opened) == 1
+    monkeypatch.undo()
 
     for _ in range(10):
-        await asyncio.gather(*(execute(pool, "SELECT pg_sleep(0.01)") for _ in range(SIZE + 1)))
-
-    assert len(pool.opened) == SIZE
-    assert link.connections == SIZE
+        await asyncio.gather(*(backend(pool, "SELECT pg_sleep(0.01)") for _ in range(SIZE + 1)))
+    assert (len(pool.opened), link.connections) == (SIZE, 1 + SIZE)
 
 
-async def test_caller_beyond_the_full_queue_is_refused_at_once(pool):
-    async with connections.acquired(pool, seconds=5.0), connections.acquired(pool, seconds=5.0):
-        waiting = [asyncio.create_task(backend(pool)) for _ in range(64)]
-        await asyncio.sleep(0)
-        with pytest.raises(PostgresUnavailable):
-            pool.check_available()
-        refused = asyncio.create_task(backend(pool))
-        await asyncio.sleep(0)  # one turn of the event loop
-        assert isinstance(refused.exception(), PostgresUnavailable)
-    assert all(await asyncio.gather(*waiting))
+async def test_caller_beyond_the_full_queue_is_refused_at_once_and_one_that_waited_too_long_then(pool):
+    async with connections.acquired(pool, seconds=5.0):
+        async with connections.acquired(pool, seconds=5.0):
+            late = asyncio.create_task(pool.acquire(queue_seconds=0.0))
+            waiting = [asyncio.create_task(backend(pool)) for _ in range(63)]
+            await asyncio.sleep(0)
+            with pytest.raises(PostgresUnavailable):
+                pool.check_available()
+            refused = asyncio.create_task(backend(pool))
+            await asyncio.sleep(0)  # one turn of the event loop
+            assert isinstance(refused.exception(), PostgresUnavailable)
+        with pytest.raises(TimeoutError):
+            await late
+        assert all(await asyncio.gather(*waiting)), "its connection is not lost"
     pool.check_available()
 
 
-async def test_caller_that_waited_too_long_is_refused_and_its_connection_is_not_lost(pool):
-    async with connections.acquired(pool, seconds=5.0):
-        async with connections.acquired(pool, seconds=5.0):
-            waiting = asyncio.create_task(pool.acquire(queue_seconds=0.0))
-            await asyncio.sleep(0)
-        with pytest.raises(TimeoutError):
-            await waiting
-        assert await backend(pool)
-
-
-async def test_cancelled_caller_frees_its_place(pool, database):
-    slow = await backend(pool)
-    for _ in range(SIZE + 1):
-        working = asyncio.create_task(execute(pool, "SELECT pg_sleep(30)", seconds=30.0))
+async def test_cancelled_caller_frees_its_place_and_closing_cancels_statements(service_settings, database):
+    async with open_pool(replace(service_settings, database_pool_size=SIZE)) as pool:
+        slow = await backend(pool)
+        for _ in range(SIZE + 1):
+            working = asyncio.create_task(backend(pool, "SELECT pg_sleep(30)", seconds=30.0))
+            await eventually(lambda: is_sleeping(database))
+            working.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await working
+        await eventually(lambda: is_gone(database, slow))
+        another = await backend(pool)
+        connection = await pool.acquire(queue_seconds=1.0)
+        working_on = asyncio.create_task(connection.execute("SELECT pg_sleep(30)"))
         await eventually(lambda: is_sleeping(database))
-        working.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await working
 
-    assert await backend(pool)
-    await eventually(lambda: is_gone(database, slow))
+    await asyncio.gather(working_on, return_exceptions=True)
+    await eventually(lambda: is_gone(database, another))
 
 
-@pytest.mark.parametrize("acquired", [connections.acquired, connections.transaction])
+@BOTH
 async def test_callers_are_refused_at_their_deadline_though_connections_do_not_answer(pool, link, acquired):
     async def work() -> None:
         async with acquired(pool, seconds=0.5) as connection:
             link.hold()
             await connection.execute("SELECT 1")
 
-    await asyncio.gather(*(execute(pool, "SELECT pg_sleep(0.1)") for _ in range(SIZE)))
+    await asyncio.gather(*(backend(pool, "SELECT pg_sleep(0.1)") for _ in range(SIZE)))
     async with asyncio.timeout(5.0):  # They would wait for the end of their statements for ever.
         outcomes = await asyncio.gather(*(work() for _ in range(SIZE)), return_exceptions=True)
     with pytest.raises(PostgresUnavailable):
@@ -106,8 +107,7 @@ async def test_callers_are_refused_at_their_deadline_though_connections_do_not_a
 
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * SIZE
     # Opened, and to cancel the statements; no more until these have ended.
-    assert link.connections == 2 * SIZE
-    assert not pool.opened
+    assert (link.connections, len(pool.opened)) == (2 * SIZE, 0)
     link.resume()
     assert await backend(pool)
 
@@ -133,49 +133,16 @@ async def test_session_in_doubt_is_not_lent_again(pool, statement, error):
     await eventually(lambda: len(pool.opened) == 1)
 
 
-@pytest.mark.parametrize("acquired", [connections.acquired, connections.transaction])
-async def test_error_of_the_caller_keeps_the_connection(pool, acquired):
+@BOTH
+async def test_error_of_the_caller_keeps_the_connection_and_a_broken_one_is_replaced(pool, link, acquired):
     before = await backend(pool)
     with pytest.raises(LookupError):
         async with acquired(pool, seconds=5.0):
             raise LookupError
-
     assert await backend(pool) == before
 
-
-async def test_connection_that_was_long_idle_is_not_lent_again(pool, monkeypatch):
-    before = await backend(pool)
-    monkeypatch.setattr(pool_module, "_LONGEST_IDLE_SECONDS", 0.0)
-
-    assert await backend(pool) != before
-    assert len(pool.opened) == 1
-
-
-async def test_callers_get_their_turns_in_order_and_one_that_has_given_up_none(pool):
-    served = []
-
-    async def work(number: int) -> None:
-        async with connections.acquired(pool, seconds=5.0):
-            served.append(number)
-
-    async with connections.acquired(pool, seconds=5.0):
-        async with connections.acquired(pool, seconds=5.0):
-            waiting = [asyncio.create_task(work(number)) for number in range(4)]
-            await asyncio.sleep(0)
-            waiting[1].cancel()
-            await asyncio.sleep(0)
-        waiting[0].cancel()  # It has just been given the connection.
-        await asyncio.gather(*waiting, return_exceptions=True)
-
-    assert served == [2, 3]
-    assert len(pool.opened) == len(pool.idle) == SIZE
-
-
-async def test_broken_connections_are_replaced(pool, link):
-    before = await backend(pool)
     await link.cut()
     await eventually(lambda: len(pool.opened) == 0)
-
     assert await backend(pool) != before
     assert (len(pool.opened), len(pool.idle)) == (1, 1)
 
@@ -199,75 +166,29 @@ async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(
     pool.check_available()
 
 
-@pytest.mark.parametrize(
-    ("change", "cause"),
-    [
-        ('ALTER DATABASE "{}" ALLOW_CONNECTIONS false', asyncpg.ObjectNotInPrerequisiteStateError),
-        ('REVOKE CONNECT ON DATABASE "{}" FROM PUBLIC', asyncpg.InvalidAuthorizationSpecificationError),
-    ],
-    ids=["from nobody", "not from this user"],
-)
-async def test_database_without_connections_counts_as_an_outage(pool, administrator, database, change, cause):
-    name = await database.fetchval("SELECT current_database()")
-    await administrator.execute(change.format(name))
-
-    for _ in range(2):  # The second follows within the pause after the first.
-        with pytest.raises(PostgresUnavailable) as refusal:
-            await backend(pool)
-        assert isinstance(refusal.value.__cause__, cause)
-
-
-@pytest.fixture
-async def granting_two(service_settings, administrator):
-    """A pool that may open ten connections, whose Postgres user may open two; and that user."""
+async def test_callers_wait_a_bounded_time_when_postgres_accepts_no_more(service_settings, administrator):
+    """The pool may open ten connections, and its Postgres user two, and then none."""
     user = f"limited_{time.time_ns()}"
     await administrator.execute(f"CREATE ROLE {user} LOGIN PASSWORD 'limited' CONNECTION LIMIT 2")
     url = str(URL(service_settings.database_url).with_user(user).with_password("limited"))
-    settings = msgspec.structs.replace(service_settings, database_url=url, database_pool_size=10)
-    async with open_pool(settings) as opened:
-        yield opened, user
+    settings = replace(service_settings, database_url=url, database_pool_size=10)
+    async with open_pool(settings) as pool:
+        await backend(pool)
+        with rises("postgres_unavailable_total", by=0):
+            work = [backend(pool, "SELECT pg_sleep(0.05)", seconds=10.0) for _ in range(20)]
+            assert len(set(await asyncio.gather(*work))) == 2
+        assert (len(pool.opened), len(pool.idle)) == (2, 2)
+        async with connections.acquired(pool, seconds=30.0) as one:
+            async with connections.acquired(pool, seconds=30.0) as other:
+                with pytest.raises(PostgresUnavailable):
+                    await asyncio.wait_for(backend(pool, seconds=0.2), 30)
+                # Callers fail at once when the connections close that they wait for.
+                waiting = [asyncio.create_task(backend(pool, seconds=30.0)) for _ in range(3)]
+                await administrator.execute(f"ALTER ROLE {user} CONNECTION LIMIT 0")
+                other.terminate()
+            assert not any(task.done() for task in waiting)
+            one.terminate()
+        outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
     await administrator.execute(f"DROP ROLE {user}")
 
-
-async def test_callers_wait_a_bounded_time_for_a_lent_connection_when_postgres_accepts_no_more(granting_two):
-    pool, _ = granting_two
-
-    async def work() -> int:
-        async with connections.acquired(pool, seconds=10.0) as connection:
-            process: int = await connection.fetchval("SELECT pg_backend_pid() FROM pg_sleep(0.05)")
-        return process
-
-    assert await work()
-    with rises("postgres_unavailable_total", by=0):
-        served = await asyncio.gather(*(work() for _ in range(20)))
-
-    assert len(set(served)) == 2
-    assert (len(pool.opened), len(pool.idle)) == (2, 2)
-    async with connections.acquired(pool, seconds=10.0), connections.acquired(pool, seconds=10.0):
-        with pytest.raises(PostgresUnavailable):
-            await asyncio.wait_for(backend(pool, seconds=0.2), 30)
-
-
-async def test_caller_fails_at_once_when_the_connections_it_waits_for_close(granting_two, administrator):
-    pool, user = granting_two
-    async with connections.acquired(pool, seconds=30.0) as one:
-        async with connections.acquired(pool, seconds=30.0) as other:
-            waiting = [asyncio.create_task(backend(pool, seconds=30.0)) for _ in range(3)]
-            await administrator.execute(f"ALTER ROLE {user} CONNECTION LIMIT 0")
-            other.terminate()
-        assert not any(task.done() for task in waiting)
-        one.terminate()
-    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
-
     assert [type(outcome) for outcome in outcomes] == [PostgresUnavailable] * 3
-
-
-async def test_closing_the_pool_cancels_running_statements(service_settings, database):
-    async with open_pool(service_settings) as pool:
-        slow = await backend(pool)
-        connection = await pool.acquire(queue_seconds=1.0)
-        working = asyncio.create_task(connection.execute("SELECT pg_sleep(30)"))
-        await eventually(lambda: is_sleeping(database))
-
-    await asyncio.gather(working, return_exceptions=True)
-    await eventually(lambda: is_gone(database, slow))

@@ -128,7 +128,7 @@ def having(option: str) -> set[str]:
 def test_every_command_that_is_on_record_is_here():
     here = {each.action for each in CHANGING}
 
-    assert here | {"api-key create", "api-key revoke"} == having("by"), "test_conveyancers.py has the keys"
+    assert here | {"api-key create", "api-key revoke"} == having("by"), "tests/service has the keys"
 
 
 def test_page_says_of_every_command_whether_to_repeat_it_after_a_restore():
