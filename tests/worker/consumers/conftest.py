@@ -68,15 +68,8 @@ def work() -> Work:
 @pytest.fixture
 def consumer_with(worker_settings: EmailSettings, pool: Pool, work: Work) -> Callable[..., Consumer[int]]:
     def make(pool: Pool = pool, **changes: Any) -> Consumer[int]:
-        return Consumer(
-            settings_with(worker_settings, **changes),
-            NOTIFICATIONS,
-            pool,
-            decode=work.decode,
-            record=work.record,
-            committed=lambda: None,
-            refusals=(),
-        )
+        parts: Any = {"decode": work.decode, "record": work.record, "committed": lambda: None}
+        return Consumer(settings_with(worker_settings, **changes), NOTIFICATIONS, pool, **parts, refusals=())
 
     return make
 
