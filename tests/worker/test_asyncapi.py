@@ -4,15 +4,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from aio_pika import DeliveryMode, ExchangeType
+from aio_pika import DeliveryMode
 
 from service.identifiers import parse_uuid, uuid_of
-from service.outbox import asyncapi, events
+from service.outbox import asyncapi
 from tests.harness.waiting import eventually
 from tests.worker.conftest import outbox_event, take
 from worker.consumers import calculations, incoming
 from worker.rabbitmq.topology import CALCULATION_RESULTS
-from worker.relay.pointers import OutboxEvent
 
 DOCUMENT: dict[str, Any] = msgspec.to_builtins(asyncapi.document())
 MESSAGES = DOCUMENT["components"]["messages"]
@@ -22,35 +21,29 @@ def example_of(message: str) -> Any:
     return MESSAGES[message]["examples"][0]
 
 
-def row_of(payload: dict[str, Any]) -> OutboxEvent:
-    event = next(example for example in asyncapi.SENT_EXAMPLES if example.type == payload["type"])
-    return outbox_event(
+@pytest.mark.parametrize("event", asyncapi.SENT_EXAMPLES, ids=lambda event: event.type)
+async def test_example_of_an_event_is_what_is_published(publisher, tap, event):
+    described, example = MESSAGES[event.type], example_of(event.type)
+    trace = example["payload"]["traceparent"]
+    row = outbox_event(
         event.sequence,
         request_id=parse_uuid(event.uuid),
         type=event.type,
-        event_id=payload["id"],
-        traceparent=payload["traceparent"],
-        payload=msgspec.json.encode(asyncapi.example_of(event, traceparent=payload["traceparent"])),
+        event_id=example["payload"]["id"],
+        traceparent=trace,
+        payload=msgspec.json.encode(asyncapi.example_of(event, traceparent=trace)),
         time=asyncapi.EXAMPLE_TIME,
     )
-
-
-@pytest.mark.parametrize("event", events.SENT, ids=lambda event: event.type)
-async def test_example_of_an_event_is_what_is_published(publisher, tap, event):
-    example = example_of(event.type)
-    row = row_of(example["payload"])
 
     outcome = await publisher.publish([row])
 
     message = await eventually(lambda: take(tap))
     assert outcome.confirmed == {row.event_id}
     assert (message.message_id, message.delivery_mode) == (row.event_id, DeliveryMode.PERSISTENT)
-    assert message.timestamp == row.time
+    assert (message.timestamp, message.content_type) == (row.time, described["contentType"])
     assert message.routing_key == DOCUMENT["channels"][event.type]["address"]
-    assert message.content_type == MESSAGES[event.type]["contentType"]
-    assert message.type == MESSAGES[event.type]["bindings"]["amqp"]["messageType"]
-    assert message.headers == example["headers"]
-    assert msgspec.json.decode(message.body) == example["payload"]
+    assert message.type == described["bindings"]["amqp"]["messageType"]
+    assert (message.headers, msgspec.json.decode(message.body)) == (example["headers"], example["payload"])
 
 
 @pytest.mark.parametrize("name", asyncapi.RECEIVED_EXAMPLES)
@@ -62,8 +55,8 @@ def test_example_of_a_calculation_is_what_its_consumer_reads(name):
     read = calculations.decode(incoming.read(msgspec.json.encode(payload)), None)
 
     assert (uuid_of(read.request_id), read.calculation_id) == (data["request_uuid"], data["calculation_id"])
-    assert channel["bindings"]["amqp"]["exchange"]["name"] == CALCULATION_RESULTS.exchange
-    assert channel["address"] == CALCULATION_RESULTS.routing_key
+    named = (channel["bindings"]["amqp"]["exchange"]["name"], channel["address"])
+    assert named == (CALCULATION_RESULTS.exchange, CALCULATION_RESULTS.routing_key)
 
 
 @pytest.mark.parametrize("name", DOCUMENT["channels"])
@@ -72,9 +65,5 @@ async def test_exchanges_are_what_the_document_says(channel, name):
 
     # RabbitMQ refuses to declare again what has other properties.
     await channel.get_exchange(described["name"])
-    await channel.declare_exchange(
-        described["name"],
-        ExchangeType(described["type"]),
-        durable=described["durable"],
-        auto_delete=described["autoDelete"],
-    )
+    kind, durable, auto_delete = (described[each] for each in ("type", "durable", "autoDelete"))
+    await channel.declare_exchange(described["name"], kind, durable=durable, auto_delete=auto_delete)

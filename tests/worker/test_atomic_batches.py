@@ -1,7 +1,9 @@
-"""A batch of calculations, intents or sent e-mails: all or nothing, each item once."""
+"""Batches of what has arrived: none fails for another's fault, and each is done whole or not at all, once."""
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
+from functools import partial
 from types import NoneType
 from typing import Any
 from uuid import uuid4
@@ -12,8 +14,9 @@ from service.calculation_requests.email_changes import FirstEmail, add_first
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from tests.harness.waiting import eventually
+from tests.worker.consumers.conftest import Work
 from tests.worker.steps import intend_several, store_many
-from worker.batches import LARGEST_BATCH, TryAgain
+from worker.batches import LARGEST_BATCH, Batches, TryAgain
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.mail import ledger
@@ -43,15 +46,10 @@ async def do(pool, batch) -> Any:
     return await eventually(failures_if_free)
 
 
-async def stored_requests(database, number: int) -> list[Any]:
-    """Store requests, and return them in another order than that of their ids."""
-    return (await store_many(database, number))[::-1]
-
-
 async def batch_of(kind: str, database, requests) -> Any:
-    """Return a batch that records a result, or that an e-mail was sent, for each request."""
+    """Return a batch that records a result, or that an e-mail was sent, for each request, the last first."""
     if kind == "results":
-        delivered = [Result(request.id, "C-1") for request in requests]
+        delivered = [Result(request.id, "C-1") for request in requests[::-1]]
         return lambda connection: calculations.record_results(connection, delivered)
     await add_first(database, [FirstEmail(request.id) for request in requests])
     emails, _ = await ledger.claim(database, uuid4(), under_way=[], limit=1000, seconds=60)
@@ -70,7 +68,7 @@ async def announced(database) -> Counter[int]:
 
 
 async def test_intents_do_not_wait_for_a_session_that_is_changing_one_of_the_emails(database, pool):
-    requests = await stored_requests(database, 2)
+    requests = await store_many(database, 2)
     intents = [FirstEmail(request.id) for request in requests]
     await add_first(database, intents[:1])
 
@@ -89,7 +87,7 @@ async def test_intents_do_not_wait_for_a_session_that_is_changing_one_of_the_ema
 async def test_batch_that_ends_at_any_statement_leaves_nothing_and_is_done_once_when_it_is_repeated(
     database, linked_pool, link, *, kind, statement
 ):
-    batch = await batch_of(kind, database, await stored_requests(database, 5))
+    batch = await batch_of(kind, database, await store_many(database, 5))
     link.hold_before(statement.encode())
     doing = asyncio.create_task(do(linked_pool, batch))
     await asyncio.wait_for(link.marker_reached.wait(), 30)
@@ -107,7 +105,7 @@ async def test_batch_that_ends_at_any_statement_leaves_nothing_and_is_done_once_
 
 @pytest.mark.parametrize("kind", STATEMENTS)
 async def test_batches_with_the_same_requests_do_each_once_and_do_not_deadlock(database, pool, kind):
-    requests = await stored_requests(database, 50)
+    requests = await store_many(database, 50)
     forwards = await batch_of(kind, database, requests)
     backwards = await batch_of(kind, database, requests[::-1]) if kind == "results" else forwards
 
@@ -126,7 +124,7 @@ LOCKS = {
     ("kind", "lock"), [("results", "of a request"), ("e-mails", "of a request"), ("e-mails", "of an e-mail")]
 )
 async def test_row_that_another_session_has_locked_delays_its_own_item_alone(database, pool, kind, lock):
-    requests = await stored_requests(database, LARGEST_BATCH)
+    requests = await store_many(database, LARGEST_BATCH)
     batch = await batch_of(kind, database, requests)
 
     async with database.transaction():
@@ -169,3 +167,44 @@ async def test_emails_of_a_request_in_a_batch_have_sequences_of_their_own_and_ar
     assert await database.fetchval("SELECT sequence FROM calculation_request") == 4
     named = await database.fetch("SELECT data ->> 'email', data ->> 'kind' FROM event WHERE sequence > 1")
     assert sorted(named) == [(number, "invitation") for number in "123"]
+
+
+async def all_at_once(work: Work, numbers: Sequence[int]) -> list[str]:
+    """Have numbers arrive while the number 1 is done. Returns the names of their outcomes."""
+    batches = Batches(partial(work.record, None))
+    work.going_on.clear()
+    first = asyncio.create_task(batches.process(1))
+    await eventually(lambda: work.batches)
+    others = [asyncio.create_task(batches.process(number)) for number in numbers]
+    await asyncio.sleep(0)
+    work.going_on.set()
+    await first
+    return [type(each).__name__ for each in await asyncio.wait_for(asyncio.gather(*others), 30)]
+
+
+@pytest.mark.parametrize(("bad", "error"), [(13, "Refused"), (0, "ZeroDivisionError"), (7, "WorkCancelled")])
+async def test_batch_is_limited_and_an_item_at_fault_fails_alone(bad, error):
+    work, numbers = Work(), [*range(100, 227), bad, *range(228, 357)]
+
+    outcomes = await all_at_once(work, numbers)
+
+    assert [len(batch) for batch in work.batches if len(batch) > 1] == [LARGEST_BATCH]
+    assert dict(zip(numbers, outcomes, strict=True)) == dict.fromkeys(numbers, "NoneType") | {bad: error}
+
+
+async def test_item_whose_caller_has_left_is_not_done_and_keeps_no_other_waiting():
+    work = Work()
+    batches = Batches(partial(work.record, None))
+    work.going_on.clear()
+    leaving, first = [asyncio.create_task(batches.process(number)) for number in (4, 1)]
+    await eventually(lambda: work.batches)
+    left = asyncio.create_task(batches.process(2))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    left.cancel()
+    await asyncio.sleep(0)
+    work.going_on.set()
+    await asyncio.wait_for(first, 30)
+    await batches.process(3)
+
+    assert work.batches == [[4, 1], [3]]

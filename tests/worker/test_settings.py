@@ -22,9 +22,7 @@ def test_required_settings_are_sufficient():
     settings = load(EmailSettings, ENVIRONMENT)
     load(ProcessSettings, {"DATABASE_URL": settings.database_url})  # of a role without RabbitMQ
 
-    assert settings.amqp_url == "amqp://127.0.0.1/"
-    assert settings.relay_poll_seconds == 1.0
-    assert settings.shutdown_seconds == 20.0
+    assert (settings.amqp_url, settings.relay_poll_seconds) == ("amqp://127.0.0.1/", 1.0)
 
 
 @pytest.mark.parametrize("name", ["APP_URL", "REQUEST_SECRET_KEYS", "SMTP_URL", "MAIL_FROM"])
@@ -49,24 +47,10 @@ def test_only_the_role_that_sends_emails_needs_what_e_mails_need(name):
     ],
 )
 def test_invalid_setting_is_named_and_not_shown(name, value):
-    with pytest.raises(InvalidSetting) as invalid:
+    with pytest.raises(InvalidSetting, match=f"^{name}: ") as invalid:
         load(EmailSettings, {**ENVIRONMENT, name: value})
 
-    assert str(invalid.value).startswith(f"{name}: ")
     assert "hunter2" not in str(invalid.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "sender"),
-    [
-        ("calc@example.com", Sender("", "calc@example.com")),
-        ("Calc <calc@example.com>", Sender("Calc", "calc@example.com")),
-        ('"Calc, Inc." <calc@example.com>', Sender("Calc, Inc.", "calc@example.com")),
-        ("Calc <calc@bücher.example>", Sender("Calc", "calc@xn--bcher-kva.example")),
-    ],
-)
-def test_sender_may_have_a_name_and_an_international_domain(text, sender):
-    assert Sender.parse(text) == sender
 
 
 @pytest.mark.parametrize(
@@ -85,11 +69,23 @@ def test_urls_of_every_form_are_accepted(name, value):
 
 
 @pytest.mark.parametrize(
+    ("text", "sender"),
+    [
+        ("calc@example.com", Sender("", "calc@example.com")),
+        ("Calc <calc@example.com>", Sender("Calc", "calc@example.com")),
+        ('"Calc, Inc." <calc@example.com>', Sender("Calc, Inc.", "calc@example.com")),
+        ("Calc <calc@bücher.example>", Sender("Calc", "calc@xn--bcher-kva.example")),
+    ],
+)
+def test_sender_may_have_a_name_and_an_international_domain(text, sender):
+    assert Sender.parse(text) == sender
+
+
+@pytest.mark.parametrize(
     "text", ["Calc", "a@b.example, c@d.example", "Calc <>", "@example.com", "a b@example.com"]
 )
 def test_invalid_sender_is_named_and_not_shown(text):
-    with pytest.raises(InvalidSetting) as invalid:
+    with pytest.raises(InvalidSetting, match=r"^MAIL_FROM: ") as invalid:
         Sender.parse(text)
 
-    assert str(invalid.value).startswith("MAIL_FROM: ")
     assert text not in str(invalid.value)

@@ -125,10 +125,10 @@ async def test_dead_letter_and_its_log_line_name_the_field_the_request_and_the_s
             await eventually(lambda: "message_dead_lettered" in str(logs))
 
     (line,) = [line for line in logs if line["event"] == "message_dead_lettered"]
-    about = {"queue": CALCULATION_RESULTS.name, "reason": "Malformed", "message_id": "theirs-1"}
-    about |= {"user_id": user, "trace_id": TRACEPARENT.split("-")[1]}
-    about |= {"uuid": stored_request.uuid, "calculation_id": "calc-1"}
-    assert line == line | about
+    sent = {"uuid": stored_request.uuid, "message_id": "theirs-1", "user_id": user}
+    trace = {"trace_id": TRACEPARENT.split("-")[1], "calculation_id": "calc-1"}
+    about = {"queue": CALCULATION_RESULTS.name, "reason": "Malformed", **sent, **trace}
+    assert about.items() <= line.items()
     assert dead.message_id == "theirs-1"
     assert dead.headers["x-reason-text"] == "type: Expected calculation.created"
     assert dead.headers["x-user-id"] == user
@@ -172,7 +172,7 @@ async def test_event_becomes_an_email_in_the_ledger(worker_settings, pool, chann
 @pytest.mark.parametrize(
     ("part", "other", "reason"),
     [
-        (rb'"data":{[^}]+}', b'"data":{}', "data: Object missing required field `uuid`"),
+        (rb'"data":{[^}]+}', b'"data":{}', "data: Object missing required field"),
         (rb"request\.created", b"request.email_sent", "type: Expected request.created"),
         (rb'"req_\w+"', b'""', "data.uuid: Expected the uuid of a request"),
         (rb'"req_\w+"', b'"req_1"', "data.uuid: Expected the uuid of a request"),
