@@ -1,5 +1,6 @@
-"""The AsyncAPI document is true of a real broker: of the messages sent and accepted, and of the exchanges."""
+"""The AsyncAPI document is true of a real broker, and the reference consumer of what consumers may get."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from service.identifiers import parse_uuid, uuid_of
 from service.outbox import asyncapi
 from tests.harness.waiting import eventually
 from tests.worker.conftest import outbox_event, take
+from tests.worker.reference_consumer import ReferenceConsumer
 from worker.consumers import calculations, incoming
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 
@@ -67,3 +69,33 @@ async def test_exchanges_are_what_the_document_says(channel, name):
     await channel.get_exchange(described["name"])
     kind, durable, auto_delete = (described[each] for each in ("type", "durable", "autoDelete"))
     await channel.declare_exchange(described["name"], kind, durable=durable, auto_delete=auto_delete)
+
+
+@pytest.mark.parametrize(
+    ("deliveries", "verdicts"),
+    [
+        ("a1 a2 a3", "new new new"),
+        ("a1 a2 a2 a1 a3", "new new repeat repeat new"),
+        ("a1 a3", "new gap"),
+        ("a2 a3", "gap new"),
+        ("a2 a1", "gap inversion"),
+        ("a1 a3 a2 a4", "new gap inversion new"),
+        ("a1 a3 a2 a2", "new gap inversion repeat"),
+        ("a1 b1 a2 b2", "new new new new"),
+        ("a1 a1-again-with-another-id", "new conflict"),
+        ("a2 a1-redelivered a3", "gap late new"),
+        ("a1 a2-redelivered", "new new"),
+    ],
+)
+def test_each_delivery_is_judged_by_those_of_its_request_before(deliveries, verdicts):
+    consumer = ReferenceConsumer()
+
+    judged = [
+        consumer.take(
+            json.dumps({"id": each, "data": {"uuid": each[0], "sequence": int(each[1])}}).encode(),
+            redelivered=each.endswith("-redelivered"),
+        )
+        for each in deliveries.split()
+    ]
+
+    assert judged == verdicts.split()
