@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from aio_pika import DeliveryMode
 
-from service.identifiers import parse_uuid, uuid_of
+from service.identifiers import uuid_of
 from service.outbox import asyncapi
 from tests.harness.waiting import eventually
 from tests.worker.conftest import outbox_event, take
@@ -16,59 +16,59 @@ from worker.consumers import calculations, incoming
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 
 DOCUMENT: dict[str, Any] = msgspec.to_builtins(asyncapi.document())
-MESSAGES = DOCUMENT["components"]["messages"]
+MESSAGES, CHANNELS = DOCUMENT["components"]["messages"], DOCUMENT["channels"]
 
 
 def example_of(message: str) -> Any:
     return MESSAGES[message]["examples"][0]
 
 
-@pytest.mark.parametrize("event", asyncapi.SENT_EXAMPLES, ids=lambda event: event.type)
-async def test_example_of_an_event_is_what_is_published(publisher, tap, event):
-    described, example = MESSAGES[event.type], example_of(event.type)
-    trace = example["payload"]["traceparent"]
-    row = outbox_event(
-        event.sequence,
-        request_id=parse_uuid(event.uuid),
-        type=event.type,
-        event_id=example["payload"]["id"],
-        traceparent=trace,
-        payload=msgspec.json.encode(asyncapi.example_of(event, traceparent=trace)),
-        time=asyncapi.EXAMPLE_TIME,
-    )
+async def test_example_of_each_event_is_what_is_published(publisher, tap):
+    for event in asyncapi.SENT_EXAMPLES:
+        described, example = MESSAGES[event.type], example_of(event.type)
+        trace = example["payload"]["traceparent"]
+        row = outbox_event(
+            event.sequence,
+            type=event.type,
+            event_id=example["payload"]["id"],
+            traceparent=trace,
+            payload=msgspec.json.encode(asyncapi.example_of(event, traceparent=trace)),
+            time=asyncapi.EXAMPLE_TIME,
+        )
 
-    outcome = await publisher.publish([row])
+        outcome = await publisher.publish([row])
 
-    message = await eventually(lambda: take(tap))
-    assert outcome.confirmed == {row.event_id}
-    assert (message.message_id, message.delivery_mode) == (row.event_id, DeliveryMode.PERSISTENT)
-    assert (message.timestamp, message.content_type) == (row.time, described["contentType"])
-    assert message.routing_key == DOCUMENT["channels"][event.type]["address"]
-    assert message.type == described["bindings"]["amqp"]["messageType"]
-    assert (message.headers, msgspec.json.decode(message.body)) == (example["headers"], example["payload"])
+        message = await eventually(lambda: take(tap))
+        assert outcome.confirmed == {row.event_id}
+        assert (message.message_id, message.delivery_mode) == (row.event_id, DeliveryMode.PERSISTENT)
+        assert (message.timestamp, message.content_type) == (row.time, described["contentType"])
+        assert message.routing_key == CHANNELS[event.type]["address"]
+        assert message.type == described["bindings"]["amqp"]["messageType"]
+        assert message.headers == example["headers"]
+        assert msgspec.json.decode(message.body) == example["payload"]
 
 
 @pytest.mark.parametrize("name", asyncapi.RECEIVED_EXAMPLES)
 def test_example_of_a_calculation_is_what_its_consumer_reads(name):
     payload = example_of(name)["payload"]
     data = payload.get("data", payload)
-    channel = DOCUMENT["channels"]["calculation.created"]
 
     read = calculations.decode(incoming.read(msgspec.json.encode(payload)), None)
 
     assert (uuid_of(read.request_id), read.calculation_id) == (data["request_uuid"], data["calculation_id"])
-    named = (channel["bindings"]["amqp"]["exchange"]["name"], channel["address"])
-    assert named == (CALCULATION_RESULTS.exchange, CALCULATION_RESULTS.routing_key)
 
 
-@pytest.mark.parametrize("name", DOCUMENT["channels"])
-async def test_exchanges_are_what_the_document_says(channel, name):
-    described = DOCUMENT["channels"][name]["bindings"]["amqp"]["exchange"]
+async def test_exchanges_are_what_the_document_says(channel):
+    exchanges = {name: CHANNELS[name]["bindings"]["amqp"]["exchange"] for name in CHANNELS}
+    calculations = (exchanges["calculation.created"]["name"], CHANNELS["calculation.created"]["address"])
+    assert calculations == (CALCULATION_RESULTS.exchange, CALCULATION_RESULTS.routing_key)
 
-    # RabbitMQ refuses to declare again what has other properties.
-    await channel.get_exchange(described["name"])
-    kind, durable, auto_delete = (described[each] for each in ("type", "durable", "autoDelete"))
-    await channel.declare_exchange(described["name"], kind, durable=durable, auto_delete=auto_delete)
+    for each in exchanges.values():
+        # RabbitMQ refuses to declare again what has other properties.
+        await channel.get_exchange(each["name"])
+        await channel.declare_exchange(
+            each["name"], each["type"], durable=each["durable"], auto_delete=each["autoDelete"]
+        )
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,9 @@ async def test_exchanges_are_what_the_document_says(channel, name):
     ],
 )
 def test_each_delivery_is_judged_by_those_of_its_request_before(deliveries, verdicts):
-    consumer = ReferenceConsumer()
-
-    judged = [
-        consumer.take(
-            json.dumps({"id": each, "data": {"uuid": each[0], "sequence": int(each[1])}}).encode(),
-            redelivered=each.endswith("-redelivered"),
-        )
-        for each in deliveries.split()
-    ]
+    consumer, judged = ReferenceConsumer(), []
+    for each in deliveries.split():
+        body = json.dumps({"id": each, "data": {"uuid": each[0], "sequence": int(each[1])}}).encode()
+        judged.append(consumer.take(body, redelivered=each.endswith("-redelivered")))
 
     assert judged == verdicts.split()

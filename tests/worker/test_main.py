@@ -118,10 +118,8 @@ ENVIRONMENT = {
 
 
 def test_required_settings_are_sufficient():
-    settings = load(EmailSettings, ENVIRONMENT)
-    load(ProcessSettings, {"DATABASE_URL": settings.database_url})  # of a role without RabbitMQ
-
-    assert (settings.amqp_url, settings.relay_poll_seconds) == ("amqp://127.0.0.1/", 1.0)
+    assert load(EmailSettings, ENVIRONMENT).relay_poll_seconds == 1.0
+    load(ProcessSettings, {"DATABASE_URL": ENVIRONMENT["DATABASE_URL"]})  # of a role without RabbitMQ
 
 
 @pytest.mark.parametrize("name", ["APP_URL", "REQUEST_SECRET_KEYS", "SMTP_URL", "MAIL_FROM"])
@@ -152,39 +150,28 @@ def test_invalid_setting_is_named_and_not_shown(name, value):
     assert "hunter2" not in str(invalid.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_urls_of_every_form_are_accepted():
+    for name, url in [
         ("AMQP_URL", "amqps://user:p%23s@rabbit.example:5671/vhost?heartbeat=5"),
         ("AMQP_URL", "amqp://guest:guest@[::1]:5672/%2F"),
         ("SMTP_URL", "smtp+starttls://user%40example.com:p%2Fs@mail.example:587"),
         ("SMTP_URL", "smtp://[::1]:25"),
         ("DATABASE_URL", "postgresql:///calculations?host=/run/postgresql"),
         ("DATABASE_URL", "postgres://user:p%23s@one:5432,two:5432/calculations"),
-    ],
-)
-def test_urls_of_every_form_are_accepted(name, value):
-    assert getattr(load(EmailSettings, {**ENVIRONMENT, name: value}), name.lower()) == value
+    ]:
+        assert getattr(load(EmailSettings, {**ENVIRONMENT, name: url}), name.lower()) == url
 
 
-@pytest.mark.parametrize(
-    ("text", "sender"),
-    [
-        ("calc@example.com", Sender("", "calc@example.com")),
-        ("Calc <calc@example.com>", Sender("Calc", "calc@example.com")),
-        ('"Calc, Inc." <calc@example.com>', Sender("Calc, Inc.", "calc@example.com")),
-        ("Calc <calc@bücher.example>", Sender("Calc", "calc@xn--bcher-kva.example")),
-    ],
-)
-def test_sender_may_have_a_name_and_an_international_domain(text, sender):
-    assert Sender.parse(text) == sender
+def test_sender_may_have_a_name_and_an_international_domain_and_an_invalid_one_is_named_and_not_shown():
+    for text, *sender in [
+        ("calc@example.com", "", "calc@example.com"),
+        ("Calc <calc@example.com>", "Calc", "calc@example.com"),
+        ('"Calc, Inc." <calc@example.com>', "Calc, Inc.", "calc@example.com"),
+        ("Calc <calc@bücher.example>", "Calc", "calc@xn--bcher-kva.example"),
+    ]:
+        assert Sender.parse(text) == Sender(*sender)
 
-
-@pytest.mark.parametrize(
-    "text", ["Calc", "a@b.example, c@d.example", "Calc <>", "@example.com", "a b@example.com"]
-)
-def test_invalid_sender_is_named_and_not_shown(text):
-    with pytest.raises(InvalidSetting, match=r"^MAIL_FROM: ") as invalid:
-        Sender.parse(text)
-
-    assert text not in str(invalid.value)
+    for text in ("Calc", "a@b.example, c@d.example", "Calc <>", "@example.com", "a b@example.com"):
+        with pytest.raises(InvalidSetting, match=r"^MAIL_FROM: ") as invalid:
+            Sender.parse(text)
+        assert text not in str(invalid.value)

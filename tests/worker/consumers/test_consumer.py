@@ -69,15 +69,23 @@ async def test_lost_connection_is_replaced_and_the_message_in_hand_delays_no_oth
     assert "message_failed" not in str(logs)
 
 
-async def test_deleted_queue_is_declared_and_read_again(consumer, work, channel):
+async def test_deleted_queue_is_read_again_and_an_outage_of_postgres_leaves_its_messages_there(
+    consumer, work, channel
+):
+    work.error = PostgresUnavailable()
     async with running(consumer.run):
         await eventually(lambda: passes(consumer.check))
-
         await channel.queue_delete(NOTIFICATIONS.name)
         await eventually(lambda: obstacle(consumer.check))
         await eventually(lambda: passes(consumer.check))
+
         await publish(channel, NOTIFICATIONS, b"1")
+        await eventually(lambda: len(work.started) > 2)
+        work.error = None
         await eventually(lambda: work.done)
+
+    assert work.done == [1]
+    assert await holds(channel, NOTIFICATIONS.dead_letters, 0)
 
 
 async def test_stopping_finishes_the_message_in_hand_and_leaves_others_queued(consumer_with, work, channel):
@@ -97,20 +105,6 @@ async def test_stopping_finishes_the_message_in_hand_and_leaves_others_queued(co
     left = [await eventually(lambda: take(queue)) for _ in range(2)]
     assert work.done == [1]
     assert [(each.body, each.headers.get("x-delivery-count", 0)) for each in left] == [(b"2", 0), (b"3", 0)]
-    assert await holds(channel, NOTIFICATIONS.dead_letters, 0)
-
-
-async def test_outage_of_postgres_leaves_the_message_in_the_queue_until_it_ends(consumer, work, channel):
-    work.error = PostgresUnavailable()
-    async with running(consumer.run):
-        await publish(channel, NOTIFICATIONS, b"1")
-        await eventually(lambda: len(work.started) > 2)
-        assert await holds(channel, NOTIFICATIONS.dead_letters, 0)
-
-        work.error = None
-        await eventually(lambda: work.done)
-
-    assert work.done == [1]
     assert await holds(channel, NOTIFICATIONS.dead_letters, 0)
 
 
@@ -212,8 +206,7 @@ async def test_alarm_repeats_at_most_one_dead_letter(worker_settings, body, is_c
 
         first, *others = await publish_letters(settings, NOTIFICATIONS, letters)
 
-        assert (first is None) == is_confirmed
-        assert {type(failure) for failure in others} == {TimeoutError}
+        assert (first is None, {type(failure) for failure in others}) == (is_confirmed, {TimeoutError})
         broker.clear_alarm()
         assert await publish_letters(settings, NOTIFICATIONS, [Message(b"", message_id="next")]) == [None]
     assert set(broker.taken) <= {"0", "next"}
