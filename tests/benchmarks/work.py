@@ -91,26 +91,23 @@ async def _fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:
 async def measure_footprint(stand: Stand) -> list[bool]:
     url = await stand.database("footprint")
 
+    def figures(running: Process) -> Figures:
+        return {_STARTED: running.seconds_to_ready, _MEGABYTES: running.rss_megabytes()}
+
     async def api() -> Figures:
         async with stand.api(url) as running:
             await create_on(stand, running)
-            return _figures(running)
+            return figures(running)
 
     async def worker() -> Figures:
-        async with (
-            ScriptedMailServer() as mail,
-            stand.worker(url, ready=True, settings={"SMTP_URL": mail.url}) as running,
-        ):
-            await asyncio.sleep(stand.seconds)  # it relays and mails what the API has stored before
+        async with ScriptedMailServer() as mail:
+            async with stand.worker(url, ready=True, settings={"SMTP_URL": mail.url}) as running:
+                await asyncio.sleep(stand.seconds)  # it relays and mails what the API has stored before
+                measured = figures(running)
             if not mail.contents:
                 raise LocalStackError("The worker sent no e-mail, so its memory shows nothing.")
-            return _figures(running)
+            return measured
 
-    sides = {"API": api, "worker, all roles": worker}
-    limits = zip(sides, (100.0, 80.0), strict=True)
-    bars = [Bar(side=side, figure=_MEGABYTES, kind="at most", limit=limit) for side, limit in limits]
-    return [await stand.compare("footprint", sides, bars)]
-
-
-def _figures(running: Process) -> Figures:
-    return {_STARTED: running.seconds_to_ready, _MEGABYTES: running.rss_megabytes()}
+    bars = [Bar(side="API", figure=_MEGABYTES, kind="at most", limit=100.0)]
+    bars.append(Bar(side="worker, all roles", figure=_MEGABYTES, kind="at most", limit=80.0))
+    return [await stand.compare("footprint", {"API": api, "worker, all roles": worker}, bars)]

@@ -1,8 +1,5 @@
 """The worker as a whole: its settings, its start, its roles and its end."""
 
-import subprocess
-import sys
-
 import msgspec
 import pytest
 
@@ -19,8 +16,6 @@ from tests.worker.conftest import settings_with, store
 from worker.mail.message import Sender
 from worker.process import ROLES
 from worker.settings import EmailSettings, ProcessSettings, WorkerSettings
-
-WEB = {"cachetools", "httpx", "imaplib", "jwt", "litestar"}
 
 
 async def is_ready(probes, *roles: str):
@@ -93,18 +88,11 @@ async def test_fatal_failure_is_logged_and_ends_the_process(worker_settings, dat
     process = worker_process(worker_settings, tmp_path, "relay")
 
     async with started(process, ready=False):
-        status = await process.exit_status()
+        assert await process.exit_status() == 1
 
     last = msgspec.json.decode(process.output.splitlines()[-1])
     why = {"event": "worker_failed", "level": "critical", "error": "DivisionByZeroError", "sqlstate": "22012"}
-    assert (status, last) == (1, last | why)
-
-
-def test_worker_loads_no_web_framework_http_client_or_jwt():
-    program = f"import sys, worker.__main__; print(sorted({WEB} & sys.modules.keys()))"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-
-    assert ended.stdout.strip() == "[]"
+    assert last == last | why
 
 
 ENVIRONMENT = {
@@ -132,22 +120,17 @@ def test_only_the_role_that_sends_emails_needs_what_e_mails_need(name):
     assert {(one.status, one.errors) for one in ended} == {(1, f"missing environment variable {name}\n")}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_invalid_setting_is_named_and_not_shown():
+    for name, invalid in [
         ("AMQP_URL", "http://user:hunter2@127.0.0.1/"),
         ("AMQP_URL", "amqp://user:hunter2#x@127.0.0.1/"),
         ("SMTP_URL", "smtp://user:hunter2#x@127.0.0.1:25"),
         ("EMAIL_CONCURRENCY", "1000"),
         ("RETENTION_DAYS", "29"),
         ("CONSUMER_PREFETCH", "65536"),
-    ],
-)
-def test_invalid_setting_is_named_and_not_shown(name, value):
-    with pytest.raises(InvalidSetting, match=f"^{name}: ") as invalid:
-        load(EmailSettings, {**ENVIRONMENT, name: value})
-
-    assert "hunter2" not in str(invalid.value)
+    ]:
+        with pytest.raises(InvalidSetting, match=rf"^{name}: (?!.*hunter2)"):
+            load(EmailSettings, {**ENVIRONMENT, name: invalid})
 
 
 def test_urls_of_every_form_are_accepted():

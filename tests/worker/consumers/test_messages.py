@@ -49,13 +49,15 @@ def bare_data(**data: Any) -> bytes:
     return msgspec.json.encode({"request_uuid": "req_1"} | data)
 
 
-async def test_result_for_no_request_or_for_one_with_another_calculation_is_refused(database, stored_request):
+async def test_message_for_no_request_and_another_calculation_are_refused(database, pool, stored_request):
     await calculate(database, stored_request.uuid, "C-1")
 
     with pytest.raises(CalculationAlreadyRecorded, match=r"^calculation_id: the request has another"):
         await calculate(database, stored_request.uuid, "C-2")
     with pytest.raises(RequestNotFound, match=r"^request_uuid: there is no such request$"):
         await calculate(database, uuid_of(new_request_id()), "C-1")
+    with pytest.raises(RequestNotFound, match=r"^data\.uuid: there is no such request$"):
+        await intend_email(created_event(new_request()), pool=pool)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +72,9 @@ async def test_event_continues_the_trace_of_the_result_or_begins_one(
     calculation_consumer, channel, database, stored_request, header, body, passed_on
 ):
     data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
+    sent = cloud_event(data, traceparent=body)
 
     async with running(calculation_consumer.run):
-        sent = cloud_event(data, traceparent=body)
         await publish(channel, CALCULATION_RESULTS, sent, headers={"traceparent": header})
         event = await eventually(lambda: database.fetchrow(CALCULATED))
 
@@ -158,17 +160,6 @@ def test_unknown_fields_are_ignored_and_the_longest_message_and_calculation_id_a
     assert [decode(cloud_event(data, dataschema="/v2")), decode(as_base64(bare))] == [in_event] * 2
 
 
-async def test_event_becomes_an_email_in_the_ledger(worker_settings, pool, channel, database, stored_request):
-    due = asyncio.Event()
-
-    async with running(notifications.consumer(worker_settings, pool, due).run):
-        await publish(channel, NOTIFICATIONS, created_body(stored_request))
-        await eventually(due.is_set)
-
-    email = await database.fetchrow("SELECT request_id, number, kind, state, attempts FROM email")
-    assert email == (stored_request.id, 1, "invitation", "pending", 0)
-
-
 @pytest.mark.parametrize(
     ("part", "other", "reason"),
     [
@@ -185,14 +176,17 @@ def test_body_that_is_no_created_event_is_malformed(part, other, reason):
         notifications.decode(incoming.read(body), None)
 
 
-async def test_event_of_a_request_that_does_not_exist_is_refused(pool):
-    with pytest.raises(RequestNotFound, match=r"^data\.uuid: there is no such request$"):
-        await intend_email(created_event(new_request()), pool=pool)
+async def test_event_leads_to_one_email_however_often_it_comes(
+    worker_settings, pool, channel, postman, mail_server, database, stored_request
+):
+    event, due = created_event(stored_request), asyncio.Event()
+    async with running(notifications.consumer(worker_settings, pool, due).run):
+        await publish(channel, NOTIFICATIONS, created_body(stored_request))
+        await eventually(due.is_set)
+    email = await database.fetchrow("SELECT request_id, number, kind, state, attempts FROM email")
+    assert email == (stored_request.id, 1, "invitation", "pending", 0)
 
-
-async def test_repeated_event_leads_to_one_email(pool, postman, mail_server, database, stored_request):
-    event = created_event(stored_request)
-
+    await database.execute("DELETE FROM email")
     async with running(postman.run):
         await asyncio.gather(*(intend_email(event, pool=pool) for _ in range(8)))
         await eventually(lambda: all_are(database, "sent"))
