@@ -2,21 +2,22 @@
 
 import argparse
 import sys
+from functools import partial
 
 import uvloop
 
 from deploy.local.errors import LocalStackError
-from tests.benchmarks import http_calls, outboxes, work
+from tests.benchmarks import costs, outboxes
 from tests.benchmarks.stand import PEERS_PYTHON, open_stand
 
 # Each prints its comparisons, and returns whether each met its bars.
 MEASUREMENTS = {
-    "create": http_calls.measure_create,
-    "reading": http_calls.measure_reading,
+    "create": partial(costs.measure_calls, calls=["create"]),
+    "reading": partial(costs.measure_calls, calls=["retrieve", "list", "questionnaire"]),
     "relay": outboxes.measure_rate,
     "latency": outboxes.measure_latency,
-    "consumers": work.measure_consumers,
-    "footprint": work.measure_footprint,
+    "consumers": costs.measure_consumers,
+    "footprint": costs.measure_footprint,
 }
 
 
@@ -37,7 +38,7 @@ def main() -> int:
 async def _measure(*, only: list[str], rounds: int, seconds: int) -> bool:
     if not PEERS_PYTHON.exists():
         raise LocalStackError("The peers are not installed: use `make bench`.")
-    http_calls.wrk()  # Whether it can be downloaded is known first.
+    costs.wrk()  # Whether it can be downloaded is known first.
     async with open_stand(rounds=rounds, seconds=seconds) as stand:
         met = [is_met for name in only for is_met in await MEASUREMENTS[name](stand)]
     return all(met)

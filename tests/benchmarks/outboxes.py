@@ -16,8 +16,9 @@ from service.postgres.pool import Connection, open_pool
 from service.settings import Settings
 from tests.benchmarks import subjects
 from tests.benchmarks.stand import POOL_SIZE, Bar, Figures, Stand, peer_command
-from tests.harness import databases, queues, stored
+from tests.harness import databases, stored
 from tests.harness.processes import Process
+from tests.harness.queues import count, open_channel
 from tests.harness.waiting import until
 from worker.rabbitmq import topology
 
@@ -100,13 +101,13 @@ async def _drain(stand: Stand, outbox: Outbox) -> Figures:
     The rate is that at which the queue fills and, once it has every event, the outbox empties.
     """
     url = await outbox.open(stand)
-    async with databases.connected(url) as connection, queues.open_channel(stand.amqp_url) as channel:
+    async with databases.connected(url) as connection, open_channel(stand.amqp_url) as channel:
         await connection.execute("TRUNCATE outbox")
         await connection.execute(outbox.fill, _EVENTS, subjects.new_event()[1])
         await connection.execute("ANALYZE outbox")
 
         async def delivered() -> int:
-            published = await queues.count(channel, _QUEUE)
+            published = await count(channel, _QUEUE)
             return published if published < _EVENTS else _EVENTS - await connection.fetchval(outbox.pending)
 
         queue = await channel.get_queue(_QUEUE, ensure=False)
@@ -119,14 +120,12 @@ async def _drain(stand: Stand, outbox: Outbox) -> Figures:
 
 async def measure_latency(stand: Stand) -> list[bool]:
     """Measure how long an event takes from its commit to a consumer, at several rates."""
+    ratio = partial(Bar, side=_OURS.side, of=_TXOUTBOX.side, kind="at most")
     return [
         await stand.compare(
             f"latency at {rate} a second",
             {outbox.side: partial(_arrive, stand, outbox, rate) for outbox in (_OURS, _TXOUTBOX)},
-            [
-                Bar(side=_OURS.side, of=_TXOUTBOX.side, figure=figure, kind="at most", limit=limit)
-                for figure, limit in limits.items()
-            ],
+            [ratio(figure=figure, limit=limit) for figure, limit in limits.items()],
         )
         for rate, limits in _LATENCIES.items()
     ]
@@ -136,7 +135,6 @@ async def _arrive(stand: Stand, outbox: Outbox, rate: int) -> Figures:
     url = await outbox.open(stand)
     async with databases.connected(url) as connection:
         await connection.execute("TRUNCATE outbox")
-    settings = Settings(database_url=url, database_pool_size=POOL_SIZE)
     turn = asyncio.Semaphore(POOL_SIZE)  # The queue of the pool has a bound.
     stored_at: dict[str, float] = {}  # by the uuid of a request
     arrived_at: dict[str, float] = {}
@@ -144,11 +142,8 @@ async def _arrive(stand: Stand, outbox: Outbox, rate: int) -> Figures:
     async def note(message: AbstractIncomingMessage) -> None:
         arrived_at.setdefault(_SUBJECT.findall(message.body)[0].decode(), time.monotonic())
 
-    async with (
-        queues.open_channel(stand.amqp_url) as channel,
-        outbox.relay(stand, url),
-        open_pool(settings) as pool,
-    ):
+    open_own_pool = open_pool(Settings(database_url=url, database_pool_size=POOL_SIZE))
+    async with open_channel(stand.amqp_url) as channel, outbox.relay(stand, url), open_own_pool as pool:
         queue = await channel.get_queue(_QUEUE, ensure=False)
         await queue.purge()
         await queue.consume(note, no_ack=True)

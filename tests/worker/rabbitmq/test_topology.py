@@ -77,13 +77,12 @@ async def test_broker_that_falls_silent_is_lost_after_a_few_heartbeats(
 
 @pytest.fixture
 def amqp_url(own_broker):
-    """The URL of a RabbitMQ whose policies the test may change."""
     return own_broker.url
 
 
 @pytest.fixture
 def control(own_broker):
-    """Run commands on the broker. The policies that they set are removed after the test."""
+    """Run commands on this test's broker. The policies that they set are removed after the test."""
     yield lambda commands: asyncio.to_thread(run_as_operator, commands, own_broker)
     every_policy = "rabbitmqctl -q list_policies --no-table-headers | cut -f2"
     run_as_operator(f"for name in $({every_policy}); do rabbitmqctl clear_policy $name; done", own_broker)
@@ -96,10 +95,10 @@ def theirs(**definition: str | int) -> str:
 async def test_dead_letters_that_a_full_queue_refuses_stay_until_there_is_room_and_delay_no_other_message(
     calculation_consumer, channel, database, stored_request, control, logs
 ):
-    good = f'{{"request_uuid": "{stored_request.uuid}", "calculation_id": "C-1"}}'.encode()
     for message_id in IDS:
         await publish(channel, QUEUE, b"bad", message_id=message_id)
-    await publish(channel, QUEUE, good)
+    good = f'{{"request_uuid": "{stored_request.uuid}", "calculation_id": "C-1"}}'
+    await publish(channel, QUEUE, good.encode())
     await control(theirs(**{"max-length": 3}))
     dead_letters, buried = await channel.get_queue(QUEUE.dead_letters), set[str | None]()
 
