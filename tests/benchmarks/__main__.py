@@ -2,16 +2,17 @@
 
 import argparse
 import sys
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import uvloop
 
 from deploy.local.errors import LocalStackError
 from tests.benchmarks import costs, outboxes
-from tests.benchmarks.stand import PEERS_PYTHON, open_stand
+from tests.benchmarks.stand import PEERS_PYTHON, Stand, open_stand
 
 # Each prints its comparisons, and returns whether each met its bars.
-MEASUREMENTS = {
+MEASUREMENTS: dict[str, Callable[[Stand], Awaitable[list[bool]]]] = {
     "create": partial(costs.measure_calls, calls=["create"]),
     "reading": partial(costs.measure_calls, calls=["retrieve", "list", "questionnaire"]),
     "relay": outboxes.measure_rate,

@@ -87,7 +87,7 @@ async def _load(stand: Stand, api: Process, paths: Sequence[str], *, seconds: in
     costs = stand.meter(api)
     output = await stand.run("wrk", command, seconds=seconds + 20)
     sent = _SENT.search(output)
-    if sent is None or "Non-2xx" in output or "Socket errors" in output:
+    if sent is None or sent[1] == "0" or "Non-2xx" in output or "Socket errors" in output:
         raise LocalStackError(f"Requests to {api.base_url} failed: {output}")
     return {PER_SECOND: float(sent[2]), **costs(int(sent[1]))}
 
