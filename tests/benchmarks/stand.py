@@ -48,9 +48,6 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
         theirs = [figures[self.figure] for figures in rounds[self.of]] if self.of else [1.0] * len(ours)
         return median(one / other for one, other in zip(ours, theirs, strict=True))
 
-    def allows(self, value: float) -> bool:
-        return value >= self.limit if self.kind == "at least" else value <= self.limit
-
 
 class Stand:
     """The servers, and what can be started and measured on them."""
@@ -173,11 +170,13 @@ class Stand:
         for side, of_side in rounds.items():
             for figure in of_side[0]:
                 print(f"  {side:32}{_number(median(each[figure] for each in of_side)):>8} {figure}")
+        are_met = []
         for bar in bars:
             what, value = f"{bar.side} / {bar.of}" if bar.of else bar.side, bar.value(rounds)
-            outcome = "met" if bar.allows(value) else "MISSED"
+            are_met.append(value >= bar.limit if bar.kind == "at least" else value <= bar.limit)
+            outcome = "met" if are_met[-1] else "MISSED"
             print(f"  {what}, {bar.figure}: {_number(value)}, {bar.kind} {bar.limit:g}: {outcome}")
-        return all(bar.allows(bar.value(rounds)) for bar in bars)
+        return all(are_met)
 
 
 def _number(value: float) -> str:

@@ -9,15 +9,7 @@ import pytest
 
 from tests.harness.queues import declare_topology
 from tests.harness.stored import FILL_OUTBOX
-from tests.worker.conftest import (
-    announce_next,
-    hold_events,
-    outbox_event,
-    settings_with,
-    store,
-    store_as,
-    take_ids,
-)
+from tests.worker.conftest import announce_next, hold_events, outbox_event, settings_with, store, take_ids
 from tests.worker.relay.conftest import bind_full_queue, id_of
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
@@ -204,11 +196,12 @@ async def test_event_behind_a_refused_one_is_published_at_once_after_it_while_ot
 ):
     monkeypatch.setattr(loop, "_RETRY_SECONDS", 3600.0)
     await bind_full_queue(channel, "request.email_sent")
+    for _ in range(25):
+        await store(database)
+    await database.execute("UPDATE event SET type = 'request.email_sent'")
     for request in [await store(database) for _ in range(10)]:
         await announce_next(database, request.id)
     await database.execute("UPDATE event SET type = 'request.calculated' WHERE sequence = 2")
-    for _ in range(25):
-        await store_as(database, "request.email_sent")
     await relay_once()
     await refusing.delete(if_empty=False)
     await make_due(database)
