@@ -121,7 +121,7 @@ def test_only_the_role_that_sends_emails_needs_what_e_mails_need(name):
 
 
 def test_invalid_setting_is_named_and_not_shown():
-    for name, invalid in [
+    for name, given in [
         ("AMQP_URL", "http://user:hunter2@127.0.0.1/"),
         ("AMQP_URL", "amqp://user:hunter2#x@127.0.0.1/"),
         ("SMTP_URL", "smtp://user:hunter2#x@127.0.0.1:25"),
@@ -129,8 +129,9 @@ def test_invalid_setting_is_named_and_not_shown():
         ("RETENTION_DAYS", "29"),
         ("CONSUMER_PREFETCH", "65536"),
     ]:
-        with pytest.raises(InvalidSetting, match=rf"^{name}: (?!.*hunter2)"):
-            load(EmailSettings, {**ENVIRONMENT, name: invalid})
+        with pytest.raises(InvalidSetting, match=f"^{name}: ") as invalid:
+            load(EmailSettings, {**ENVIRONMENT, name: given})
+        assert "hunter2" not in str(invalid.value)
 
 
 def test_urls_of_every_form_are_accepted():
