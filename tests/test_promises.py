@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
-from tests.benchmarks.measurements import reading
+from tests.benchmarks import costs
 from tests.deploy.pages import sections
 
 TESTS = Path(__file__).parent
@@ -123,4 +123,4 @@ def test_figures_of_coverage_and_floors_are_on_the_page_of_the_tests():
     coverage = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["coverage"]["report"]
 
     assert f"is at least {coverage['fail_under']} %" in page
-    assert f"(floor: {reading.FLOORS['list']:g})" in page
+    assert f"(floor: {costs.FLOORS['list']:g})" in page

@@ -33,14 +33,13 @@ def filter_body(_: schemathesis.HookContext, body: Any) -> bool:
 
 
 @schemathesis.hook
-def map_body(_: schemathesis.HookContext, body: Any) -> Any:
+def map_body(context: schemathesis.HookContext, body: Any) -> Any:
     """Correct what the API rejects although no schema can say so, so that a valid body is accepted."""
     if not isinstance(body, dict):
         return body
-    mended = {name: mend(value) if isinstance(value, str) else value for name, value in body.items()}
     if isinstance(body.get("meta_data"), dict):
-        mended["meta_data"] = mend_json(body["meta_data"])
-    return mended
+        body = body | {"meta_data": mend_json(body["meta_data"])}
+    return map_query(context, body)
 
 
 @schemathesis.hook

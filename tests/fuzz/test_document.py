@@ -3,7 +3,6 @@
 import asyncio
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,12 +12,9 @@ from deploy.local.machine.folders import CHECKOUT
 from service.authentication import api_keys
 from tests.fuzz.conftest import LONG
 from tests.harness.examples import CONVEYANCER
-from tests.harness.processes import Process, api_process, bare_environment, started
+from tests.harness.processes import Process, api_process, bare_environment, python, started
 
-_COMMAND = [
-    *(sys.executable, "-m", "schemathesis.cli", "--no-color"),
-    *("--config-file", str(Path(__file__).with_name("schemathesis.toml")), "run"),
-]
+_CONFIGURATION = str(Path(__file__).with_name("schemathesis.toml"))
 # Each run of `make fuzz` has new seeds, which Schemathesis prints.
 _OPTIONS = ["--max-examples", "1100"] if LONG else ["--max-examples", "100", "--seed", "1"]
 _PROCESSES, _CASES = (4, 20_000) if LONG else (1, 700)
@@ -31,7 +27,7 @@ async def test_service_conforms_to_its_document(service_settings, issuer, databa
     tokens = {"ACCESS_TOKEN": issuer.token(exp=4_102_444_800), "API_KEY": key}
 
     async with started(api):
-        runs = [asyncio.to_thread(run, api, tmp_path, tokens) for _ in range(_PROCESSES)]
+        runs = (asyncio.to_thread(run, api, tmp_path, tokens) for _ in range(_PROCESSES))
         generated = await asyncio.gather(*runs)
 
     assert sum(generated) >= _CASES
@@ -42,8 +38,9 @@ async def test_service_conforms_to_its_document(service_settings, issuer, databa
 
 def run(api: Process, parent: Path, variables: dict[str, str]) -> int:
     """Run Schemathesis in a folder of its own, and return how many cases it generated."""
+    command = ["schemathesis.cli", "--no-color", "--config-file", _CONFIGURATION, "run"]
     ended = subprocess.run(
-        [*_COMMAND, f"{api.base_url}/schema/openapi.json", *_OPTIONS],
+        python(*command, f"{api.base_url}/schema/openapi.json", *_OPTIONS),
         env=bare_environment(PYTHONPATH=str(CHECKOUT), **variables),  # the path is for the hooks
         cwd=tempfile.mkdtemp(dir=parent),
         capture_output=True,

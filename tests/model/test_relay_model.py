@@ -32,13 +32,11 @@ REQUESTS = [UUID(int=number) for number in range(1, 5)]
 WINDOW = 8
 PATCHES: Any = {"_BATCH_SIZE": WINDOW, "_RETRY_SECONDS": 0.0001, "_FAILED_RETRY_SECONDS": 0.0}
 TYPES = ("request.created", "request.email_sent", "request.calculated")
+REPLIES = ["ack", "ack", "ack", "nack", "return", "silence", "close channel", "close connection"]
 
-replies = st.sampled_from(
-    ["ack", "ack", "ack", "nack", "return", "silence", "close channel", "close connection"]
-)
 scripts = st.builds(
     Script,
-    replies=st.lists(replies, min_size=0, max_size=WINDOW),
+    replies=st.lists(st.sampled_from(REPLIES), max_size=WINDOW),
     order=st.permutations(range(WINDOW)),
     multiple=st.booleans(),
 )
@@ -55,8 +53,9 @@ class RelayModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.resources = AsyncExitStack()
+        self.resources, self.channel = AsyncExitStack(), AsyncExitStack()
         self.written: dict[UUID, list[str]] = {}
+        self.publisher: Publisher | None = None
         self.run(self._start())
 
     def run(self, coroutine: Any) -> Any:
@@ -76,8 +75,6 @@ class RelayModel(RuleBasedStateMachine):
         await self.observer.execute("TRUNCATE event, outbox")
         self.resources.enter_context(patch.multiple(loop, **PATCHES))
         self.relay = Relay(self.settings, self.pool, asyncio.Event())
-        self.channel = AsyncExitStack()
-        self.publisher: Publisher | None = None
 
     def teardown(self) -> None:
         self.observer.terminate()
@@ -88,16 +85,13 @@ class RelayModel(RuleBasedStateMachine):
     @rule(request_id=st.sampled_from(REQUESTS), count=st.integers(1, 3))
     def write_events(self, request_id: UUID, count: int) -> None:
         """Commit the next events of a request."""
-        for _ in range(count):
-            self.run(self._write_event(request_id))
-
-    async def _write_event(self, request_id: UUID) -> None:
         written = self.written.setdefault(request_id, [])
-        sequence = len(written) + 1
-        event_type = TYPES[min(sequence, len(TYPES)) - 1]
-        row = (request_id, sequence, event_type, "acme", datetime.now(UTC), "{}", None)
-        await self.observer.execute(changing.WRITE_EVENTS, *row)
-        written.append(events.event_id(uuid_of(request_id), event_type, sequence))
+        for _ in range(count):
+            sequence = len(written) + 1
+            event_type = TYPES[min(sequence, len(TYPES)) - 1]
+            row = (request_id, sequence, event_type, "acme", datetime.now(UTC), "{}", None)
+            self.run(self.observer.execute(changing.WRITE_EVENTS, *row))
+            written.append(events.event_id(uuid_of(request_id), event_type, sequence))
 
     @rule(script=scripts)
     def relay_once(self, script: Script) -> None:
@@ -111,19 +105,14 @@ class RelayModel(RuleBasedStateMachine):
 
     @rule(passes=st.integers(2, 4))
     def relay_while_refusals_go_on(self, passes: int) -> None:
-        """Make passes in which the broker refuses every event."""
         for _ in range(passes):
             self.relay_once(Script(["nack"] * WINDOW))
 
     async def _stored(self) -> set[str]:
         rows = await self.observer.fetch(
-            """
-            SELECT request_id, type, sequence
-              FROM outbox
-              JOIN event USING (request_id, sequence)
-            """
+            "SELECT request_id, type, sequence FROM outbox JOIN event USING (request_id, sequence)"
         )
-        return {events.event_id(uuid_of(row["request_id"]), row["type"], row["sequence"]) for row in rows}
+        return {events.event_id(uuid_of(request_id), *event) for request_id, *event in rows}
 
     async def _relay_once(self) -> None:
         """Make one pass on the same channel as the last, unless that one may not be used again."""
@@ -160,8 +149,7 @@ class RelayModel(RuleBasedStateMachine):
         """Whether the pool lends a working connection: it may not have noticed yet that one was cut."""
         with suppress(outages.PostgresUnavailable):
             async with connections.acquired(self.pool, seconds=5.0) as connection:
-                await connection.execute("SELECT 1")
-                return True
+                return bool(await connection.fetchval("SELECT true"))
         return False
 
     @invariant()
@@ -173,9 +161,8 @@ class RelayModel(RuleBasedStateMachine):
     @invariant()
     def events_of_a_request_first_arrive_in_order(self) -> None:
         """No event reaches the queues before an earlier one of its request."""
-        arrived = dict.fromkeys(self.broker.taken)
         for written in self.written.values():
-            mine = [event for event in arrived if event in set(written)]
+            mine = [event for event in dict.fromkeys(self.broker.taken) if event in written]
             assert mine == sorted(mine, key=written.index)
 
     @rule()
@@ -193,12 +180,8 @@ class RelayModel(RuleBasedStateMachine):
 @pytest.mark.parametrize("histories", [10, pytest.param(100, marks=pytest.mark.long)])
 def test_relay_keeps_its_guarantees_for_any_replies_of_the_broker(histories, database_url):
     RelayModel.database_url = database_url
+    checks = list(HealthCheck)
+    sizes = {"max_examples": histories, "stateful_step_count": 25}
     run_state_machine_as_test(
-        RelayModel,
-        settings=settings(
-            max_examples=histories,
-            stateful_step_count=25,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
+        RelayModel, settings=settings(**sizes, deadline=None, suppress_health_check=checks)
     )

@@ -1,7 +1,4 @@
-"""The steps of a request after it was stored, its e-mail and its calculation, and what is left of them.
-
-A message is handled as its consumer handles a batch.
-"""
+"""The steps of a stored request, its e-mail and its calculation, as its consumer handles a batch."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -48,11 +45,8 @@ async def intend(database: Connection, request: CalculationRequest) -> None:
 
 async def intend_several(database: Connection, request: CalculationRequest, count: int) -> None:
     """Add e-mails to a request that are pending at once."""
-    await database.execute(
-        "INSERT INTO email (request_id, number, kind) SELECT $1, generate_series(1, $2), 'invitation'",
-        request.id,
-        count,
-    )
+    added = "SELECT $1, generate_series(1, $2), 'invitation'"
+    await database.execute(f"INSERT INTO email (request_id, number, kind) {added}", request.id, count)
 
 
 async def intend_email(event: RequestCreated, *, pool: Pool) -> None:

@@ -1,80 +1,96 @@
-"""The AsyncAPI document is true of a real broker: of the messages sent and accepted, and of the exchanges."""
+"""The AsyncAPI document is true of a real broker, and the reference consumer of what consumers may get."""
 
+import json
 from typing import Any
 
 import msgspec
 import pytest
-from aio_pika import DeliveryMode, ExchangeType
+from aio_pika import DeliveryMode
 
-from service.identifiers import parse_uuid, uuid_of
-from service.outbox import asyncapi, events
+from service.identifiers import uuid_of
+from service.outbox import asyncapi
 from tests.harness.waiting import eventually
 from tests.worker.conftest import outbox_event, take
+from tests.worker.reference_consumer import ReferenceConsumer
 from worker.consumers import calculations, incoming
 from worker.rabbitmq.topology import CALCULATION_RESULTS
-from worker.relay.pointers import OutboxEvent
 
 DOCUMENT: dict[str, Any] = msgspec.to_builtins(asyncapi.document())
-MESSAGES = DOCUMENT["components"]["messages"]
+MESSAGES, CHANNELS = DOCUMENT["components"]["messages"], DOCUMENT["channels"]
 
 
 def example_of(message: str) -> Any:
     return MESSAGES[message]["examples"][0]
 
 
-def row_of(payload: dict[str, Any]) -> OutboxEvent:
-    event = next(example for example in asyncapi.SENT_EXAMPLES if example.type == payload["type"])
-    return outbox_event(
-        event.sequence,
-        request_id=parse_uuid(event.uuid),
-        type=event.type,
-        event_id=payload["id"],
-        traceparent=payload["traceparent"],
-        payload=msgspec.json.encode(asyncapi.example_of(event, traceparent=payload["traceparent"])),
-        time=asyncapi.EXAMPLE_TIME,
-    )
+async def test_example_of_each_event_is_what_is_published(publisher, tap):
+    for event in asyncapi.SENT_EXAMPLES:
+        described, example = MESSAGES[event.type], example_of(event.type)
+        trace = example["payload"]["traceparent"]
+        row = outbox_event(
+            event.sequence,
+            type=event.type,
+            event_id=example["payload"]["id"],
+            traceparent=trace,
+            payload=msgspec.json.encode(asyncapi.example_of(event, traceparent=trace)),
+            time=asyncapi.EXAMPLE_TIME,
+        )
 
+        outcome = await publisher.publish([row])
 
-@pytest.mark.parametrize("event", events.SENT, ids=lambda event: event.type)
-async def test_example_of_an_event_is_what_is_published(publisher, tap, event):
-    example = example_of(event.type)
-    row = row_of(example["payload"])
-
-    outcome = await publisher.publish([row])
-
-    message = await eventually(lambda: take(tap))
-    assert outcome.confirmed == {row.event_id}
-    assert (message.message_id, message.delivery_mode) == (row.event_id, DeliveryMode.PERSISTENT)
-    assert message.timestamp == row.time
-    assert message.routing_key == DOCUMENT["channels"][event.type]["address"]
-    assert message.content_type == MESSAGES[event.type]["contentType"]
-    assert message.type == MESSAGES[event.type]["bindings"]["amqp"]["messageType"]
-    assert message.headers == example["headers"]
-    assert msgspec.json.decode(message.body) == example["payload"]
+        message = await eventually(lambda: take(tap))
+        assert outcome.confirmed == {row.event_id}
+        assert (message.message_id, message.delivery_mode) == (row.event_id, DeliveryMode.PERSISTENT)
+        assert (message.timestamp, message.content_type) == (row.time, described["contentType"])
+        assert message.routing_key == CHANNELS[event.type]["address"]
+        assert message.type == described["bindings"]["amqp"]["messageType"]
+        assert message.headers == example["headers"]
+        assert msgspec.json.decode(message.body) == example["payload"]
 
 
 @pytest.mark.parametrize("name", asyncapi.RECEIVED_EXAMPLES)
 def test_example_of_a_calculation_is_what_its_consumer_reads(name):
     payload = example_of(name)["payload"]
     data = payload.get("data", payload)
-    channel = DOCUMENT["channels"]["calculation.created"]
 
     read = calculations.decode(incoming.read(msgspec.json.encode(payload)), None)
 
     assert (uuid_of(read.request_id), read.calculation_id) == (data["request_uuid"], data["calculation_id"])
-    assert channel["bindings"]["amqp"]["exchange"]["name"] == CALCULATION_RESULTS.exchange
-    assert channel["address"] == CALCULATION_RESULTS.routing_key
 
 
-@pytest.mark.parametrize("name", DOCUMENT["channels"])
-async def test_exchanges_are_what_the_document_says(channel, name):
-    described = DOCUMENT["channels"][name]["bindings"]["amqp"]["exchange"]
+async def test_exchanges_are_what_the_document_says(channel):
+    exchanges = {name: CHANNELS[name]["bindings"]["amqp"]["exchange"] for name in CHANNELS}
+    calculations = (exchanges["calculation.created"]["name"], CHANNELS["calculation.created"]["address"])
+    assert calculations == (CALCULATION_RESULTS.exchange, CALCULATION_RESULTS.routing_key)
 
-    # RabbitMQ refuses to declare again what has other properties.
-    await channel.get_exchange(described["name"])
-    await channel.declare_exchange(
-        described["name"],
-        ExchangeType(described["type"]),
-        durable=described["durable"],
-        auto_delete=described["autoDelete"],
-    )
+    for each in exchanges.values():
+        # RabbitMQ refuses to declare again what has other properties.
+        await channel.get_exchange(each["name"])
+        await channel.declare_exchange(
+            each["name"], each["type"], durable=each["durable"], auto_delete=each["autoDelete"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("deliveries", "verdicts"),
+    [
+        ("a1 a2 a3", "new new new"),
+        ("a1 a2 a2 a1 a3", "new new repeat repeat new"),
+        ("a1 a3", "new gap"),
+        ("a2 a3", "gap new"),
+        ("a2 a1", "gap inversion"),
+        ("a1 a3 a2 a4", "new gap inversion new"),
+        ("a1 a3 a2 a2", "new gap inversion repeat"),
+        ("a1 b1 a2 b2", "new new new new"),
+        ("a1 a1-again-with-another-id", "new conflict"),
+        ("a2 a1-redelivered a3", "gap late new"),
+        ("a1 a2-redelivered", "new new"),
+    ],
+)
+def test_each_delivery_is_judged_by_those_of_its_request_before(deliveries, verdicts):
+    consumer, judged = ReferenceConsumer(), []
+    for each in deliveries.split():
+        body = json.dumps({"id": each, "data": {"uuid": each[0], "sequence": int(each[1])}}).encode()
+        judged.append(consumer.take(body, redelivered=each.endswith("-redelivered")))
+
+    assert judged == verdicts.split()

@@ -1,33 +1,40 @@
-"""The worker's metrics."""
+"""The worker's metrics, and the reconciliation that sets some of them every few minutes."""
 
 import asyncio
+import math
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
+from tests.harness.databases import has_waiting_statement
 from tests.harness.in_process import running
 from tests.harness.metrics import is_unknown, rises, value
 from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, created_body, hold_events, publish, store, store_as
-from worker import process
+from tests.worker.steps import intend
+from worker import process, reconciliation
 from worker.consumers import notifications
 from worker.mail import ledger
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.relay import pointers
 
 
-async def test_events_are_counted_by_state(database):
-    request = await store(database)
+async def test_events_are_counted_by_state_and_pending_emails_with_the_age_of_the_oldest(database):
+    request, *_ = [await store(database) for _ in range(3)]
     await announce_next(database, request.id)
     await hold_events(database, request.id)
-    for _ in range(2):
-        await store(database)
+    await intend(database, request)
     await database.execute("UPDATE outbox SET created_at = now() - interval '90 seconds'")
+    await database.execute("UPDATE email SET created_at = now() - interval '90 seconds'")
 
     await pointers.read_gauges(database)
+    await ledger.read_gauges(database)
 
-    assert (value("outbox_pending_events"), value("outbox_retrying_events")) == (2, 1)
-    assert 90 <= value("outbox_oldest_event_age_seconds") < 120
+    counted = ("outbox_pending_events", "outbox_retrying_events", "emails_pending")
+    assert [value(name) for name in counted] == [2, 1, 1]
+    for age in ("outbox_oldest_event_age_seconds", "emails_oldest_pending_age_seconds"):
+        assert 90 <= value(age) < 120
 
     await database.execute("DELETE FROM outbox")
     await pointers.read_gauges(database)
@@ -45,16 +52,6 @@ async def test_feed_is_held_back_for_as_long_as_an_older_transaction_is_open(dat
         await pointers.read_gauges(database)
 
     assert 90 <= value("feed_held_back_seconds") < 120
-
-
-@pytest.mark.usefixtures("intended")
-async def test_pending_emails_are_counted_with_the_age_of_the_oldest(database):
-    await database.execute("UPDATE email SET created_at = now() - interval '1 hour'")
-
-    await ledger.read_gauges(database)
-
-    assert value("emails_pending") == 1
-    assert 3600 <= value("emails_oldest_pending_age_seconds") < 3700
 
 
 async def test_gauges_are_nan_during_an_outage_of_postgres(database, linked_pool, link):
@@ -92,7 +89,6 @@ async def test_consumer_counts_messages_by_outcome(worker_settings, pool, channe
         rises("consumer_messages_total", queue=NOTIFICATIONS.name, outcome="handled"),
         rises("consumer_messages_total", queue=NOTIFICATIONS.name, outcome="dead_lettered"),
         rises("consumer_messages_total", queue=NOTIFICATIONS.name, outcome="returned", by=0),
-        rises("consumer_message_seconds_count", queue=NOTIFICATIONS.name, by=2),
     ):
         async with running(consumer.run):
             await eventually(lambda: value("consumer_reading", **queue) == 1)
@@ -100,3 +96,34 @@ async def test_consumer_counts_messages_by_outcome(worker_settings, pool, channe
             await publish(channel, NOTIFICATIONS, b"not an event")
             await eventually(lambda: value("consumer_message_seconds_count", **queue) == settled + 2)
     assert value("consumer_reading", **queue) == 0
+
+
+@pytest.mark.usefixtures("stored_request")
+async def test_discrepancies_of_the_last_day_are_exported(database, pool):
+    await database.execute("DELETE FROM outbox")
+    await database.execute("UPDATE calculation_request SET created_at = now() - interval '1 hour'")
+
+    await reconciliation.look(pool)
+
+    kinds = ("request_without_email", "event_overdue")
+    assert [value("reconciliation_discrepancies", kind=kind) for kind in kinds] == [1, 0]
+    assert 0 <= value("reconciliation_age_seconds") < 60
+
+    await database.execute("UPDATE calculation_request SET created_at = now() - interval '25 hours'")
+    await reconciliation.look(pool)
+
+    assert value("reconciliation_discrepancies", kind="request_without_email") == 0
+
+
+async def test_reconciliation_repeats_until_it_is_stopped_even_during_a_look(pool, database, monkeypatch):
+    monkeypatch.setattr(reconciliation, "INTERVAL_SECONDS", 0.01)
+    ages = [math.inf]
+
+    def has_looked_four_times() -> bool:
+        ages.append(value("reconciliation_age_seconds"))
+        return sum(later < earlier for earlier, later in pairwise(ages)) == 4
+
+    async with asyncio.timeout(30), database.transaction(), running(partial(reconciliation.run, pool)):
+        await eventually(has_looked_four_times)
+        await database.execute("LOCK TABLE calculation_request")
+        await eventually(lambda: has_waiting_statement(database))

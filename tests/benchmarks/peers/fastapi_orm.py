@@ -25,19 +25,12 @@ from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Identity, Index, 
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-APP_URL = "https://app.example.com"
-POOL_SIZE = int(os.environ["POOL_SIZE"])
-ISSUER, AUDIENCE = os.environ["AUTH_ISSUER"], os.environ["AUTH_AUDIENCE"]
-TENANT = os.environ["TENANT"]
-
+ISSUER, AUDIENCE, TENANT = (os.environ[name] for name in ("AUTH_ISSUER", "AUTH_AUDIENCE", "TENANT"))
 _jwks = json.loads(Path(unquote(urlsplit(os.environ["AUTH_JWKS_URL"]).path)).read_text())
 KEYS = {key["kid"]: jwt.PyJWK(key).key for key in _jwks["keys"]}
 
-engine = create_async_engine(
-    os.environ["DATABASE_URL"].replace("postgresql://", "postgresql+asyncpg://"),
-    pool_size=POOL_SIZE,
-    max_overflow=0,
-)
+DATABASE_URL = os.environ["DATABASE_URL"].replace("postgresql://", "postgresql+asyncpg://")
+engine = create_async_engine(DATABASE_URL, pool_size=int(os.environ["POOL_SIZE"]), max_overflow=0)
 sessions = async_sessionmaker(engine, expire_on_commit=False)
 
 
@@ -86,7 +79,7 @@ class CalculationRequest(Base):
 
     @property
     def request_url(self) -> str:
-        return f"{APP_URL}/calculator/request/{self.uuid}?secret={self.secret}"
+        return f"https://app.example.com/calculator/request/{self.uuid}?secret={self.secret}"
 
 
 class OutboxEvent(Base):
@@ -171,14 +164,9 @@ class Questions(BaseModel):
 
 
 _written = tomllib.loads(Path("service/api/controllers/questionnaire.toml").read_text())
-QUESTIONS = Questions.model_validate(
-    {
-        "questionnaire": [
-            each | {"responseOptions": _written["options"].get(each.get("responseOptions"))}
-            for each in _written["questions"]
-        ]
-    }
-)
+for _each in _written["questions"]:
+    _each["responseOptions"] = _written["options"].get(_each.get("responseOptions"))
+QUESTIONS = Questions.model_validate({"questionnaire": _written["questions"]})
 
 Data = TypeVar("Data")
 
@@ -249,15 +237,8 @@ async def readyz() -> str:
 async def create_request(body: RequestIn, tenant: Writer, session: Session) -> Envelope[RequestOut]:
     """Store a request and its event in one transaction. The tenant is checked by its foreign key."""
     now = datetime.now(UTC).replace(microsecond=0)
-    row = CalculationRequest(
-        id=uuid4(),
-        conveyancer_id=tenant,
-        created_at=now,
-        updated_at=now,
-        calculation_id=None,
-        secret=secrets.token_urlsafe(32),
-        **body.model_dump(),
-    )
+    own = {"id": uuid4(), "conveyancer_id": tenant, "created_at": now, "updated_at": now}
+    row = CalculationRequest(**own, secret=secrets.token_urlsafe(32), **body.model_dump())
     session.add(row)
     session.add(OutboxEvent(request_id=row.id, type="request.created", payload=event_of(row), created_at=now))
     await session.commit()
@@ -265,6 +246,7 @@ async def create_request(body: RequestIn, tenant: Writer, session: Session) -> E
 
 
 def event_of(row: CalculationRequest) -> bytes:
+    fields = ("request_type", "property_value", "calculation_fee_exempt", "external_id")
     event = {
         "specversion": "1.0",
         "id": f"{row.uuid}.request.created.1",
@@ -273,26 +255,17 @@ def event_of(row: CalculationRequest) -> bytes:
         "subject": row.uuid,
         "time": row.created_at.isoformat(),
         "datacontenttype": "application/json",
-        "data": {
-            "uuid": row.uuid,
-            "tenant": row.conveyancer_id,
-            "request_type": row.request_type,
-            "property_value": row.property_value,
-            "calculation_fee_exempt": row.calculation_fee_exempt,
-            "external_id": row.external_id,
-            "sequence": 1,
-        },
+        "data": {"uuid": row.uuid, "tenant": row.conveyancer_id, "sequence": 1}
+        | {name: getattr(row, name) for name in fields},
     }
     return json.dumps(event).encode()
 
 
 @app.get("/v1/request/{uuid_}")
 async def retrieve_request(uuid_: str, tenant: Reader, session: Session) -> Envelope[RequestOut]:
-    statement = select(CalculationRequest).where(
-        CalculationRequest.id == UUID(uuid_.removeprefix("req_")),
-        CalculationRequest.conveyancer_id == tenant,
-    )
-    row = await session.scalar(statement)
+    is_meant = CalculationRequest.id == UUID(uuid_.removeprefix("req_"))
+    is_own = CalculationRequest.conveyancer_id == tenant
+    row = await session.scalar(select(CalculationRequest).where(is_meant, is_own))
     if row is None:
         raise HTTPException(404)
     return Envelope(data=RequestOut.model_validate(row))

@@ -22,10 +22,7 @@ class Refused(Exception):
 
 
 class Work:
-    """A handler that records numbers, and waits or fails as the test sets it.
-
-    It refuses 13, fails with 0, and with 7 as aiormq may: by a CancelledError of its own.
-    """
+    """A handler that waits and fails as the test says, refuses 13, and fails with 0 and, as aiormq may, 7."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -67,16 +64,10 @@ def work() -> Work:
 
 @pytest.fixture
 def consumer_with(worker_settings: EmailSettings, pool: Pool, work: Work) -> Callable[..., Consumer[int]]:
+    parts: Any = {"decode": work.decode, "record": work.record, "committed": lambda: None, "refusals": ()}
+
     def make(pool: Pool = pool, **changes: Any) -> Consumer[int]:
-        return Consumer(
-            settings_with(worker_settings, **changes),
-            NOTIFICATIONS,
-            pool,
-            decode=work.decode,
-            record=work.record,
-            committed=lambda: None,
-            refusals=(),
-        )
+        return Consumer(settings_with(worker_settings, **changes), NOTIFICATIONS, pool, **parts)
 
     return make
 

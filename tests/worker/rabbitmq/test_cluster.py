@@ -38,13 +38,10 @@ def cluster():
 async def test_message_of_a_consumer_on_a_failed_node_is_soon_delivered_to_another(cluster):
     queue = topology.NOTIFICATIONS.name
     (policy,) = (manifest["spec"] for manifest in of_kind("production", "Policy").values())
-    definition = json.dumps(policy["definition"])
+    rule = f"'{policy['pattern']}' '{json.dumps(policy['definition'])}'"
     first, _, third = cluster.nodes
-    is_old = (await first.control("rabbitmqctl version")).startswith("3.")
-    if not is_old:  # 3.10 refuses such a policy, and needs none.
-        await first.control(
-            f"rabbitmqctl set_policy --apply-to queues ours '{policy['pattern']}' '{definition}'"
-        )
+    if not (await first.control("rabbitmqctl version")).startswith("3."):  # 3.10 refuses it, and needs none.
+        await first.control(f"rabbitmqctl set_policy --apply-to queues ours {rule}")
     async with open_channel(first.url) as channel:
         await declare_topology(channel)
         await channel.default_exchange.publish(Message(b"1"), queue)
@@ -64,24 +61,6 @@ async def test_message_of_a_consumer_on_a_failed_node_is_soon_delivered_to_anoth
     assert waited < _REDELIVERY_SECONDS
 
 
-async def bind_queue_of_two_nodes(cluster: Cluster) -> None:
-    """Bind a queue with replicas on the third node, its leader, and on one other node."""
-    async with open_channel(cluster.nodes[2].url) as channel:
-        arguments: dict[str, Any] = {
-            "x-queue-type": "quorum",
-            "x-quorum-initial-group-size": 2,
-            "x-queue-leader-locator": "client-local",
-        }
-        queue = await channel.declare_queue("of-another-team", durable=True, arguments=arguments)
-        await queue.bind(topology.REQUESTS, "#")
-
-
-async def unbind(cluster: Cluster) -> None:
-    async with open_channel(cluster.nodes[0].url) as channel:
-        queue = await channel.get_queue("of-another-team", ensure=False)
-        await queue.unbind(topology.REQUESTS, "#")
-
-
 async def all_notified(cluster: Cluster, ids: set[str | None]) -> bool:
     """Take what our queue holds. Whether it got the event of every request."""
     with suppress(*BROKER_ERRORS):
@@ -97,7 +76,12 @@ async def test_emails_go_out_while_a_queue_of_another_team_has_no_majority(
     relay = Relay(settings, pool, asyncio.Event())
     async with running(relay.run):
         await eventually(lambda: passes(relay.check))
-        await bind_queue_of_two_nodes(cluster)
+        async with open_channel(cluster.nodes[2].url) as channel:
+            # It has replicas on this node, its leader, and on one other node.
+            arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-quorum-initial-group-size": 2}
+            arguments["x-queue-leader-locator"] = "client-local"
+            theirs = await channel.declare_queue("of-another-team", durable=True, arguments=arguments)
+            await theirs.bind(topology.REQUESTS, "#")
         for _ in range(_BEFORE):
             await store(database)
         await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
@@ -105,21 +89,19 @@ async def test_emails_go_out_while_a_queue_of_another_team_has_no_majority(
         for _ in range(_DURING):
             await store(database)
 
-        ids = set[str | None]()
+        ids, errors = set[str | None](), set[str]()
         await eventually(lambda: all_notified(cluster, ids), seconds=_EMAIL_SECONDS)
 
         async def is_held_back() -> bool:
             """Whether an event is held as not confirmed. RabbitMQ may have refused it first."""
-            for row in await database.fetch(
-                "SELECT last_error FROM outbox WHERE next_attempt_at IS NOT NULL"
-            ):
-                errors.add(row["last_error"].partition(":")[0])
+            held = await database.fetch("SELECT last_error FROM outbox WHERE next_attempt_at IS NOT NULL")
+            errors.update(row["last_error"].partition(":")[0] for row in held)
             return "not confirmed" in errors
 
-        errors = set[str]()
         await eventually(is_held_back)
-
-        await unbind(cluster)
+        async with open_channel(cluster.nodes[0].url) as channel:
+            theirs = await channel.get_queue("of-another-team", ensure=False)
+            await theirs.unbind(topology.REQUESTS, "#")
         await eventually(lambda: database.fetchval("SELECT NOT EXISTS (SELECT FROM outbox)"))
 
     assert errors <= {"not confirmed", "refused by the broker"}

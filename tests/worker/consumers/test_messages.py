@@ -1,5 +1,6 @@
-"""The consumer of calculation.created sets and announces the calculation of a request once."""
+"""A calculation is recorded and announced once, and an event leads to one e-mail in the ledger."""
 
+import asyncio
 import json
 import re
 from typing import Any
@@ -14,17 +15,20 @@ from structlog.testing import capture_logs
 from service.calculation_requests.model import RequestNotFound
 from service.identifiers import new_request_id, uuid_of
 from tests.harness.in_process import running
+from tests.harness.stored import new_request
 from tests.harness.waiting import eventually
-from tests.worker.conftest import TRACEPARENT, publish
+from tests.worker.conftest import TRACEPARENT, created_body, created_event, publish
 from tests.worker.consumers.conftest import dead_letter
-from tests.worker.steps import calculate
-from worker.consumers import calculations, incoming
+from tests.worker.mail.conftest import all_are
+from tests.worker.steps import calculate, intend_email
+from worker.consumers import calculations, incoming, notifications
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.consumers.incoming import LARGEST_BODY, Malformed
-from worker.rabbitmq.topology import CALCULATION_RESULTS
+from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS
 
 CALCULATED = "SELECT * FROM event JOIN outbox USING (request_id, sequence) WHERE type = 'request.calculated'"
 GOOD = {"request_uuid": "req_" + "0" * 22, "calculation_id": "calc-1"}
+ATTRIBUTES = {"specversion": "1.0", "id": "1", "source": "/sdlt", "type": "calculation.created"}
 
 
 def decode(body: bytes) -> Result:
@@ -32,28 +36,28 @@ def decode(body: bytes) -> Result:
 
 
 def cloud_event(data: dict[str, Any] | str, **changes: Any) -> bytes:
-    attributes = {"specversion": "1.0", "id": "1", "source": "/sdlt", "type": "calculation.created"}
-    return msgspec.json.encode({**attributes, **changes, "data": data})
+    return msgspec.json.encode(ATTRIBUTES | changes | {"data": data})
 
 
 def as_base64(data: bytes) -> bytes:
     """Return what the Python SDK 2.2 writes if it is given the data as bytes."""
-    event = {"specversion": "1.0", "id": "1", "source": "/sdlt", "type": "calculation.created"}
-    event |= {"time": "2026-11-28T14:40:17.701570Z", "datacontenttype": "application/json; charset=utf-8"}
-    return msgspec.json.encode({**event, "data_base64": data})
+    time = {"time": "2026-11-28T14:40:17.701570Z", "datacontenttype": "application/json; charset=utf-8"}
+    return msgspec.json.encode({**ATTRIBUTES, **time, "data_base64": data})
 
 
 def bare_data(**data: Any) -> bytes:
     return msgspec.json.encode({"request_uuid": "req_1"} | data)
 
 
-async def test_result_for_no_request_or_for_one_with_another_calculation_is_refused(database, stored_request):
+async def test_message_for_no_request_and_another_calculation_are_refused(database, pool, stored_request):
     await calculate(database, stored_request.uuid, "C-1")
 
     with pytest.raises(CalculationAlreadyRecorded, match=r"^calculation_id: the request has another"):
         await calculate(database, stored_request.uuid, "C-2")
     with pytest.raises(RequestNotFound, match=r"^request_uuid: there is no such request$"):
         await calculate(database, uuid_of(new_request_id()), "C-1")
+    with pytest.raises(RequestNotFound, match=r"^data\.uuid: there is no such request$"):
+        await intend_email(created_event(new_request()), pool=pool)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +72,9 @@ async def test_event_continues_the_trace_of_the_result_or_begins_one(
     calculation_consumer, channel, database, stored_request, header, body, passed_on
 ):
     data = {"request_uuid": stored_request.uuid, "calculation_id": "calc-1"}
+    sent = cloud_event(data, traceparent=body)
 
     async with running(calculation_consumer.run):
-        sent = cloud_event(data, traceparent=body)
         await publish(channel, CALCULATION_RESULTS, sent, headers={"traceparent": header})
         event = await eventually(lambda: database.fetchrow(CALCULATED))
 
@@ -105,10 +109,8 @@ _CHARACTERS = "Control, line-separator and bidirectional characters are not allo
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_malformed_result_is_refused_with_the_name_of_the_field_and_without_its_value(body, reason):
-    with pytest.raises(Malformed) as refusal:
+    with pytest.raises(Malformed, match=f"^{re.escape(reason)}$"):
         decode(body)
-
-    assert str(refusal.value) == reason
 
 
 async def test_dead_letter_and_its_log_line_name_the_field_the_request_and_the_sender(
@@ -124,43 +126,71 @@ async def test_dead_letter_and_its_log_line_name_the_field_the_request_and_the_s
             dead = await dead_letter(channel, CALCULATION_RESULTS)
             await eventually(lambda: "message_dead_lettered" in str(logs))
 
-    assert dead.headers["x-reason-text"] == "type: Expected calculation.created"
     (line,) = [line for line in logs if line["event"] == "message_dead_lettered"]
-    assert (line["queue"], line["reason"]) == (CALCULATION_RESULTS.name, "Malformed")
-    assert (line["uuid"], line["calculation_id"]) == (stored_request.uuid, "calc-1")
-    assert line["trace_id"] == TRACEPARENT.split("-")[1]
-    assert (line["message_id"], line["user_id"]) == ("theirs-1", user)
-    assert (dead.message_id, dead.headers["x-user-id"]) == ("theirs-1", user)
+    sent = {"uuid": stored_request.uuid, "message_id": "theirs-1", "user_id": user}
+    trace = {"trace_id": TRACEPARENT.split("-")[1], "calculation_id": "calc-1"}
+    about = {"queue": CALCULATION_RESULTS.name, "reason": "Malformed", **sent, **trace}
+    assert about.items() <= line.items()
+    assert dead.message_id == "theirs-1"
+    assert dead.headers["x-reason-text"] == "type: Expected calculation.created"
+    assert dead.headers["x-user-id"] == user
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"[]", b"\xff", b"[" * LARGEST_BODY, cloud_event({"uuid": "ada@example.com"}, traceparent="ada")],
-)
-def test_message_that_names_no_request_has_no_topic(body):
-    read = incoming.read(body)
-
-    assert (read.uuid, read.calculation_id, read.traceparent) == (None, None, None)
+def test_message_that_names_no_request_has_no_topic():
+    names_none = cloud_event({"uuid": "ada@example.com"}, traceparent="ada")
+    for body in (b"", b"[]", b"\xff", b"[" * LARGEST_BODY, names_none):
+        read = incoming.read(body)
+        assert (read.uuid, read.calculation_id, read.traceparent) == (None, None, None)
 
 
-@pytest.mark.parametrize("as_event", [True, False], ids=["CloudEvent", "bare"])
-def test_topic_is_the_request_that_the_result_is_recorded_for(*, as_event):
+def test_topic_is_the_request_that_the_result_is_recorded_for():
     meant, other = uuid_of(new_request_id()), uuid_of(new_request_id())
     data = {"uuid": other, "request_uuid": meant, "calculation_id": "calc-1"}
-    body = (
-        cloud_event(data, subject=other, request_uuid=other)
-        if as_event
-        else msgspec.json.encode(data | {"subject": other, "data": {"uuid": other, "request_uuid": other}})
-    )
-
-    assert uuid_of(decode(body).request_id) == meant
-    assert incoming.read(body).uuid == meant
+    around = {"subject": other, "request_uuid": other}
+    for body in (cloud_event(data, **around), msgspec.json.encode(around | data | {"data": around})):
+        assert uuid_of(decode(body).request_id) == incoming.read(body).uuid == meant
 
 
 def test_unknown_fields_are_ignored_and_the_longest_message_and_calculation_id_are_accepted():
     data = GOOD | {"tax": 1250, "calculation_id": "x" * 255}
+    bare, result = msgspec.json.encode(data), Result(UUID(int=0), "x" * 255)
 
-    assert decode(msgspec.json.encode(data)) == Result(UUID(int=0), "x" * 255)
-    assert decode(cloud_event(data, dataschema="/v2")) == Result(UUID(int=0), "x" * 255, path="data.")
-    assert decode(msgspec.json.encode(data).ljust(LARGEST_BODY)) == Result(UUID(int=0), "x" * 255)
-    assert decode(as_base64(json.dumps(data).encode())) == Result(UUID(int=0), "x" * 255, path="data.")
+    assert [decode(bare), decode(bare.ljust(LARGEST_BODY))] == [result] * 2
+    in_event = msgspec.structs.replace(result, path="data.")
+    assert [decode(cloud_event(data, dataschema="/v2")), decode(as_base64(bare))] == [in_event] * 2
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "reason"),
+    [
+        (rb'"data":{[^}]+}', b'"data":{}', "data: Object missing required field"),
+        (rb"request\.created", b"request.email_sent", "type: Expected request.created"),
+        (rb'"req_\w+"', b'""', "data.uuid: Expected the uuid of a request"),
+        (rb'"req_\w+"', b'"req_1"', "data.uuid: Expected the uuid of a request"),
+    ],
+)
+def test_body_that_is_no_created_event_is_malformed(part, other, reason):
+    body = re.sub(part, other, created_body(new_request()))
+
+    with pytest.raises(Malformed, match=f"^{reason}"):
+        notifications.decode(incoming.read(body), None)
+
+
+async def test_event_leads_to_one_email_however_often_it_comes(
+    worker_settings, pool, channel, postman, mail_server, database, stored_request
+):
+    event, due = created_event(stored_request), asyncio.Event()
+    async with running(notifications.consumer(worker_settings, pool, due).run):
+        await publish(channel, NOTIFICATIONS, created_body(stored_request))
+        await eventually(due.is_set)
+    email = await database.fetchrow("SELECT request_id, number, kind, state, attempts FROM email")
+    assert email == (stored_request.id, 1, "invitation", "pending", 0)
+
+    await database.execute("DELETE FROM email")
+    async with running(postman.run):
+        await asyncio.gather(*(intend_email(event, pool=pool) for _ in range(8)))
+        await eventually(lambda: all_are(database, "sent"))
+        await intend_email(event, pool=pool)
+        assert await postman.claim_due() == 0
+
+    assert [mail.recipients for mail in mail_server.accepted] == [[stored_request.customer_email]]

@@ -1,1 +1,0 @@
-"""The measurements of `make bench`, one a module, each with a `measure(stand)`."""
