@@ -7,6 +7,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from deploy.local.machine.folders import CHECKOUT
 from service import app
 from service.api.bodies import CreateBody
 from service.calculation_requests import event_history, model
@@ -34,6 +35,14 @@ async def request_(database):
     request = stored.new_request(external_id="crm-17")
     await stored.insert(database, request)
     return request
+
+
+def test_requests_are_changed_in_one_way():
+    """Otherwise the feed could miss the change, or its event could have another's sequence."""
+    changes = re.compile(r"UPDATE\s+calculation_request\b|INTO\s+event\b")
+    files = [file for package in ("service", "worker") for file in (CHECKOUT / package).rglob("*.py")]
+
+    assert {file.name for file in files if changes.search(file.read_text())} == {"storing.py", "changing.py"}
 
 
 def test_uuids_have_a_fixed_width_and_sort_by_time():
