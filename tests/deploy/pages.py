@@ -70,10 +70,10 @@ def alert_entries() -> dict[str, str]:
     return found
 
 
-def metrics_listed(process: str) -> dict[str, tuple[frozenset[str], bool]]:
+def metrics_listed(process: str) -> dict[str, tuple[set[str], bool]]:
     """Return every metric in the table that *process* heads: its labels, and whether it is a histogram."""
     found = [
-        (name, (frozenset(labels.split(",")) - {""}, row[1].startswith("histogram")))
+        (name, (set(labels.split(",")) - {""}, row[1].startswith("histogram")))
         for row in rows(REFERENCE, "Metrics", f"{process} |")
         for name, labels in _METRIC.findall(row[0])
     ]

@@ -4,7 +4,7 @@ import re
 
 import httpx
 
-from tests.deploy.exported_metrics import our_metrics
+from tests.deploy.alerts import our_metrics
 from tests.deploy.pages import metrics_listed
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.metrics import scrape
