@@ -26,7 +26,8 @@ async def test_relays_are_counted_by_the_age_of_the_oldest_event_and_senders_by_
             """
             INSERT INTO outbox (request_id, sequence, created_at, next_attempt_at)
             SELECT gen_random_uuid(), 1, now() - age::interval, now() + next::interval
-              FROM (VALUES ('15 s', NULL), ('40 s', NULL), ('5 s', NULL), ('1 hour', '1 min')) AS event (age, next);
+              FROM (VALUES ('15 s', NULL), ('40 s', NULL), ('5 s', NULL), ('1 hour', '1 min'))
+                   AS event (age, next);
             INSERT INTO email (request_id, number, kind, state, next_attempt_at)
             VALUES (gen_random_uuid(), 1, 'due', 'pending', now()),
                    (gen_random_uuid(), 1, 'later', 'pending', now() + interval '1 hour'),
