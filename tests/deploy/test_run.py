@@ -61,16 +61,16 @@ def place(tmp_path: Path, reports: list[str]) -> Place:
     return Place(folder=tmp_path / "servers", report=reports.append)
 
 
-def sleeper(folder: Path, code: str = SLEEP, *, stop_seconds: float = 10.0) -> Program:
-    command, where = [sys.executable, "-c", code], {"folder": folder, "log": folder / "sleeper.log"}
+def sleeper(folder: Path, code: str = SLEEP, *, seconds: float = 10.0) -> Program:
+    command, log = [sys.executable, "-c", code], folder / "sleeper.log"
     return Program(
-        name="sleeper", command=command, environment=os.environ, stop_seconds=stop_seconds, **where
+        name="sleeper", command=command, environment=os.environ, folder=folder, log=log, stop_seconds=seconds
     )
 
 
 @pytest.mark.parametrize(("code", "seconds", "ended_by"), [(SLEEP, 10.0, "SIGTERM"), (DEAF, 0.1, "SIGKILL")])
 def test_program_ends_with_its_context_even_if_it_ignores_its_signal(code, seconds, ended_by, tmp_path):
-    with running(sleeper(tmp_path, code, stop_seconds=seconds)) as process:
+    with running(sleeper(tmp_path, code, seconds=seconds)) as process:
         assert wait_until(lambda: "began" in process.last_lines(), seconds=30)
         assert process.trouble() is None
 
