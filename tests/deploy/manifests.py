@@ -2,10 +2,8 @@
 
 import functools
 import os
-import re
 import shutil
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -39,7 +37,6 @@ SECRETS = {
     process: OF_ALL & {field.encode_name for field in msgspec.structs.fields(settings)}
     for process, settings in (SETTINGS | _OF_TEMPLATE).items()
 }
-_OF_KUBERNETES = re.compile(r"[^.]+$|(rbac[.]authorization|networking)[.]k8s[.]io/")
 
 
 @functools.cache
@@ -61,21 +58,9 @@ def render(folder: Path) -> tuple[Manifest, ...]:
 
 def rendered_upon_production(*parts: str, folder: Path) -> dict[str, Manifest]:
     """Return the objects of an overlay outside that adds *parts* to production, by kind and name."""
-    folder.mkdir(exist_ok=True)
     production = {"resources": [f"{OURS}/overlays/production"]}
     objects = overlay_outside(folder, production, *map(msgspec.yaml.decode, parts))
     return {f"{one['kind']} {one['metadata']['name']}": one for one in objects}
-
-
-def valid_kinds(objects: Iterable[Manifest]) -> set[str]:
-    """Validate what is Kubernetes' own in strict mode, and return its kinds. May skip the test."""
-    validator = pytest.importorskip(
-        "kubernetes_validate", reason="kubernetes-validate is installed by `make deploy-check`"
-    )
-    of_kubernetes = [one for one in objects if _OF_KUBERNETES.match(one["apiVersion"])]
-    for one in of_kubernetes:
-        validator.validate(one, "1.33", strict=True)
-    return {one["kind"] for one in of_kubernetes}
 
 
 def of_kind(overlay: str, *kinds: str) -> dict[str, Manifest]:
@@ -84,13 +69,19 @@ def of_kind(overlay: str, *kinds: str) -> dict[str, Manifest]:
 
 def overlay_outside(folder: Path, *parts: Manifest) -> tuple[Manifest, ...]:
     """Return every object of an overlay in *folder*. Its lists are those of all *parts*."""
+    return render(written_outside(folder, *parts))
+
+
+def written_outside(folder: Path, *parts: Manifest) -> Path:
+    """Write an overlay into *folder*, made if it is missing, and return it."""
+    folder.mkdir(exist_ok=True)
     ours = os.path.relpath(K8S, folder.resolve())
     merged: Manifest = {}
     for part in parts:
         for key, value in part.items():
             merged[key] = [*merged.get(key, []), *value] if isinstance(value, list) else value
     (folder / "kustomization.yaml").write_text(msgspec.yaml.encode(merged).decode().replace(OURS, ours))
-    return render(folder)
+    return folder
 
 
 def the_one(overlay: str, kind: str, name: str) -> Manifest:

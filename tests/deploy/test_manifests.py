@@ -30,12 +30,6 @@ def test_every_object_is_in_the_namespace_so_that_its_tenant_may_apply_it_and_de
 
 
 @each_overlay
-def test_core_kinds_are_valid_in_strict_mode(overlay):
-    kinds = manifests.valid_kinds(manifests.rendered(overlay))
-    assert {"Deployment", "Service", "PodDisruptionBudget", "ConfigMap"} <= kinds
-
-
-@each_overlay
 def test_pods_meet_the_restricted_pod_security_standard_and_request_what_they_need(overlay):
     assert "label namespace calculation-requests pod-security.kubernetes.io/enforce=restricted\n" in PAGE
     callers = {"metadata": {"name": "api"}, "spec": {"template": callers_pod(workloads(overlay)["api"], {})}}
@@ -49,7 +43,10 @@ def test_pods_meet_the_restricted_pod_security_standard_and_request_what_they_ne
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for one in containers_of(pod):
             assert one["securityContext"] == one["securityContext"] | expected
-        assert workload is callers or min(requested(container_of(workload))) > 0
+        assert workload is callers or pod["containers"][0]["resources"]["requests"].keys() >= {
+            "cpu",
+            "memory",
+        }
 
 
 def containers_of(pod: manifests.Manifest) -> list[manifests.Manifest]:
@@ -174,17 +171,6 @@ def test_secrets_that_production_needs_are_made_by_operators_or_documented():
     assert all(f"`{word}`" in PAGE for name, keys in documented.items() for word in (name, *keys))
 
 
-def test_roles_of_postgres_exist_before_the_schema_and_log_in_with_the_secrets_of_their_processes():
-    cluster = the_one("production", "Cluster", "postgres")["spec"]
-    roles = ("api", "worker", "operator", "scaling")
-    made = {f"CREATE ROLE calculation_requests_{role}" for role in roles}
-
-    assert set(cluster["bootstrap"]["initdb"]["postInitSQL"]) == made
-    assert {role["name"]: role["passwordSecret"]["name"] for role in cluster["managed"]["roles"]} == {
-        f"calculation_requests_{role}": f"postgres-{role}" for role in roles
-    }
-
-
 def secrets_in(manifest: Any) -> dict[str, set[str]]:
     """Return the keys of each Secret that a part of a manifest refers to."""
     used: dict[str, set[str]] = {}
@@ -290,67 +276,6 @@ def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode_and_the_schema_
     assert pooler["poolMode"] == "transaction"
     assert manifests.configuration("production")["DATABASE_STATEMENT_CACHE_SIZE"] == "0"
     assert (database["name"], URL(database["value"]).host) == ("DATABASE_URL", "postgres-rw")
-
-
-def requested(container: manifests.Manifest) -> tuple[float, float]:
-    """Return the CPUs and the GiB that a container, or an engine for each of its pods, requests."""
-    units = {"m": 0.001, "Mi": 1 / 1024, "Gi": 1, "": 1}
-    requests = container["resources"]["requests"]
-    amounts = (re.fullmatch(r"(\d+)(\w*)", str(requests[name])) for name in ("cpu", "memory"))
-    cpus, memory = (float(amount[1]) * units[amount[2]] for amount in amounts if amount)
-    return cpus, memory
-
-
-@pytest.mark.parametrize("overlay", ["external", *WITH_ENGINES])
-def test_connections_fit_when_all_is_scaled_out_and_the_page_says_how_many_and_what_the_pods_request(overlay):
-    counts = manifests.replicas(overlay)
-    of_process = {name: requested(container_of(workloads(overlay)[name])) for name in PROCESSES}
-    pods = [(of_process[name], least) for name, (least, _) in counts.items()]
-    for one in of_kind(overlay, "Cluster", "RabbitmqCluster", "Pooler").values():
-        given = one["spec"]
-        container = given["template"]["spec"]["containers"][0] if one["kind"] == "Pooler" else given
-        pods.append((requested(container), given.get("instances") or given["replicas"]))
-    cpus, memory = (sum(count * each[part] for each, count in pods) for part in (0, 1))
-    surge = [sum(each[part] for each in of_process.values()) for part in (0, 1)]
-    job = requested(container_of(workloads(overlay)["operator"]))
-    # In a rollout there is one pod more of each process. Each API applies the schema before it starts.
-    most = {name: most + 1 for name, (_, most) in counts.items()}
-    sizes = {name: manifests.environment_of(overlay, name).get("DATABASE_POOL_SIZE") for name in most}
-    pooled = sum(count * float(sizes[name] or 10) for name, count in most.items())
-    beside_the_pools, operators = most["relay"] + most["api"], 5
-    if overlay in WITH_ENGINES:
-        pooler = the_one(overlay, "Pooler", "postgres-pooler")["spec"]
-        parameters = pooler["pgbouncer"]["parameters"]
-        allowed = the_one(overlay, "Cluster", "postgres")["spec"]["postgresql"]["parameters"][
-            "max_connections"
-        ]
-        users = 3  # PgBouncer has a pool for each: the API's, the worker's, and in a rotation another one's.
-        servers = pooler["instances"] * users * int(parameters["default_pool_size"])
-        engine, keda = 15, len(of_kind(overlay, "ScaledObject"))
-        # One PgBouncer may have to carry all of them.
-        assert pooled <= int(parameters["max_client_conn"])
-        assert servers + beside_the_pools + keda + operators + engine <= int(allowed)
-    else:
-        superusers = 3
-        allowed = f"{pooled + beside_the_pools + operators + superusers:.0f}"
-        assert f"{allowed} connections" in PAGE
-
-    page = " ".join(PAGE.split())
-    listed = {cells[0]: cells[1:4] for cells in rows(INSTALLATION, "Scaling", "| CPUs")}
-    assert listed[overlay] == [f"{cpus:.2f}", f"{memory:.1f} GiB", allowed], "deploy/README.md, Scaling"
-    assert f"requests {surge[0]:.1f} CPUs and {surge[1] * 1024:.0f} MiB more" in page
-    assert f"`operate` requests {job[0]} CPUs and {job[1] * 1024:.0f} MiB" in page
-
-
-@pytest.mark.parametrize("overlay", WITH_ENGINES)
-def test_autoscalers_target_deployments_that_exist_and_set_no_replicas(overlay):
-    deployments = of_kind(overlay, "Deployment")
-    scalers = of_kind(overlay, "HorizontalPodAutoscaler", "ScaledObject").values()
-    fixed = {name for name, deployment in deployments.items() if "replicas" in deployment["spec"]}
-    scaled = {one["spec"]["scaleTargetRef"]["name"] for one in scalers}
-
-    assert len(scalers) == len(scaled)
-    assert fixed == set(PROCESSES) - scaled, "replicas in deploy/k8s/base/workers.yaml, or an autoscaler"
 
 
 @each_overlay

@@ -22,8 +22,7 @@ _ALLOWED = (
     "TypeScript is not installed",
     # Only the tests of openapi-generator need it.
     "Java is not installed",
-    # `make deploy-check` installs both and runs these tests.
-    "kubernetes-validate is installed by `make deploy-check`",
+    # `make deploy-check` installs it and runs this test.
     "AsyncAPI's parser is not installed",
 )
 
