@@ -11,7 +11,7 @@ from service.telemetry import tracing
 from tests.cluster.kubernetes import callers_pod
 from tests.deploy import manifests
 from tests.deploy.manifests import PROCESSES, WITH_ENGINES, container_of, of_kind, pod_of, the_one, workloads
-from tests.deploy.pages import INSTALLATION, OPERATING, REFERENCE, rows
+from tests.deploy.pages import INSTALLATION, OPERATING, REFERENCE
 
 OF_LIBRARIES = {"PGSSLROOTCERT", "SSL_CERT_FILE"}
 OF_THE_SECRET = {
