@@ -31,11 +31,10 @@ SETTINGS: dict[str, type[Settings]] = {
     "api": ServiceSettings,
     **{name: role.settings for name, role in ROLES.items()},
 }
-_OF_TEMPLATE: dict[str, type[Settings]] = {"operator": EmailSettings}  # of operators' Jobs
-# The secrets of each process. LISTEN_DATABASE_URL and those of bounces are optional.
+# The secrets of each process, and of operators' Jobs. LISTEN_DATABASE_URL and those of bounces are optional.
 SECRETS = {
     process: OF_ALL & {field.encode_name for field in msgspec.structs.fields(settings)}
-    for process, settings in (SETTINGS | _OF_TEMPLATE).items()
+    for process, settings in (SETTINGS | {"operator": EmailSettings}).items()
 }
 
 
@@ -106,7 +105,7 @@ def container_of(workload: Manifest) -> Manifest:
 def schema_container_of(overlay: str) -> Manifest:
     """Return the init container that applies the schema before an API starts."""
     first = pod_of(workloads(overlay)["api"])["initContainers"]
-    return next(container for container in first if container["name"] == "schema")
+    return next(each for each in first if each["name"] == "schema")
 
 
 def workloads(overlay: str) -> dict[str, Manifest]:
@@ -116,16 +115,14 @@ def workloads(overlay: str) -> dict[str, Manifest]:
 
 def replicas(overlay: str) -> dict[str, tuple[int, int]]:
     """Return how many pods of each process there are at least and at most."""
-    counts = {}
-    for name in PROCESSES:
-        fixed = workloads(overlay)[name]["spec"].get("replicas")
-        counts[name] = (fixed, fixed)
+    fixed = {name: workloads(overlay)[name]["spec"].get("replicas") for name in PROCESSES}
+    counts = {name: (count, count) for name, count in fixed.items()}
     for scaler, least, most in (
         ("HorizontalPodAutoscaler", "minReplicas", "maxReplicas"),
         ("ScaledObject", "minReplicaCount", "maxReplicaCount"),
     ):
-        for name, one in of_kind(overlay, scaler).items():
-            counts[name] = (one["spec"][least], one["spec"][most])
+        scaled = of_kind(overlay, scaler).items()
+        counts |= {name: (one["spec"][least], one["spec"][most]) for name, one in scaled}
     return counts
 
 
