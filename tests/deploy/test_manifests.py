@@ -43,10 +43,8 @@ def test_pods_meet_the_restricted_pod_security_standard_and_request_what_they_ne
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for one in containers_of(pod):
             assert one["securityContext"] == one["securityContext"] | expected
-        assert workload is callers or pod["containers"][0]["resources"]["requests"].keys() >= {
-            "cpu",
-            "memory",
-        }
+        if workload is not callers:
+            assert {"cpu", "memory"} <= container_of(workload)["resources"]["requests"].keys()
 
 
 def containers_of(pod: manifests.Manifest) -> list[manifests.Manifest]:
@@ -96,27 +94,41 @@ def test_no_pod_ends_before_its_successor_is_ready_or_in_disorder_and_evictions_
 
 
 @each_overlay
-@pytest.mark.parametrize("process", PROCESSES)
-def test_every_setting_without_a_default_is_set_and_none_is_invalid(overlay, process):
+@pytest.mark.parametrize("process", manifests.SECRETS)
+def test_process_gets_complete_settings_the_secrets_that_it_uses_and_nothing_else(overlay, process):
+    given, secrets = manifests.environment_of(overlay, process), manifests.SECRETS[process]
     # Values from a Secret are unknown here, and those from other variables are not expanded.
     made_up = dict.fromkeys(("DATABASE_URL", "LISTEN_DATABASE_URL"), "postgresql://host/name")
     made_up |= {"AMQP_URL": "amqp://host/", "SMTP_URL": "smtp://host", "REQUEST_SECRET_KEYS": "key"}
-    made_up |= {"BOUNCES_URL": "imaps://host"}
-    given = manifests.environment_of(overlay, process)
+    values = {name: made_up.get(name, value) for name, value in given.items()} | {
+        "BOUNCES_URL": "imaps://host"
+    }
+    parts: set[str] = set()
+    defined = set(manifests.configuration(overlay))
+    for entry in container_of(workloads(overlay)[process])["env"]:
+        used = set(re.findall(r"\$\((\w+)\)", entry.get("value") or ""))
+        assert used <= defined, "Kubernetes does not expand `$(NAME)` if NAME is defined later"
+        parts |= used
+        defined.add(entry["name"])
 
-    values = {name: made_up.get(name, value) for name, value in given.items()}
-    msgspec.convert(values, manifests.SETTINGS[process], strict=False)
+    if process in PROCESSES:
+        msgspec.convert(values, manifests.SETTINGS[process], strict=False)
+    assert given.keys() & manifests.OF_ALL | {"LISTEN_DATABASE_URL"} == secrets | {"LISTEN_DATABASE_URL"}
+    settings = [msgspec.structs.fields(each) for each in manifests.SETTINGS.values()]
+    assert defined <= {field.encode_name for fields in settings for field in fields} | OF_LIBRARIES | parts
 
 
 @each_overlay
-def test_process_gets_only_the_secrets_that_it_uses_and_only_the_schema_is_applied_as_the_owner(overlay):
+def test_schema_is_applied_as_the_owner_before_every_start_of_an_api_and_by_nothing_else(overlay):
+    schema = manifests.schema_container_of(overlay)
     owner, users = {"postgres-app", "OWNER_DATABASE_URL"}, {"api": "api", "operator": "operator"}
 
-    assert words_of_secrets(manifests.schema_container_of(overlay)) & owner
-    for process, secrets in manifests.SECRETS.items():
-        user, given = users.get(process, "worker"), manifests.environment_of(overlay, process).keys()
-        used = words_of_secrets(container_of(workloads(overlay)[process]))
-        assert given & manifests.OF_ALL | {"LISTEN_DATABASE_URL"} == secrets | {"LISTEN_DATABASE_URL"}
+    assert schema["args"] == ["service", "schema", "apply"]
+    assert words_of_secrets(schema) & owner
+    assert of_kind(overlay, "Job") == {}, "it would end for good"
+    assert all("initContainers" not in pod_of(workloads(overlay)[name]) for name in manifests.WORKERS)
+    for process in manifests.SECRETS:
+        user, used = users.get(process, "worker"), words_of_secrets(container_of(workloads(overlay)[process]))
         assert used & {f"postgres-{user}", f"{user.upper()}_DATABASE_URL"}
         assert not used & owner
 
@@ -124,22 +136,6 @@ def test_process_gets_only_the_secrets_that_it_uses_and_only_the_schema_is_appli
 def words_of_secrets(container: manifests.Manifest) -> set[str]:
     """Return the names and the keys of the Secrets that a container gets."""
     return {word for name, keys in secrets_in(container).items() for word in (name, *keys)}
-
-
-@each_overlay
-def test_variables_are_settings_or_parts_of_one_that_follows(overlay):
-    """Kubernetes does not expand `$(NAME)` if NAME is defined later."""
-    settings = [msgspec.structs.fields(each) for each in manifests.SETTINGS.values()]
-    names = {field.encode_name for fields in settings for field in fields} | OF_LIBRARIES
-    for process in manifests.SECRETS:
-        parts: set[str] = set()
-        defined = set(manifests.configuration(overlay))
-        for entry in container_of(workloads(overlay)[process])["env"]:
-            used = set(re.findall(r"\$\((\w+)\)", entry.get("value") or ""))
-            assert used <= defined
-            parts |= used
-            defined.add(entry["name"])
-        assert defined <= names | parts
 
 
 def test_no_secret_is_committed_but_the_made_up_ones_and_without_operators_only_one_is_needed():
@@ -230,39 +226,34 @@ def test_processes_of_your_own_servers_trust_the_authorities_in_a_config_map_tha
     assert "create configmap trust --from-file=ca.crt" in PAGE
 
 
-@pytest.mark.parametrize("process", manifests.OF_RABBITMQ)
-def test_worker_uses_tls_to_rabbitmq_and_trusts_the_authority_that_signed(process):
-    deployment = workloads("production")[process]
-    certificate = the_one("production", "Certificate", "rabbitmq")["spec"]
-    authority = the_one("production", "Issuer", certificate["issuerRef"]["name"])["spec"]["ca"]["secretName"]
-    signing = [one["spec"] for one in of_kind("production", "Certificate").values() if "isCA" in one["spec"]]
-    broker = the_one("production", "RabbitmqCluster", "rabbitmq")
-    url = URL(manifests.environment_of("production", process)["AMQP_URL"] or "")
-
-    assert (url.scheme, url.host, url.port) == ("amqps", broker["metadata"]["name"], 5671)
-    assert url.host in certificate["dnsNames"]
-    secret = source_of(url.query["cafile"], container_of(deployment), pod_of(deployment))["secret"]
-    assert secret == {"secretName": certificate["secretName"], "items": OWN_AUTHORITY}
-    assert broker["spec"]["tls"]["secretName"] == certificate["secretName"]
-    assert [one["secretName"] for one in signing] == [authority]
-
-
-def test_rabbitmq_listens_only_with_tls_and_keda_and_prometheus_verify_its_certificate():
+def test_rabbitmq_listens_only_with_tls_and_each_of_its_clients_verifies_its_certificate():
     broker = the_one("production", "RabbitmqCluster", "rabbitmq")["spec"]
-    names = the_one("production", "Certificate", "rabbitmq")["spec"]["dnsNames"]
+    certificate = the_one("production", "Certificate", "rabbitmq")["spec"]
+    names, authority = certificate["dnsNames"], {"name": certificate["secretName"], "key": "ca.crt"}
+    issuer = the_one("production", "Issuer", certificate["issuerRef"]["name"])["spec"]["ca"]["secretName"]
+    signing = [one["spec"] for one in of_kind("production", "Certificate").values() if "isCA" in one["spec"]]
+
+    assert (broker["tls"]["disableNonTLSListeners"], broker["tls"]["secretName"]) == (True, authority["name"])
+    assert "tcp" not in broker["rabbitmq"]["additionalConfig"]
+    assert [one["secretName"] for one in signing] == [issuer]
+    for process in manifests.OF_RABBITMQ:
+        deployment = workloads("production")[process]
+        url = URL(manifests.environment_of("production", process)["AMQP_URL"] or "")
+        assert (url.scheme, url.host, url.port) == ("amqps", "rabbitmq", 5671)
+        assert url.host in names
+        secret = source_of(url.query["cafile"], container_of(deployment), pod_of(deployment))["secret"]
+        assert secret == {"secretName": authority["name"], "items": OWN_AUTHORITY}
+
     given = the_one("production", "TriggerAuthentication", "rabbitmq")["spec"]
     triggers = [one["spec"]["triggers"][0] for one in of_kind("production", "ScaledObject").values()]
     hosts = [URL(one["metadata"]["host"]) for one in triggers if one["type"] == "rabbitmq"]
-    authority = {"name": broker["tls"]["secretName"], "key": "ca.crt"}
-    scraped = the_one("production", "PodMonitor", "calculation-requests-rabbitmq")["spec"]
-
-    assert broker["tls"]["disableNonTLSListeners"] is True
-    assert "tcp" not in broker["rabbitmq"]["additionalConfig"]
-    assert {(host.scheme, host.host in names, host.port) for host in hosts} == {("https", True, 15671)}
     (switch,) = given["configMapTargetRef"]
-    assert switch["parameter"] == "tls"
-    assert the_one("production", "ConfigMap", switch["name"])["data"][switch["key"]] == "enable"
+    enabled = the_one("production", "ConfigMap", switch["name"])["data"][switch["key"]]
+    assert {(host.scheme, host.host in names, host.port) for host in hosts} == {("https", True, 15671)}
+    assert (switch["parameter"], enabled) == ("tls", "enable")
     assert {"parameter": "ca", **authority} in given["secretTargetRef"]
+
+    scraped = the_one("production", "PodMonitor", "calculation-requests-rabbitmq")["spec"]
     for endpoint in scraped["podMetricsEndpoints"]:
         assert (endpoint["scheme"], endpoint["port"]) == ("https", "prometheus-tls")
         assert endpoint["tlsConfig"]["ca"] == {"secret": authority}
@@ -276,13 +267,6 @@ def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode_and_the_schema_
     assert pooler["poolMode"] == "transaction"
     assert manifests.configuration("production")["DATABASE_STATEMENT_CACHE_SIZE"] == "0"
     assert (database["name"], URL(database["value"]).host) == ("DATABASE_URL", "postgres-rw")
-
-
-@each_overlay
-def test_schema_is_applied_before_every_start_of_an_api_and_by_nothing_that_ends_for_good(overlay):
-    assert manifests.schema_container_of(overlay)["args"] == ["service", "schema", "apply"]
-    assert of_kind(overlay, "Job") == {}
-    assert all("initContainers" not in pod_of(workloads(overlay)[name]) for name in manifests.WORKERS)
 
 
 def test_engines_have_exact_versions():

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-from pathlib import Path
 
 import httpx
 import pytest
@@ -124,7 +123,8 @@ async def test_http_api_does_what_the_commands_on_a_node_do_and_the_alert_counts
             assert await count(channel, QUEUE.dead_letters) == 0
 
             of_a_node = await eventually(lambda: exported_by(exporter))
-            await asyncio.to_thread(see_the_alert, of_a_node, tmp_path)
+            cases = [of_nodes(2, of_a_node, [{"queue": name} for name in NAMES]), of_nodes(3, of_a_node, [])]
+            await asyncio.to_thread(see, {"QueueMemberMissing": cases}, tmp_path)
 
             assert (await called("alarms")).status_code == httpx.codes.OK
             await broker.raise_memory_alarm()
@@ -134,16 +134,11 @@ async def test_http_api_does_what_the_commands_on_a_node_do_and_the_alert_counts
 async def exported_by(client: httpx.AsyncClient) -> list[str]:
     """Return the series of our queues, read as the page says, once the messages of each queue are counted."""
     (path,) = set(re.findall(r"`(/metrics/detailed\?[^`]+)`", INSTALLATION.read_text()))
-    lines = (await client.get(path)).text.splitlines()
-    series = [line.rpartition(" ")[0] for line in lines if line.startswith("rabbitmq_detailed_")]
+    series = re.findall(r"^(rabbitmq_detailed_.*) ", (await client.get(path)).text, re.MULTILINE)
     counted = {f'rabbitmq_detailed_queue_messages{{vhost="/",queue="{name}"}}' for name in NAMES}
     return series if counted <= {*series} else []
 
 
-def see_the_alert(of_a_node: list[str], folder: Path) -> None:
-    """See that QueueMemberMissing fires for each queue if two nodes export these series, not if three do."""
-    cases = []
-    for nodes, fires in ((2, [{"queue": name} for name in NAMES]), (3, [])):
-        of_all = [f'{one.rstrip("}")},instance="{node}"}}' for one in of_a_node for node in range(nodes)]
-        cases.append(Case(f"{nodes} nodes", dict.fromkeys(of_all, "1x400"), 91, fires))
-    see({"QueueMemberMissing": cases}, folder)
+def of_nodes(count: int, of_a_node: list[str], fires: list[dict[str, str]]) -> Case:
+    series = [f'{one.rstrip("}")},instance="{node}"}}' for one in of_a_node for node in range(count)]
+    return Case(f"{count} nodes", dict.fromkeys(series, "1x400"), 91, fires)
