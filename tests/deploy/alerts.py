@@ -47,10 +47,10 @@ _USUAL = {"namespace": "here", "pod": "1", "queue": "notifications", "vhost": "/
 _USUAL |= {"datname": "calculation_requests", "persistentvolumeclaim": "postgres-1-wal"}
 _USUAL |= {"application_name": "psql", "kind": "request_without_email"}
 _JOBS = {
-    "cnpg_pgbouncer_": "-postgres-pooler",
-    "cnpg_": "-postgres",
-    "barman_": "-postgres",
-    "rabbitmq_": "-rabbitmq",
+    "cnpg_pgbouncer": "-postgres-pooler",
+    "cnpg": "-postgres",
+    "barman": "-postgres",
+    "rabbitmq": "-rabbitmq",
 }
 
 
@@ -73,7 +73,7 @@ def see(cases: Mapping[str, Sequence[Case]], folder: Path, every: Mapping[str, s
     """
     files = []
     for alert, its_own in cases.items():
-        rules = {"groups": [{"name": alert, "rules": [*recordings_of(alert), ALERTS[alert]]}]}
+        rules = {"groups": [{"name": alert, "rules": rules_of(alert)}]}
         interval = (every or {}).get(alert, "15s")
         content = {
             "rule_files": [str(written(folder / f"{alert}-rules.json", rules))],
@@ -99,23 +99,15 @@ def _unit_test(alert: str, case: Case) -> dict[str, Any]:
     }
 
 
-def recordings_of(alert: str) -> list[dict[str, Any]]:
-    """Return the recordings that an alert asks for, directly or through other recordings."""
-    wanted = ALERTS[alert]["expr"]
-    for name in reversed(RECORDINGS):  # each asks only for earlier ones
-        if name in wanted:
-            wanted += RECORDINGS[name]["expr"]
-    return [rule for name, rule in RECORDINGS.items() if name in wanted]
-
-
-def queries_of(alert: str) -> list[str]:
-    """Return the query of an alert, and those of its recordings."""
-    return [rule["expr"] for rule in (ALERTS[alert], *recordings_of(alert))]
+def rules_of(alert: str) -> list[dict[str, Any]]:
+    """Return an alert, after the recordings if it asks for any."""
+    rule = ALERTS[alert]
+    return [*RECORDINGS.values(), rule] if any(name in rule["expr"] for name in RECORDINGS) else [rule]
 
 
 def labels_of(alert: str, labels: Mapping[str, str]) -> dict[str, str]:
     """Return all labels of a firing alert: *labels*, and the usual ones by which its rule groups first."""
-    grouping = re.search(r"by \(([^)]*)\)", " ".join(queries_of(alert)))
+    grouping = re.search(r"by \(([^)]*)\)", " ".join(rule["expr"] for rule in rules_of(alert)))
     grouped_by = re.findall(r"\w+", grouping[1]) if grouping else []
     usual = {name: value for name, value in _USUAL.items() if name in grouped_by}
     return {"alertname": alert, "alertstate": "firing", **ALERTS[alert]["labels"], **usual, **labels}
@@ -123,7 +115,7 @@ def labels_of(alert: str, labels: Mapping[str, str]) -> dict[str, str]:
 
 def of_target(series: str) -> str:
     """Return a series with the labels that Prometheus's operator adds."""
-    name, _, own = series.rstrip("}").partition("{")
+    name, _, own = series.rstrip(",}").partition("{")
     engine = next((ours for prefix, ours in _JOBS.items() if name.startswith(prefix)), "")
     added = {"job": f"here/calculation-requests{engine}", "namespace": "here"}
     if "pod=" not in own:

@@ -73,13 +73,9 @@ def test_published_schemas_refuse_neither_the_manifests_nor_a_restore_nor_a_role
 
     assert len(published) >= 35
     assert refusals(schemas, [*published, *changed]) == []
-
-
-def test_published_schemas_would_refuse_a_wrong_type_and_a_misspelt_field(schemas):
-    cluster = next(one for one in of_versions(_PUBLISHED) if one["kind"] == "Cluster")
-    changes = ({"instances": "three"}, {"instancse": 3})
-
-    assert refusals(schemas, [cluster | {"spec": cluster["spec"] | change} for change in changes]) == [
+    cluster = next(one for one in published if one["kind"] == "Cluster")
+    wrong = [cluster | {"spec": cluster["spec"] | one} for one in ({"instances": "three"}, {"instancse": 3})]
+    assert refusals(schemas, wrong) == [
         "Cluster postgres: data/spec/instances must be integer",
         "Cluster postgres: unknown fields: /spec/instancse",
     ]

@@ -97,7 +97,6 @@ def pod_of(workload: Manifest) -> Manifest:
 
 
 def container_of(workload: Manifest) -> Manifest:
-    """Return the only container."""
     (container,) = pod_of(workload)["containers"]
     return container
 
@@ -133,7 +132,6 @@ def grace_seconds() -> float:
 
 
 def configuration(overlay: str) -> dict[str, str]:
-    """Return the values of the ConfigMap of the service's processes."""
     return the_one(overlay, "ConfigMap", "configuration")["data"]
 
 

@@ -22,14 +22,11 @@ from tests.harness.programs import debian_program
 
 # A minute of the rules takes a second. A scrape every half second is half as frequent as the manifests say.
 _FACTOR = 60
-_EVERY = "500ms"
-_UNITS = {"m": 60, "h": 3600, "d": 86_400}
 # In JSON: windows of queries, and whole values.
 _DURATION = re.compile(r'(?<=[\["])(\d+)([mhd])(?=[\]"])')
 # Factors that stand for a window or an interval, and ages of an e-mail and an event. All other numbers of
 # seconds are compared with what the processes themselves do every few minutes, which takes as long as ever.
 _SECONDS = re.compile(r'\b(?:60|300)(?= \*)|(?<=> )60(?=\\n|")|(?<=le=\\")300[.]0(?=\\")')
-_NAMING_LABELS = ("role", "queue", "engine", "kind")
 
 
 class Fired(NamedTuple):
@@ -60,7 +57,9 @@ class Alerting(LoopbackServer):
         (length,) = re.findall(rb"(?i)content-length: (\d+)", await reader.readuntil(b"\r\n\r\n"))
         for alert in msgspec.json.decode(await reader.readexactly(int(length)))["alerts"]:
             labels, texts = alert["labels"], alert["annotations"]
-            names = [labels[name] for name in ("alertname", *_NAMING_LABELS) if name in labels]
+            names = [
+                labels[name] for name in ("alertname", "role", "queue", "engine", "kind") if name in labels
+            ]
             one = (" ".join(names[:2]), labels.get("namespace"))
             if alert["status"] == "resolved":
                 self.firing.discard(one)
@@ -74,8 +73,8 @@ class Alerting(LoopbackServer):
 
 def shortened(groups: Sequence[Any]) -> Any:
     """Return rule groups with every duration divided by the factor."""
-    text = msgspec.json.encode(groups).decode()
-    text = _DURATION.sub(lambda found: f"{int(found[1]) * _UNITS[found[2]] // _FACTOR}s", text)
+    units, text = {"m": 60, "h": 3600, "d": 86_400}, msgspec.json.encode(groups).decode()
+    text = _DURATION.sub(lambda found: f"{int(found[1]) * units[found[2]] // _FACTOR}s", text)
     return msgspec.json.decode(_SECONDS.sub(lambda found: str(float(found[0]) / _FACTOR), text))
 
 
@@ -91,7 +90,7 @@ async def alerting(
     written(
         folder / "prometheus.json",
         {
-            "global": {"scrape_interval": _EVERY, "evaluation_interval": _EVERY},
+            "global": {"scrape_interval": "500ms", "evaluation_interval": "500ms"},
             "rule_files": [f"{folder}/rules.json"],
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{router.port}"]}]}]},
             "scrape_configs": scraped,

@@ -80,9 +80,8 @@ def requested(container: manifests.Manifest) -> tuple[float, float]:
     """Return the CPUs and the GiB that a container, or an engine for each of its pods, requests."""
     units = {"m": 0.001, "Mi": 1 / 1024, "Gi": 1, "": 1}
     requests = container["resources"]["requests"]
-    amounts = (re.fullmatch(r"(\d+)(\w*)", str(requests[name])) for name in ("cpu", "memory"))
-    cpus, memory = (float(amount[1]) * units[amount[2]] for amount in amounts if amount)
-    return cpus, memory
+    (cpus,), (memory,) = (re.findall(r"^(\d+)(\w*)$", str(requests[name])) for name in ("cpu", "memory"))
+    return float(cpus[0]) * units[cpus[1]], float(memory[0]) * units[memory[1]]
 
 
 @pytest.mark.parametrize("overlay", ["external", *WITH_ENGINES])
@@ -104,12 +103,10 @@ def test_connections_fit_when_all_is_scaled_out_and_the_page_says_how_many_and_w
     pooled = sum(count * float(sizes[name] or 10) for name, count in most.items())
     beside_the_pools, operators = most["relay"] + most["api"], 5
     if overlay in WITH_ENGINES:
-        pooler, cluster = (
-            the_one(overlay, "Pooler", "postgres-pooler")["spec"],
-            the_one(overlay, "Cluster", "postgres")["spec"],
-        )
+        pooler = the_one(overlay, "Pooler", "postgres-pooler")["spec"]
         parameters = pooler["pgbouncer"]["parameters"]
-        allowed = cluster["postgresql"]["parameters"]["max_connections"]
+        postgresql = the_one(overlay, "Cluster", "postgres")["spec"]["postgresql"]
+        allowed = postgresql["parameters"]["max_connections"]
         users = 3  # PgBouncer has a pool for each: the API's, the worker's, and in a rotation another one's.
         servers = pooler["instances"] * users * int(parameters["default_pool_size"])
         engine, keda = 15, len(of_kind(overlay, "ScaledObject"))

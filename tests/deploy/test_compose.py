@@ -1,6 +1,5 @@
 """The Compose file starts the same processes as the manifests, with complete settings."""
 
-import re
 import shutil
 import socket
 import subprocess
@@ -65,5 +64,4 @@ def test_rabbitmq_is_healthy_once_its_port_is_open():
 def test_nothing_listens_beyond_this_machine():
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
 
-    assert ports
-    assert all(re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port) for port in ports)
+    assert {port.partition(":")[0] for port in ports} == {"127.0.0.1"}

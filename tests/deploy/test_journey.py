@@ -11,7 +11,6 @@ from deploy.local.journey import customer
 from deploy.local.journey.app import create_app
 from deploy.local.journey.questionnaire import Questionnaire
 from deploy.local.journey.resources import Settings
-from deploy.local.machine.folders import CHECKOUT
 from service.api.controllers import questionnaire
 from tests.deploy.pages import API, section
 
@@ -91,11 +90,3 @@ def test_steps_on_the_page_for_integrators_name_functions_here():
 
     assert len(steps) == 5
     assert [each for each in steps if not hasattr(customer, each) and not hasattr(Questionnaire, each)] == []
-
-
-def test_product_and_deployment_do_not_name_the_journey():
-    folders = [CHECKOUT / name for name in ("service", "worker", "deploy/k8s")]
-    files = [file for folder in folders for file in folder.rglob("*.*") if file.suffix != ".md"]
-    files += [*(CHECKOUT / "deploy").glob("*.yaml"), CHECKOUT / "deploy" / "Dockerfile"]
-
-    assert [file for file in files if b"journey" in file.read_bytes()] == []

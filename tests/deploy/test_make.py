@@ -115,16 +115,6 @@ def test_packages_of_the_lock_suit_each_other():
     assert checked.returncode == 0, checked.stderr
 
 
-def test_matrix_without_a_python_fails(tmp_path):
-    for program in ("bash", "cut", "dirname", "grep", "sort"):
-        (tmp_path / program).symlink_to(str(shutil.which(program)))
-    environment = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
-    command = [tmp_path / "bash", CHECKOUT / "tests" / "matrix"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    assert (ended.returncode, ended.stderr) == (1, "no Python from 3.11 on was found\n")
-
-
 def test_job_that_can_sign_a_release_runs_no_code_of_the_checkout():
     jobs: dict[str, Any] = {}
     for file in (CHECKOUT / ".github/workflows").glob("*.yml"):

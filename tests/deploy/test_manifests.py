@@ -24,13 +24,9 @@ each_overlay = pytest.mark.parametrize("overlay", manifests.OVERLAYS)
 
 
 @each_overlay
-def test_every_object_is_in_the_namespace_so_that_its_tenant_may_apply_it_and_deleting_spares_it(overlay):
-    """Kustomize gives no namespace to a Namespace or to any other object of the whole cluster."""
+def test_every_object_has_a_namespace_in_which_pods_meet_the_restricted_pod_security_standard(overlay):
+    # Kustomize gives none to a Namespace or to any other object of the whole cluster.
     assert all("namespace" in manifest["metadata"] for manifest in manifests.rendered(overlay))
-
-
-@each_overlay
-def test_pods_meet_the_restricted_pod_security_standard_and_request_what_they_need(overlay):
     assert "label namespace calculation-requests pod-security.kubernetes.io/enforce=restricted\n" in PAGE
     callers = {"metadata": {"name": "api"}, "spec": {"template": callers_pod(workloads(overlay)["api"], {})}}
     for workload in (*workloads(overlay).values(), callers):  # `make cluster-check` runs these callers.
@@ -100,9 +96,8 @@ def test_process_gets_complete_settings_the_secrets_that_it_uses_and_nothing_els
     # Values from a Secret are unknown here, and those from other variables are not expanded.
     made_up = dict.fromkeys(("DATABASE_URL", "LISTEN_DATABASE_URL"), "postgresql://host/name")
     made_up |= {"AMQP_URL": "amqp://host/", "SMTP_URL": "smtp://host", "REQUEST_SECRET_KEYS": "key"}
-    values = {name: made_up.get(name, value) for name, value in given.items()} | {
-        "BOUNCES_URL": "imaps://host"
-    }
+    made_up |= {"BOUNCES_URL": "imaps://host"}
+    values = {name: made_up.get(name, value) for name, value in given.items()}
     parts: set[str] = set()
     defined = set(manifests.configuration(overlay))
     for entry in container_of(workloads(overlay)[process])["env"]:
@@ -124,6 +119,9 @@ def test_schema_is_applied_as_the_owner_before_every_start_of_an_api_and_by_noth
     owner, users = {"postgres-app", "OWNER_DATABASE_URL"}, {"api": "api", "operator": "operator"}
 
     assert schema["args"] == ["service", "schema", "apply"]
+    assert (
+        overlay != "production" or URL(schema["env"][-1]["value"]).host == "postgres-rw"
+    )  # without the pooler
     assert words_of_secrets(schema) & owner
     assert of_kind(overlay, "Job") == {}, "it would end for good"
     assert all("initContainers" not in pod_of(workloads(overlay)[name]) for name in manifests.WORKERS)
@@ -212,6 +210,9 @@ def test_every_connection_to_postgres_is_verified_and_goes_to_what_the_operator_
             assert source_of(url.query["sslrootcert"], container, pod)["secret"] == authority
             assert url.host in {*names, "postgres-rw"}  # CloudNativePG's certificate names the latter anyway
     assert set(names) == pooler.keys()
+    # Behind a pooler in transaction mode nothing is prepared.
+    assert pooler[names[0]]["spec"]["pgbouncer"]["poolMode"] == "transaction"
+    assert environment["DATABASE_STATEMENT_CACHE_SIZE"] == "0"
     assert f"@{names[0]}:5432/{database}?" in (environment["DATABASE_URL"] or "")
     assert process != "relay" or "LISTEN_DATABASE_URL" in environment
 
@@ -258,15 +259,6 @@ def test_rabbitmq_listens_only_with_tls_and_each_of_its_clients_verifies_its_cer
         assert (endpoint["scheme"], endpoint["port"]) == ("https", "prometheus-tls")
         assert endpoint["tlsConfig"]["ca"] == {"secret": authority}
         assert endpoint["tlsConfig"]["serverName"] in names
-
-
-def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode_and_the_schema_goes_around_it():
-    pooler = the_one("production", "Pooler", "postgres-pooler")["spec"]["pgbouncer"]
-    *_, database = manifests.schema_container_of("production")["env"]
-
-    assert pooler["poolMode"] == "transaction"
-    assert manifests.configuration("production")["DATABASE_STATEMENT_CACHE_SIZE"] == "0"
-    assert (database["name"], URL(database["value"]).host) == ("DATABASE_URL", "postgres-rw")
 
 
 def test_engines_have_exact_versions():

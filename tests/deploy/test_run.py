@@ -52,29 +52,21 @@ with working_folder(Place(folder=Path(sys.argv[1])), "server") as folder:
 
 
 @pytest.fixture
-def reports() -> list[str]:
-    return []
+def place(tmp_path: Path) -> Place:
+    return Place(folder=tmp_path / "servers")
 
 
-@pytest.fixture
-def place(tmp_path: Path, reports: list[str]) -> Place:
-    return Place(folder=tmp_path / "servers", report=reports.append)
-
-
-def sleeper(folder: Path, code: str = SLEEP, *, seconds: float = 10.0) -> Program:
+def sleeper(folder: Path, code: str) -> Program:
     command, log = [sys.executable, "-c", code], folder / "sleeper.log"
-    return Program(
-        name="sleeper", command=command, environment=os.environ, folder=folder, log=log, stop_seconds=seconds
-    )
+    return Program(name="sleeper", command=command, environment=os.environ, folder=folder, log=log)
 
 
-@pytest.mark.parametrize(("code", "seconds", "ended_by"), [(SLEEP, 10.0, "SIGTERM"), (DEAF, 0.1, "SIGKILL")])
-def test_program_ends_with_its_context_even_if_it_ignores_its_signal(code, seconds, ended_by, tmp_path):
-    with running(sleeper(tmp_path, code, seconds=seconds)) as process:
+def test_program_ends_with_its_context_even_if_it_ignores_its_signal(tmp_path):
+    with running(replace(sleeper(tmp_path, DEAF), stop_seconds=0.1)) as process:
         assert wait_until(lambda: "began" in process.last_lines(), seconds=30)
         assert process.trouble() is None
 
-    assert process.trouble() == f"The sleeper was killed by {ended_by}."
+    assert process.trouble() == "The sleeper was killed by SIGKILL."
 
 
 def test_folder_is_used_by_one_run_and_removed_unless_it_is_kept(place):
@@ -106,16 +98,17 @@ def test_folder_of_a_dead_run_is_in_use_until_its_deaf_program_is_killed_and_the
         assert (ended, list(place.folder.iterdir())) == ([abandoned], [folder])
 
 
-def test_process_that_died_is_started_again_and_a_container_that_died_ends_the_run(place, reports):
+def test_process_that_died_is_started_again_and_a_container_that_died_ends_the_run(place, capsys):
     place.folder.mkdir()
-    with running(sleeper(place.folder)) as process:
+    with running(sleeper(place.folder, SLEEP)) as process:
         process.send_signal(signal.SIGKILL)
         assert wait_until(lambda: process.trouble() is not None, seconds=30)
         Stack({}, [], [process], "").look_after(place)
         assert process.trouble() is None
         assert (place.folder / "sleeper.pid").read_text() == f"{process.pid}\n"
 
-    assert reports == [f"The sleeper was killed by SIGKILL. Started again as process {process.pid}."]
+    reported = f"The sleeper was killed by SIGKILL. Started again as process {process.pid}.\n"
+    assert capsys.readouterr().out == reported
     removed = Server("postgresql://", trouble=lambda: "The Postgres container was removed.")
     with pytest.raises(LocalStackError, match=r"removed\. Run `make run` again\."):
         Stack({}, [removed], [], "").look_after(place)
@@ -154,14 +147,13 @@ def test_only_the_worker_gets_broker_and_mail_server_and_the_journey_no_database
     ports = Ports(api=8000, worker=8001, smtp=8002, journey=8003, api_probes=8004)
     urls = {"database_url": "postgresql://d", "amqp_url": "amqp://q"}
     given = environment.variables(tmp_path, ports, **urls)
-
     api, worker = environment.of_api(given, ports), environment.of_worker(given, ports.worker)
     journey = environment.of_journey(given, ports.journey)
 
     assert not {"AMQP_URL", "SMTP_URL", "MAIL_FROM"} & api.keys()
-    assert (api["PORT"], api["HOST"], api["DATABASE_URL"]) == ("8000", "127.0.0.1", "postgresql://d")
+    assert (api["PORT"], api["HEALTH_PORT"], worker["HEALTH_PORT"]) == ("8000", "8004", "8001")
+    assert (api["HOST"], api["DATABASE_URL"]) == ("127.0.0.1", "postgresql://d")
     assert (worker["AMQP_URL"], worker["SMTP_URL"]) == ("amqp://q", "smtp://127.0.0.1:8002")
-    assert (api["HEALTH_PORT"], worker["HEALTH_PORT"]) == ("8004", "8001")
     assert journey.keys() == {"BASE_URL", "APP_URL", "MAIL_DIR", "PORT", "LD_LIBRARY_PATH", "SSL_CERT_FILE"}
     assert given["APP_URL"] == f"http://127.0.0.1:{journey['PORT']}"
     monkeypatch.setenv("APP_URL", "https://mine.example.com")
@@ -180,40 +172,27 @@ def test_keys_are_made_once_and_only_their_owner_can_read_them(tmp_path):
     assert '"d"' not in public.read_text()
 
 
-@pytest.mark.parametrize(
-    ("variable", "url", "server"),
-    [
-        ("DATABASE_URL", "postgresql://me:s3cret@127.0.0.1:{port}/db", lookup.postgres),
-        ("AMQP_URL", "amqp://me:s3cret@127.0.0.1:{port}/", lookup.rabbitmq),
-    ],
-)
-def test_unreachable_url_is_one_clear_line_without_its_password(variable, url, server, monkeypatch, place):
-    monkeypatch.setenv(variable, url.format(port=free_port()))
-    with pytest.raises(LocalStackError) as refusal, server(place):
-        pass
+def test_unreachable_url_is_one_clear_line_without_its_password(monkeypatch, place):
+    monkeypatch.setenv("DATABASE_URL", f"postgresql://me:s3cret@127.0.0.1:{free_port()}/db")
+    monkeypatch.setenv("AMQP_URL", f"amqp://me:s3cret@127.0.0.1:{free_port()}/")
+    for variable, server in (("DATABASE_URL", lookup.postgres), ("AMQP_URL", lookup.rabbitmq)):
+        with pytest.raises(LocalStackError) as refusal, server(place):
+            pass
 
-    assert re.fullmatch(rf"{variable} is set, but .* cannot be used there .*", str(refusal.value))
-    assert "s3cret" not in str(refusal.value)
-
-
-def test_url_in_the_environment_comes_first(monkeypatch, postgres_server, place, reports):
-    monkeypatch.setenv("DATABASE_URL", postgres_server)
-    with lookup.postgres(place) as given:
-        assert (given.url, reports) == (postgres_server, [])
+        assert re.fullmatch(rf"{variable} is set, but .* cannot be used there .*", str(refusal.value))
+        assert "s3cret" not in str(refusal.value)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "image", [postgres_image(keep=False), rabbitmq_image()], ids=["postgres", "rabbitmq"]
-)
-def test_server_runs_in_a_container_until_it_is_no_longer_needed(image, place, reports):
+@pytest.mark.parametrize("image", [postgres_image(keep=False), rabbitmq_image()])
+def test_server_runs_in_a_container_until_it_is_no_longer_needed(image, place, capsys):
     try:
         with container(image, place) as server:
             assert (image.trouble_at(server.url), server.trouble()) == (None, None)
     except NotHere as reason:
         pytest.skip(str(reason) or "no Docker engine answers")
 
-    assert reports[-1].startswith(f"{image.server} runs in a container of {image.name}, port ")
+    assert f"\n{image.server} runs in a container of {image.name}, port " in f"\n{capsys.readouterr().out}"
     assert image.trouble_at(server.url)
 
 
