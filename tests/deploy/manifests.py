@@ -2,10 +2,8 @@
 
 import functools
 import os
-import re
 import shutil
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,13 +31,11 @@ SETTINGS: dict[str, type[Settings]] = {
     "api": ServiceSettings,
     **{name: role.settings for name, role in ROLES.items()},
 }
-_OF_TEMPLATE: dict[str, type[Settings]] = {"operator": EmailSettings}  # of operators' Jobs
-# The secrets of each process. LISTEN_DATABASE_URL and those of bounces are optional.
+# The secrets of each process, and of operators' Jobs. LISTEN_DATABASE_URL and those of bounces are optional.
 SECRETS = {
     process: OF_ALL & {field.encode_name for field in msgspec.structs.fields(settings)}
-    for process, settings in (SETTINGS | _OF_TEMPLATE).items()
+    for process, settings in (SETTINGS | {"operator": EmailSettings}).items()
 }
-_OF_KUBERNETES = re.compile(r"[^.]+$|(rbac[.]authorization|networking)[.]k8s[.]io/")
 
 
 @functools.cache
@@ -61,21 +57,9 @@ def render(folder: Path) -> tuple[Manifest, ...]:
 
 def rendered_upon_production(*parts: str, folder: Path) -> dict[str, Manifest]:
     """Return the objects of an overlay outside that adds *parts* to production, by kind and name."""
-    folder.mkdir(exist_ok=True)
     production = {"resources": [f"{OURS}/overlays/production"]}
     objects = overlay_outside(folder, production, *map(msgspec.yaml.decode, parts))
     return {f"{one['kind']} {one['metadata']['name']}": one for one in objects}
-
-
-def valid_kinds(objects: Iterable[Manifest]) -> set[str]:
-    """Validate what is Kubernetes' own in strict mode, and return its kinds. May skip the test."""
-    validator = pytest.importorskip(
-        "kubernetes_validate", reason="kubernetes-validate is installed by `make deploy-check`"
-    )
-    of_kubernetes = [one for one in objects if _OF_KUBERNETES.match(one["apiVersion"])]
-    for one in of_kubernetes:
-        validator.validate(one, "1.33", strict=True)
-    return {one["kind"] for one in of_kubernetes}
 
 
 def of_kind(overlay: str, *kinds: str) -> dict[str, Manifest]:
@@ -84,13 +68,19 @@ def of_kind(overlay: str, *kinds: str) -> dict[str, Manifest]:
 
 def overlay_outside(folder: Path, *parts: Manifest) -> tuple[Manifest, ...]:
     """Return every object of an overlay in *folder*. Its lists are those of all *parts*."""
+    return render(written_outside(folder, *parts))
+
+
+def written_outside(folder: Path, *parts: Manifest) -> Path:
+    """Write an overlay into *folder*, made if it is missing, and return it."""
+    folder.mkdir(exist_ok=True)
     ours = os.path.relpath(K8S, folder.resolve())
     merged: Manifest = {}
     for part in parts:
         for key, value in part.items():
             merged[key] = [*merged.get(key, []), *value] if isinstance(value, list) else value
     (folder / "kustomization.yaml").write_text(msgspec.yaml.encode(merged).decode().replace(OURS, ours))
-    return render(folder)
+    return folder
 
 
 def the_one(overlay: str, kind: str, name: str) -> Manifest:
@@ -107,7 +97,6 @@ def pod_of(workload: Manifest) -> Manifest:
 
 
 def container_of(workload: Manifest) -> Manifest:
-    """Return the only container."""
     (container,) = pod_of(workload)["containers"]
     return container
 
@@ -115,7 +104,7 @@ def container_of(workload: Manifest) -> Manifest:
 def schema_container_of(overlay: str) -> Manifest:
     """Return the init container that applies the schema before an API starts."""
     first = pod_of(workloads(overlay)["api"])["initContainers"]
-    return next(container for container in first if container["name"] == "schema")
+    return next(each for each in first if each["name"] == "schema")
 
 
 def workloads(overlay: str) -> dict[str, Manifest]:
@@ -125,16 +114,14 @@ def workloads(overlay: str) -> dict[str, Manifest]:
 
 def replicas(overlay: str) -> dict[str, tuple[int, int]]:
     """Return how many pods of each process there are at least and at most."""
-    counts = {}
-    for name in PROCESSES:
-        fixed = workloads(overlay)[name]["spec"].get("replicas")
-        counts[name] = (fixed, fixed)
+    fixed = {name: workloads(overlay)[name]["spec"].get("replicas") for name in PROCESSES}
+    counts = {name: (count, count) for name, count in fixed.items()}
     for scaler, least, most in (
         ("HorizontalPodAutoscaler", "minReplicas", "maxReplicas"),
         ("ScaledObject", "minReplicaCount", "maxReplicaCount"),
     ):
-        for name, one in of_kind(overlay, scaler).items():
-            counts[name] = (one["spec"][least], one["spec"][most])
+        scaled = of_kind(overlay, scaler).items()
+        counts |= {name: (one["spec"][least], one["spec"][most]) for name, one in scaled}
     return counts
 
 
@@ -145,7 +132,6 @@ def grace_seconds() -> float:
 
 
 def configuration(overlay: str) -> dict[str, str]:
-    """Return the values of the ConfigMap of the service's processes."""
     return the_one(overlay, "ConfigMap", "configuration")["data"]
 
 

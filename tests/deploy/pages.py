@@ -14,19 +14,14 @@ OPERATING = CHECKOUT / "deploy" / "operate.md"
 RUNBOOK = CHECKOUT / "deploy" / "runbook.md"
 REFERENCE = CHECKOUT / "deploy" / "reference.md"
 
-_CODE_BLOCK = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
-_METRIC = re.compile(r"`([a-z_]+)(?:\{([a-z,]+)\})?`")
-
 
 def prose(page: Path) -> str:
-    return _CODE_BLOCK.sub("", page.read_text())
+    return re.sub(r"(?ms)^ *```.*?^ *```$", "", page.read_text())
 
 
 def anchors(page: Path) -> set[str]:
     """Return the names under which the headings and the named rows of a page can be linked to."""
-    return _of_headings(page, levels="1,6") | set(
-        re.findall(r'^\| <a id="(\w+)"></a>', prose(page), re.MULTILINE)
-    )
+    return _of_headings(page, levels="1,6") | {*re.findall(r'(?m)^\| <a id="(\w+)"></a>', prose(page))}
 
 
 def sections(page: Path) -> set[str]:
@@ -34,7 +29,7 @@ def sections(page: Path) -> set[str]:
 
 
 def _of_headings(page: Path, levels: str) -> set[str]:
-    headings = re.findall(rf"^#{{{levels}}} (.+)$", prose(page), re.MULTILINE)
+    headings = re.findall(rf"(?m)^#{{{levels}}} (.+)$", prose(page))
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
@@ -44,7 +39,7 @@ def section(page: Path, name: str) -> str:
 
 def code_blocks(page: Path, name: str, language: str) -> list[str]:
     """Return the code in *language* in one section of a page."""
-    blocks = re.findall(rf"^ *```{language}\n(.*?)^ *```$", section(page, name), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(rf"(?ms)^ *```{language}\n(.*?)^ *```$", section(page, name))
     assert blocks, f"there is no {language} in {name}"
     return [dedent(block) for block in blocks]
 
@@ -61,21 +56,19 @@ def alert_entries() -> dict[str, str]:
     """Return what the runbook says to do at each alert, of every entry that also has the other parts."""
     text = section(RUNBOOK, "Alerts")
     part = r"(\S.*?)"
-    entries = re.findall(
-        rf"^### (\w+)\n\n- Means: {part}\n- Do: {part}\n- Call: {part}\n", text, re.MULTILINE | re.DOTALL
-    )
-    entries += re.findall(rf'^\| <a id="\w+"></a>(\w+) \| {part} \| {part} \| {part} \|$', text, re.MULTILINE)
+    entries = re.findall(rf"(?ms)^### (\w+)\n\n- Means: {part}\n- Do: {part}\n- Call: {part}\n", text)
+    entries += re.findall(rf'(?m)^\| <a id="\w+"></a>(\w+) \| {part} \| {part} \| {part} \|$', text)
     found = {name: do for name, _, do, _ in entries}
     assert len(found) == len(entries), "an alert has two entries"
     return found
 
 
-def metrics_listed(process: str) -> dict[str, tuple[frozenset[str], bool]]:
+def metrics_listed(process: str) -> dict[str, tuple[set[str], bool]]:
     """Return every metric in the table that *process* heads: its labels, and whether it is a histogram."""
     found = [
-        (name, (frozenset(labels.split(",")) - {""}, row[1].startswith("histogram")))
+        (name, (set(labels.split(",")) - {""}, row[1].startswith("histogram")))
         for row in rows(REFERENCE, "Metrics", f"{process} |")
-        for name, labels in _METRIC.findall(row[0])
+        for name, labels in re.findall(r"`([a-z_]+)(?:\{([a-z,]+)\})?`", row[0])
     ]
     assert len(dict(found)) == len(found), f"a metric is listed twice for {process}"
     return dict(found)

@@ -9,77 +9,42 @@ from yarl import URL
 
 from service.telemetry import tracing
 from tests.cluster.kubernetes import callers_pod
-from tests.deploy.manifests import (
-    OF_ALL,
-    OF_BOUNCES,
-    OF_RABBITMQ,
-    OVERLAYS,
-    PROCESSES,
-    SECRETS,
-    SETTINGS,
-    WITH_ENGINES,
-    WORKERS,
-    Manifest,
-    configuration,
-    container_of,
-    environment_of,
-    grace_seconds,
-    of_kind,
-    pod_of,
-    rendered,
-    replicas,
-    schema_container_of,
-    the_one,
-    valid_kinds,
-    workloads,
-)
-from tests.deploy.pages import INSTALLATION, OPERATING, REFERENCE, rows
+from tests.deploy import manifests
+from tests.deploy.manifests import PROCESSES, WITH_ENGINES, container_of, of_kind, pod_of, the_one, workloads
+from tests.deploy.pages import INSTALLATION, OPERATING, REFERENCE
 
 OF_LIBRARIES = {"PGSSLROOTCERT", "SSL_CERT_FILE"}
 OF_THE_SECRET = {
     *(f"{role}_DATABASE_URL" for role in ("OWNER", "API", "WORKER", "OPERATOR")),
-    *(f"{name.upper()}_AMQP_URL" for name in (*OF_RABBITMQ, "operator")),
+    *(f"{name.upper()}_AMQP_URL" for name in (*manifests.OF_RABBITMQ, "operator")),
     *("SMTP_URL", "REQUEST_SECRET_KEYS"),
 }
-NAMES = {field.encode_name for each in SETTINGS.values() for field in msgspec.structs.fields(each)}
 PAGE = INSTALLATION.read_text()
-
-each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
-each_overlay_with_engines = pytest.mark.parametrize("overlay", WITH_ENGINES)
+each_overlay = pytest.mark.parametrize("overlay", manifests.OVERLAYS)
 
 
 @each_overlay
-def test_core_kinds_are_valid_in_strict_mode(overlay):
-    assert {"Deployment", "Service", "PodDisruptionBudget", "ConfigMap"} <= valid_kinds(rendered(overlay))
-
-
-@each_overlay
-def test_every_object_is_in_the_namespace_so_that_its_tenant_may_apply_it_and_deleting_spares_it(overlay):
-    """Kustomize gives no namespace to a Namespace or to any other object of the whole cluster."""
-    assert all("namespace" in manifest["metadata"] for manifest in rendered(overlay))
-
-
-@each_overlay
-def test_pods_meet_the_restricted_pod_security_standard(overlay):
+def test_every_object_has_a_namespace_in_which_pods_meet_the_restricted_pod_security_standard(overlay):
+    # Kustomize gives none to a Namespace or to any other object of the whole cluster.
+    assert all("namespace" in manifest["metadata"] for manifest in manifests.rendered(overlay))
     assert "label namespace calculation-requests pod-security.kubernetes.io/enforce=restricted\n" in PAGE
-    found = list(workloads(overlay).values())
     callers = {"metadata": {"name": "api"}, "spec": {"template": callers_pod(workloads(overlay)["api"], {})}}
-    for workload in (*found, callers):  # `make cluster-check` runs these callers.
-        pod, container = pod_of(workload), container_of(workload)
+    for workload in (*workloads(overlay).values(), callers):  # `make cluster-check` runs these callers.
+        pod = pod_of(workload)
+        expected = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        if workload["metadata"]["name"] in manifests.SECRETS:
+            expected["readOnlyRootFilesystem"] = True
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        is_ours = workload["metadata"]["name"] in SECRETS
-        read_only = {"readOnlyRootFilesystem": True} if is_ours else {}
-        for one in (container, *pod.get("initContainers", [])):
-            expected = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, **read_only}
+        for one in containers_of(pod):
             assert one["securityContext"] == one["securityContext"] | expected
+        if workload is not callers:
+            assert {"cpu", "memory"} <= container_of(workload)["resources"]["requests"].keys()
 
 
-@each_overlay
-def test_every_pod_requests_what_it_needs_so_that_it_gets_processor_time_beside_others(overlay):
-    for workload in workloads(overlay).values():
-        assert min(requested(container_of(workload))) > 0
+def containers_of(pod: manifests.Manifest) -> list[manifests.Manifest]:
+    return [*pod["containers"], *pod.get("initContainers", [])]
 
 
 @each_overlay
@@ -94,7 +59,7 @@ def test_liveness_has_no_dependencies_and_every_probe_meets_a_port_that_no_servi
         assert judged + liveness["terminationGracePeriodSeconds"] <= 40, "a frozen process is replaced sooner"
         ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
         assert ports.keys() == ({"http", "health"} if name == "api" else {"health"})
-        assert all(configuration(overlay)[variables[name]] == port for name, port in ports.items())
+        assert all(manifests.configuration(overlay)[variables[name]] == port for name, port in ports.items())
     (published,) = the_one(overlay, "Service", "api")["spec"]["ports"]
     assert published["targetPort"] == "http"
     if overlay in WITH_ENGINES:
@@ -103,130 +68,101 @@ def test_liveness_has_no_dependencies_and_every_probe_meets_a_port_that_no_servi
 
 
 @each_overlay
-def test_grace_period_is_long_enough_for_an_orderly_end(overlay):
+def test_no_pod_ends_before_its_successor_is_ready_or_in_disorder_and_evictions_take_one_at_a_time(overlay):
     giving_back = 5
     for name in PROCESSES:
-        workload = workloads(overlay)[name]
-        sleeps = container_of(workload).get("lifecycle", {}).get("preStop", {}).get("sleep", {})
-        shutdown = float(environment_of(overlay, name).get("SHUTDOWN_SECONDS") or 20)
-        of_api = sleeps.get("seconds", 0) + shutdown + giving_back + tracing.FLUSH_SECONDS
-        needed = of_api if name == "api" else shutdown
-        assert needed <= pod_of(workload)["terminationGracePeriodSeconds"]
-    assert sleeps == {}, "only the API waits for load balancers that still send to it"
-
-
-@each_overlay
-def test_no_pod_ends_before_its_successor_is_ready_and_evictions_take_one_at_a_time(overlay):
-    for name in PROCESSES:
-        specification = workloads(overlay)[name]["spec"]
+        specification, pod = workloads(overlay)[name]["spec"], pod_of(workloads(overlay)[name])
         labels = specification["template"]["metadata"]["labels"]
         budget = the_one(overlay, "PodDisruptionBudget", name)["spec"]
         assert specification["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
-        assert budget["selector"]["matchLabels"] == labels
-        assert budget["maxUnavailable"] == 1
-        for spread in pod_of(workloads(overlay)[name])["topologySpreadConstraints"]:
+        assert (budget["selector"]["matchLabels"], budget["maxUnavailable"]) == (labels, 1)
+        for spread in pod["topologySpreadConstraints"]:
             assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
             assert set(spread["matchLabelKeys"]) <= labels.keys() | {"pod-template-hash"}
+
+        sleeps = pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {})
+        shutdown = float(manifests.environment_of(overlay, name).get("SHUTDOWN_SECONDS") or 20)
+        after = sleeps.get("seconds", 0) + giving_back + tracing.FLUSH_SECONDS if name == "api" else 0
+        assert shutdown + after <= pod["terminationGracePeriodSeconds"]
+        assert name == "api" or sleeps == {}, "only the API waits for load balancers that still send to it"
     service = the_one(overlay, "Service", "api")["spec"]
     assert service["selector"] == workloads(overlay)["api"]["spec"]["template"]["metadata"]["labels"]
 
 
 @each_overlay
-@pytest.mark.parametrize("process", PROCESSES)
-def test_every_setting_without_a_default_is_set_and_none_is_invalid(overlay, process):
-    given = environment_of(overlay, process)
+@pytest.mark.parametrize("process", manifests.SECRETS)
+def test_process_gets_complete_settings_the_secrets_that_it_uses_and_nothing_else(overlay, process):
+    given, secrets = manifests.environment_of(overlay, process), manifests.SECRETS[process]
     # Values from a Secret are unknown here, and those from other variables are not expanded.
     made_up = dict.fromkeys(("DATABASE_URL", "LISTEN_DATABASE_URL"), "postgresql://host/name")
     made_up |= {"AMQP_URL": "amqp://host/", "SMTP_URL": "smtp://host", "REQUEST_SECRET_KEYS": "key"}
     made_up |= {"BOUNCES_URL": "imaps://host"}
+    values = {name: made_up.get(name, value) for name, value in given.items()}
+    parts: set[str] = set()
+    defined = set(manifests.configuration(overlay))
+    for entry in container_of(workloads(overlay)[process])["env"]:
+        used = set(re.findall(r"\$\((\w+)\)", entry.get("value") or ""))
+        assert used <= defined, "Kubernetes does not expand `$(NAME)` if NAME is defined later"
+        parts |= used
+        defined.add(entry["name"])
 
-    msgspec.convert(
-        {name: made_up.get(name, value) for name, value in given.items()}, SETTINGS[process], strict=False
-    )
-
-
-@each_overlay
-def test_variables_are_settings_or_parts_of_one_that_follows(overlay):
-    """Kubernetes does not expand `$(NAME)` if NAME is defined later."""
-    for process in SECRETS:
-        parts: set[str] = set()
-        defined = set(configuration(overlay))
-        for entry in container_of(workloads(overlay)[process])["env"]:
-            used = set(re.findall(r"\$\((\w+)\)", entry.get("value") or ""))
-            assert used <= defined
-            parts |= used
-            defined.add(entry["name"])
-        assert defined <= NAMES | OF_LIBRARIES | parts
+    if process in PROCESSES:
+        msgspec.convert(values, manifests.SETTINGS[process], strict=False)
+    assert given.keys() & manifests.OF_ALL | {"LISTEN_DATABASE_URL"} == secrets | {"LISTEN_DATABASE_URL"}
+    settings = [msgspec.structs.fields(each) for each in manifests.SETTINGS.values()]
+    assert defined <= {field.encode_name for fields in settings for field in fields} | OF_LIBRARIES | parts
 
 
 @each_overlay
-@pytest.mark.parametrize("process", SECRETS)
-def test_process_gets_only_the_secrets_that_it_uses(overlay, process):
-    given = environment_of(overlay, process)
-
-    assert (given.keys() & OF_ALL) | {"LISTEN_DATABASE_URL"} == SECRETS[process] | {"LISTEN_DATABASE_URL"}
-
-
-@each_overlay
-def test_only_the_schema_is_applied_as_the_owner_of_the_tables(overlay):
+def test_schema_is_applied_as_the_owner_before_every_start_of_an_api_and_by_nothing_else(overlay):
+    schema = manifests.schema_container_of(overlay)
     owner, users = {"postgres-app", "OWNER_DATABASE_URL"}, {"api": "api", "operator": "operator"}
 
-    assert words_of_secrets(schema_container_of(overlay)) & owner
-    for process in SECRETS:
-        user = users.get(process, "worker")
-        used = words_of_secrets(container_of(workloads(overlay)[process]))
+    assert schema["args"] == ["service", "schema", "apply"]
+    assert (
+        overlay != "production" or URL(schema["env"][-1]["value"]).host == "postgres-rw"
+    )  # without the pooler
+    assert words_of_secrets(schema) & owner
+    assert of_kind(overlay, "Job") == {}, "it would end for good"
+    assert all("initContainers" not in pod_of(workloads(overlay)[name]) for name in manifests.WORKERS)
+    for process in manifests.SECRETS:
+        user, used = users.get(process, "worker"), words_of_secrets(container_of(workloads(overlay)[process]))
         assert used & {f"postgres-{user}", f"{user.upper()}_DATABASE_URL"}
         assert not used & owner
 
 
-def words_of_secrets(container: Manifest) -> set[str]:
+def words_of_secrets(container: manifests.Manifest) -> set[str]:
     """Return the names and the keys of the Secrets that a container gets."""
     return {word for name, keys in secrets_in(container).items() for word in (name, *keys)}
 
 
-def test_no_secret_is_committed_but_the_made_up_ones_of_development():
+def test_no_secret_is_committed_but_the_made_up_ones_and_without_operators_only_one_is_needed():
+    versions = {manifest["apiVersion"] for manifest in manifests.rendered("external")}
+    keys = OF_THE_SECRET | manifests.OF_BOUNCES
+
     assert of_kind("production", "Secret") == of_kind("external", "Secret") == {}
     assert the_one("dev", "Secret", "calculation-requests")["data"].keys() == OF_THE_SECRET
-
-
-def test_cluster_without_operators_needs_only_one_secret():
-    versions = {manifest["apiVersion"] for manifest in rendered("external")}
-
-    assert secrets_in(rendered("external")) == {"calculation-requests": OF_THE_SECRET | OF_BOUNCES}
+    assert secrets_in(manifests.rendered("external")) == {"calculation-requests": keys}
     assert versions == {"v1", "apps/v1", "batch/v1", "policy/v1", "networking.k8s.io/v1"}
-    assert all(f"`{key}`" in PAGE for key in OF_THE_SECRET | OF_BOUNCES)
+    assert all(f"`{key}`" in PAGE for key in keys)
 
 
 def test_secrets_that_production_needs_are_made_by_operators_or_documented():
-    of_users = {
-        f"{name}-user-credentials": {"username", "password"} for name in of_kind("production", "User")
-    }
+    login = {"username", "password"}
+    of_users = {f"{name}-user-credentials": login for name in of_kind("production", "User")}
     of_rabbitmq = the_one("production", "RabbitmqCluster", "rabbitmq")["spec"]["tls"]["secretName"]
     documented = {
-        "calculation-requests": {"REQUEST_SECRET_KEYS", "SMTP_URL", *OF_BOUNCES},
+        "calculation-requests": {"REQUEST_SECRET_KEYS", "SMTP_URL", *manifests.OF_BOUNCES},
         "postgres-backups": {"ACCESS_KEY_ID", "SECRET_ACCESS_KEY"},
-        **{f"postgres-{role}": {"username", "password"} for role in ("api", "worker", "operator")},
+        **{f"postgres-{role}": login for role in ("api", "worker", "operator")},
         "postgres-scaling": {"connection"},
     }
 
-    used = secrets_in(rendered("production"))
-    of_postgres = used.pop("postgres-app")
+    used = secrets_in(manifests.rendered("production"))
 
+    assert used.pop("postgres-app") <= {*login, "fqdn-uri"}  # made with the Cluster
     assert used == {**documented, **of_users, of_rabbitmq: {"ca.crt"}}
-    assert of_postgres <= {"username", "password", "fqdn-uri"}
-    assert "postgres" in of_kind("production", "Cluster")
-    for name, keys in documented.items():
-        assert all(f"`{word}`" in PAGE for word in {name, *keys})
-
-
-def test_roles_of_postgres_exist_before_the_schema_and_log_in_with_the_secrets_of_their_processes():
-    cluster = the_one("production", "Cluster", "postgres")["spec"]
-    made = {f"CREATE ROLE calculation_requests_{role}" for role in ("api", "worker", "operator", "scaling")}
-
-    assert set(cluster["bootstrap"]["initdb"]["postInitSQL"]) == made
-    assert {f"CREATE ROLE {role['name']}" for role in cluster["managed"]["roles"]} == made
-    for role in cluster["managed"]["roles"]:
-        assert role["passwordSecret"] == {"name": f"postgres-{role['name'].rpartition('_')[2]}"}
+    assert all(f"`{word}`" in PAGE for name, keys in documented.items() for word in (name, *keys))
 
 
 def secrets_in(manifest: Any) -> dict[str, set[str]]:
@@ -244,21 +180,10 @@ def secrets_in(manifest: Any) -> dict[str, set[str]]:
     return used
 
 
-def test_hosts_in_production_are_services_that_the_operators_make():
-    (pooler,), (broker,) = (of_kind("production", kind) for kind in ("Pooler", "RabbitmqCluster"))
-    database = the_one("production", "Cluster", "postgres")["spec"]["bootstrap"]["initdb"]["database"]
-
-    for process in PROCESSES:
-        given = environment_of("production", process)
-        assert f"@{pooler}:5432/{database}?" in (given["DATABASE_URL"] or "")
-        assert process not in OF_RABBITMQ or f"@{broker}:5671/" in (given["AMQP_URL"] or "")
-    assert "LISTEN_DATABASE_URL" in environment_of("production", "relay")
-
-
 OWN_AUTHORITY = [{"key": "ca.crt", "path": "ca.crt"}]  # of a Secret that may also contain a key
 
 
-def source_of(path: str | None, container: Manifest, pod: Manifest) -> Manifest:
+def source_of(path: str | None, container: manifests.Manifest, pod: manifests.Manifest) -> manifests.Manifest:
     """Return the volume in which a container finds the file at *path*."""
     folder, _, file = str(path).rpartition("/")
     assert file == "ca.crt"
@@ -267,165 +192,73 @@ def source_of(path: str | None, container: Manifest, pod: Manifest) -> Manifest:
 
 
 @pytest.mark.parametrize("process", PROCESSES)
-def test_every_connection_to_postgres_is_verified(process):
-    pod = pod_of(workloads("production")[process])
+def test_every_connection_to_postgres_is_verified_and_goes_to_what_the_operator_makes(process):
+    pod, environment = (
+        pod_of(workloads("production")[process]),
+        manifests.environment_of("production", process),
+    )
     cluster, pooler = (of_kind("production", kind) for kind in ("Cluster", "Pooler"))
     names = cluster["postgres"]["spec"]["certificates"]["serverAltDNSNames"]
-    for container in (*pod["containers"], *pod.get("initContainers", [])):
+    database = cluster["postgres"]["spec"]["bootstrap"]["initdb"]["database"]
+    # CloudNativePG's name of the authority's Secret.
+    authority = {"secretName": "postgres-ca", "items": OWN_AUTHORITY}
+    for container in containers_of(pod):
         urls = [URL(each.get("value") or "") for each in container["env"] if "DATABASE_URL" in each["name"]]
         assert urls
         for url in urls:
             assert url.query["sslmode"] == "verify-full"
-            secret = source_of(url.query["sslrootcert"], container, pod)["secret"]
-            assert secret == {
-                "secretName": "postgres-ca",
-                "items": OWN_AUTHORITY,
-            }  # CloudNativePG's name
+            assert source_of(url.query["sslrootcert"], container, pod)["secret"] == authority
             assert url.host in {*names, "postgres-rw"}  # CloudNativePG's certificate names the latter anyway
-    assert set(names) == set(pooler)
+    assert set(names) == pooler.keys()
+    # Behind a pooler in transaction mode nothing is prepared.
+    assert pooler[names[0]]["spec"]["pgbouncer"]["poolMode"] == "transaction"
+    assert environment["DATABASE_STATEMENT_CACHE_SIZE"] == "0"
+    assert f"@{names[0]}:5432/{database}?" in (environment["DATABASE_URL"] or "")
+    assert process != "relay" or "LISTEN_DATABASE_URL" in environment
 
 
 @pytest.mark.parametrize("process", PROCESSES)
 def test_processes_of_your_own_servers_trust_the_authorities_in_a_config_map_that_the_page_names(process):
     pod = pod_of(workloads("external")[process])
-    for container in (*pod["containers"], *pod.get("initContainers", [])):
+    for container in containers_of(pod):
         given = {each["name"]: each.get("value") for each in container["env"]}
-        read = OF_LIBRARIES if container["name"] != "schema" else {"PGSSLROOTCERT"}
-        for variable in read:
+        for variable in OF_LIBRARIES if container["name"] != "schema" else {"PGSSLROOTCERT"}:
             assert source_of(given[variable], container, pod)["configMap"] == {"name": "trust"}
     assert "create configmap trust --from-file=ca.crt" in PAGE
 
 
-@pytest.mark.parametrize("process", OF_RABBITMQ)
-def test_worker_uses_tls_to_rabbitmq_and_trusts_the_authority_that_signed(process):
-    deployment = workloads("production")[process]
-    certificate = the_one("production", "Certificate", "rabbitmq")["spec"]
-    authority = the_one("production", "Issuer", certificate["issuerRef"]["name"])["spec"]["ca"]["secretName"]
-    signing = [one["spec"] for one in of_kind("production", "Certificate").values() if "isCA" in one["spec"]]
-    broker = the_one("production", "RabbitmqCluster", "rabbitmq")
-    url = URL(environment_of("production", process)["AMQP_URL"] or "")
-
-    assert url.scheme == "amqps"
-    assert url.host in certificate["dnsNames"]
-    secret = source_of(url.query["cafile"], container_of(deployment), pod_of(deployment))["secret"]
-    assert secret == {"secretName": certificate["secretName"], "items": OWN_AUTHORITY}
-    assert broker["spec"]["tls"]["secretName"] == certificate["secretName"]
-    assert [one["secretName"] for one in signing] == [authority]
-
-
-def test_rabbitmq_listens_only_with_tls_and_keda_and_prometheus_verify_its_certificate():
+def test_rabbitmq_listens_only_with_tls_and_each_of_its_clients_verifies_its_certificate():
     broker = the_one("production", "RabbitmqCluster", "rabbitmq")["spec"]
-    names = the_one("production", "Certificate", "rabbitmq")["spec"]["dnsNames"]
+    certificate = the_one("production", "Certificate", "rabbitmq")["spec"]
+    names, authority = certificate["dnsNames"], {"name": certificate["secretName"], "key": "ca.crt"}
+    issuer = the_one("production", "Issuer", certificate["issuerRef"]["name"])["spec"]["ca"]["secretName"]
+    signing = [one["spec"] for one in of_kind("production", "Certificate").values() if "isCA" in one["spec"]]
+
+    assert (broker["tls"]["disableNonTLSListeners"], broker["tls"]["secretName"]) == (True, authority["name"])
+    assert "tcp" not in broker["rabbitmq"]["additionalConfig"]
+    assert [one["secretName"] for one in signing] == [issuer]
+    for process in manifests.OF_RABBITMQ:
+        deployment = workloads("production")[process]
+        url = URL(manifests.environment_of("production", process)["AMQP_URL"] or "")
+        assert (url.scheme, url.host, url.port) == ("amqps", "rabbitmq", 5671)
+        assert url.host in names
+        secret = source_of(url.query["cafile"], container_of(deployment), pod_of(deployment))["secret"]
+        assert secret == {"secretName": authority["name"], "items": OWN_AUTHORITY}
+
     given = the_one("production", "TriggerAuthentication", "rabbitmq")["spec"]
     triggers = [one["spec"]["triggers"][0] for one in of_kind("production", "ScaledObject").values()]
     hosts = [URL(one["metadata"]["host"]) for one in triggers if one["type"] == "rabbitmq"]
-    authority = {"name": broker["tls"]["secretName"], "key": "ca.crt"}
-    scraped = the_one("production", "PodMonitor", "calculation-requests-rabbitmq")["spec"]
-
-    assert broker["tls"]["disableNonTLSListeners"] is True
-    assert "tcp" not in broker["rabbitmq"]["additionalConfig"]
-    assert {(host.scheme, host.host in names, host.port) for host in hosts} == {("https", True, 15671)}
     (switch,) = given["configMapTargetRef"]
-    assert switch["parameter"] == "tls"
-    assert the_one("production", "ConfigMap", switch["name"])["data"][switch["key"]] == "enable"
+    enabled = the_one("production", "ConfigMap", switch["name"])["data"][switch["key"]]
+    assert {(host.scheme, host.host in names, host.port) for host in hosts} == {("https", True, 15671)}
+    assert (switch["parameter"], enabled) == ("tls", "enable")
     assert {"parameter": "ca", **authority} in given["secretTargetRef"]
+
+    scraped = the_one("production", "PodMonitor", "calculation-requests-rabbitmq")["spec"]
     for endpoint in scraped["podMetricsEndpoints"]:
         assert (endpoint["scheme"], endpoint["port"]) == ("https", "prometheus-tls")
         assert endpoint["tlsConfig"]["ca"] == {"secret": authority}
         assert endpoint["tlsConfig"]["serverName"] in names
-
-
-def test_nothing_is_prepared_behind_a_pooler_in_transaction_mode_and_the_schema_goes_around_it():
-    pooler = the_one("production", "Pooler", "postgres-pooler")["spec"]["pgbouncer"]
-    *_, database = schema_container_of("production")["env"]
-
-    assert pooler["poolMode"] == "transaction"
-    assert configuration("production")["DATABASE_STATEMENT_CACHE_SIZE"] == "0"
-    assert (database["name"], URL(database["value"]).host) == ("DATABASE_URL", "postgres-rw")
-
-
-def pods_in_a_rollout(overlay: str) -> dict[str, int]:
-    """Return the most pods of each process: one more than it scales to."""
-    return {name: most + 1 for name, (_, most) in replicas(overlay).items()}
-
-
-def pooled(overlay: str) -> float:
-    """Return the connections in the pools of all pods."""
-    return sum(
-        count * float(environment_of(overlay, name).get("DATABASE_POOL_SIZE") or 10)
-        for name, count in pods_in_a_rollout(overlay).items()
-    )
-
-
-@each_overlay_with_engines
-def test_connections_fit_when_everything_is_scaled_out(overlay):
-    pooler = the_one(overlay, "Pooler", "postgres-pooler")["spec"]
-    parameters = pooler["pgbouncer"]["parameters"]
-    cluster = the_one(overlay, "Cluster", "postgres")["spec"]["postgresql"]["parameters"]
-    pods = pods_in_a_rollout(overlay)
-    listening, schema = pods["relay"], pods["api"]  # each API applies the schema before it starts
-    keda, operators, engine = len(of_kind(overlay, "ScaledObject")), 5, 15
-    users = 3  # PgBouncer has a pool for each: the API's, the worker's, and in a rotation another one's.
-    servers = pooler["instances"] * users * int(parameters["default_pool_size"])
-
-    # One PgBouncer may have to carry all of them.
-    assert pooled(overlay) <= int(parameters["max_client_conn"])
-    assert servers + listening + keda + schema + operators + engine <= int(cluster["max_connections"])
-
-
-def requested(container: Manifest) -> tuple[float, float]:
-    """Return the CPUs and the GiB that a container, or an engine for each of its pods, requests."""
-    units = {"m": 0.001, "Mi": 1 / 1024, "Gi": 1, "": 1}
-    requests = container["resources"]["requests"]
-    amounts = (re.fullmatch(r"(\d+)(\w*)", str(requests[name])) for name in ("cpu", "memory"))
-    cpus, memory = (float(amount[1]) * units[amount[2]] for amount in amounts if amount)
-    return cpus, memory
-
-
-@pytest.mark.parametrize("overlay", ["external", *WITH_ENGINES])
-def test_page_says_what_the_pods_request_and_how_many_connections_there_must_be(overlay):
-    pods = [(container_of(workloads(overlay)[name]), least) for name, (least, _) in replicas(overlay).items()]
-    for one in of_kind(overlay, "Cluster", "RabbitmqCluster", "Pooler").values():
-        given = one["spec"]
-        count = given.get("instances") or given["replicas"]
-        pods.append((given["template"]["spec"]["containers"][0] if one["kind"] == "Pooler" else given, count))
-    sums = [sum(count * requested(each)[part] for each, count in pods) for part in (0, 1)]
-    surge = [
-        sum(requested(container_of(workloads(overlay)[name]))[part] for name in PROCESSES) for part in (0, 1)
-    ]
-    job = requested(container_of(workloads(overlay)["operator"]))
-    page = " ".join(PAGE.split())
-    listed = {cells[0]: cells[1:] for cells in rows(INSTALLATION, "Scaling", "| CPUs")}
-
-    assert listed[overlay][:2] == [f"{sums[0]:.2f}", f"{sums[1]:.1f} GiB"], "deploy/README.md, Scaling"
-    assert f"requests {surge[0]:.1f} CPUs and {surge[1] * 1024:.0f} MiB more" in page
-    assert f"`operate` requests {job[0]} CPUs and {job[1] * 1024:.0f} MiB" in page
-    if overlay in WITH_ENGINES:
-        cluster = the_one(overlay, "Cluster", "postgres")["spec"]["postgresql"]["parameters"]
-        assert listed[overlay][2] == cluster["max_connections"]
-    else:
-        listening, schema = (pods_in_a_rollout(overlay)[name] for name in ("relay", "api"))
-        operators, superusers = 5, 3
-        assert listed[overlay][2] == f"{pooled(overlay) + listening + schema + operators + superusers:.0f}"
-        assert f"{listed[overlay][2]} connections" in PAGE
-
-
-@each_overlay_with_engines
-def test_autoscalers_target_deployments_that_exist_and_set_no_replicas(overlay):
-    deployments = of_kind(overlay, "Deployment")
-    scalers = of_kind(overlay, "HorizontalPodAutoscaler", "ScaledObject").values()
-    fixed = {name for name, deployment in deployments.items() if "replicas" in deployment["spec"]}
-    scaled = {one["spec"]["scaleTargetRef"]["name"] for one in scalers}
-
-    assert len(scalers) == len(scaled)
-    assert fixed == set(PROCESSES) - scaled, "replicas in deploy/k8s/base/workers.yaml, or an autoscaler"
-
-
-@each_overlay
-def test_schema_is_applied_before_every_start_of_an_api_and_by_nothing_that_ends_for_good(overlay):
-    assert schema_container_of(overlay)["args"] == ["service", "schema", "apply"]
-    assert of_kind(overlay, "Job") == {}
-    assert all("initContainers" not in pod_of(workloads(overlay)[name]) for name in WORKERS)
 
 
 def test_engines_have_exact_versions():
@@ -441,16 +274,13 @@ def test_engines_have_exact_versions():
 def test_pages_name_the_grace_period_the_replicas_and_the_pools_of_the_manifests():
     pages = " ".join("".join(page.read_text() for page in (INSTALLATION, OPERATING, REFERENCE)).split())
     api = container_of(workloads("external")["api"])
-    pools = {name: environment_of("external", name)["DATABASE_POOL_SIZE"] for name in PROCESSES}
-    counts = {name: least for name, (least, _) in replicas("external").items()}
-    sleep, ending = api["lifecycle"]["preStop"]["sleep"]["seconds"], configuration("external")
+    pools = {name: manifests.environment_of("external", name)["DATABASE_POOL_SIZE"] for name in PROCESSES}
+    counts = {name: least for name, (least, _) in manifests.replicas("external").items()}
+    sleep, ending = api["lifecycle"]["preStop"]["sleep"]["seconds"], manifests.configuration("external")
 
-    assert f"kills a process {grace_seconds():.0f} seconds after its pod is deleted" in pages
+    assert f"kills a process {manifests.grace_seconds():.0f} seconds after its pod is deleted" in pages
     assert f"`preStop` ({sleep}) and `SHUTDOWN_SECONDS` ({ending['SHUTDOWN_SECONDS']})" in pages
     assert f"(API {pools['api']}, relay {pools['relay']}, other roles {pools['calculations']})" in pages
     assert f"{counts['api']} of the API and {counts['relay']} of each role" in pages
-    for of_roles in (
-        {pools[name] for name in WORKERS if name != "relay"},
-        {counts[name] for name in WORKERS},
-    ):
-        assert len(of_roles) == 1
+    assert len({pools[name] for name in manifests.WORKERS if name != "relay"}) == 1
+    assert len({counts[name] for name in manifests.WORKERS}) == 1

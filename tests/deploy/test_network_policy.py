@@ -1,7 +1,7 @@
 """Which pods can reach which, by the rules that a network plugin applies."""
 
-import ipaddress
 from collections.abc import Mapping
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 import msgspec
@@ -10,8 +10,8 @@ import pytest
 from tests.deploy.manifests import PROCESSES, Manifest, container_of, of_kind, workloads
 from worker.process import ROLES
 
-OPERATOR = "operator"  # the pods of operators' commands
 HERE = "calculation-requests"
+NAMES = {"http": 8000, "health": 8001, "metrics": 9187, "prometheus-tls": 15691}
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -22,121 +22,83 @@ class Peer(msgspec.Struct, frozen=True):
     address: str = ""
 
 
-def ours(component: str) -> Peer:
-    return Peer(HERE, {"app.kubernetes.io/name": HERE, "app.kubernetes.io/component": component})
+def of_app(name: str, component: str) -> Peer:
+    return Peer(HERE, {"app.kubernetes.io/name": name, "app.kubernetes.io/component": component})
 
 
-POOLER = Peer(HERE, {"cnpg.io/poolerName": "postgres-pooler", "cnpg.io/podRole": "pooler"})
-POSTGRES = Peer(HERE, {"cnpg.io/cluster": "postgres", "cnpg.io/podRole": "instance"})
-RABBITMQ = Peer(HERE, {"app.kubernetes.io/name": "rabbitmq", "app.kubernetes.io/component": "rabbitmq"})
-DNS = Peer("kube-system", {"k8s-app": "kube-dns"})
-DNS_OF_OPENSHIFT = Peer("openshift-dns", {"dns.operator.openshift.io/daemonset-dns": "default"})
-NODE_LOCAL_DNS = Peer("", {}, "169.254.20.10")
-TEAM = Peer("another-team", {"app": "crm"})
+PEERS = {
+    **{name: of_app(HERE, name) for name in (*PROCESSES, "operator")},  # operator: the pods of commands
+    "pooler": Peer(HERE, {"cnpg.io/poolerName": "postgres-pooler", "cnpg.io/podRole": "pooler"}),
+    "postgres": Peer(HERE, {"cnpg.io/cluster": "postgres", "cnpg.io/podRole": "instance"}),
+    "rabbitmq": of_app("rabbitmq", "rabbitmq"),
+    "dns": Peer("kube-system", {"k8s-app": "kube-dns"}),
+    "openshift's dns": Peer("openshift-dns", {"dns.operator.openshift.io/daemonset-dns": "default"}),
+    "node's cache of names": Peer("", {}, "169.254.20.10"),
+    "another team": Peer("another-team", {"app": "crm"}),
+    "ingress": Peer("gateways", {"app": "ingress"}),
+    "prometheus": Peer("monitoring", {"app": "prometheus"}),
+    "collector of traces": Peer("monitoring", {"app": "collector"}),
+    "keda": Peer("keda", {"app": "keda-operator"}),
+    "stranger": Peer("elsewhere", {"app": "curl"}),
+    "neighbour": Peer(HERE, {"app": "curl"}),
+    "outside": Peer("", {}, "203.0.113.7"),
+}
 # Labels of namespaces beside their name, as deploy/README.md asks for them.
 LABELS_OF_NAMESPACES = {
     "gateways": {"calculation-requests/callers": "true"},
     "another-team": {"calculation-requests/events": "true"},
 }
-INGRESS = Peer("gateways", {"app": "ingress"})
-PROMETHEUS = Peer("monitoring", {"app": "prometheus"})
-COLLECTOR = Peer("monitoring", {"app": "collector"})
-KEDA = Peer("keda", {"app": "keda-operator"})
-STRANGER = Peer("elsewhere", {"app": "curl"})
-NEIGHBOUR = Peer(HERE, {"app": "curl"})
-OUTSIDE = Peer("", {}, "203.0.113.7")
-NAMES = {"http": 8000, "health": 8001, "metrics": 9187, "prometheus-tls": 15691}
-
-OURS = (*PROCESSES, OPERATOR)
-# The servers that a role in worker/process.py may name: where they are in an overlay, and their port.
+# The servers that a role in worker/process.py may name: where they are in an overlay.
+OUTSIDE = {"mail server": "outside:587", "mailbox": "outside:993", "https": "outside:443"}
 SERVERS = {
-    "external": {
-        "rabbitmq": (OUTSIDE, 5671),
-        "mail server": (OUTSIDE, 587),
-        "mailbox": (OUTSIDE, 993),
-        "https": (OUTSIDE, 443),
-    },
+    "external": {**OUTSIDE, "rabbitmq": "outside:5671"},
+    "production": {**OUTSIDE, "rabbitmq": "rabbitmq:5671", "direct postgres": "postgres:5432"},
 }
-SERVERS["production"] = SERVERS["external"] | {
-    "rabbitmq": (RABBITMQ, 5671),
-    "direct postgres": (POSTGRES, 5432),
-}
-# In every overlay.
+# EACH stands for each process, and ANY also for the pods of commands.
 ALLOWED = {
-    "ingress → API": (INGRESS, ours("api"), 8000),
-    "API → the issuer's keys": (ours("api"), OUTSIDE, 443),
-    **{f"Prometheus → {name}": (PROMETHEUS, ours(name), 8001) for name in PROCESSES},
+    "any overlay": ["ingress → api:8000", "api → outside:443", "prometheus → EACH:8001"],
+    "external": ["ANY → outside:5432", "operator → outside:5671"],
+    "production": [
+        *("ANY → dns:53", "ANY → openshift's dns:5353", "ANY → node's cache of names:53"),
+        *("ANY → pooler:5432", "pooler → postgres:5432", "postgres → postgres:5432"),
+        *("EACH → collector of traces:4318", "another team → rabbitmq:5671", "rabbitmq → rabbitmq:25672"),
+        "api → postgres:5432",  # to apply the schema
+        *("operator → postgres:5432", "operator → rabbitmq:5671"),
+        *("operator → outside:465", "operator → outside:443"),  # the servers that `doctor` checks
+        *("keda → postgres:5432", "keda → rabbitmq:15671"),
+        *("prometheus → postgres:9187", "prometheus → rabbitmq:15691"),
+    ],
 }
 DENIED = {
-    "neighbour → API": (NEIGHBOUR, ours("api"), 8000),
-    "Prometheus → API's callers' port": (PROMETHEUS, ours("api"), 8000),
-    **{f"neighbour → probes of {name}": (NEIGHBOUR, ours(name), 8001) for name in PROCESSES},
-}
-# With servers of your own, outside of the cluster.
-ALLOWED_OUTSIDE = {
-    **{f"{name} → Postgres": (ours(name), OUTSIDE, 5432) for name in OURS},
-    "operator → RabbitMQ": (ours(OPERATOR), OUTSIDE, 5671),
-}
-DENIED_OUTSIDE = {
-    "API → RabbitMQ": (ours("api"), OUTSIDE, 5671),
-    "relay → RabbitMQ in the clear": (ours("relay"), OUTSIDE, 5672),
-}
-# With the engines in the cluster.
-ALLOWED_INSIDE = {
-    **{(f"{name} → OpenShift's DNS"): (ours(name), DNS_OF_OPENSHIFT, 5353) for name in OURS},
-    **{(f"{name} → a cache of names on its node"): (ours(name), NODE_LOCAL_DNS, 53) for name in OURS},
-    "another team → RabbitMQ": (TEAM, RABBITMQ, 5671),
-    **{(f"{name} → DNS"): (ours(name), DNS, 53) for name in OURS},
-    **{(f"{name} → pooler"): (ours(name), POOLER, 5432) for name in OURS},
-    "operator → RabbitMQ": (ours(OPERATOR), RABBITMQ, 5671),
-    **{f"{name} → collector of traces": (ours(name), COLLECTOR, 4318) for name in PROCESSES},
-    "API → Postgres, to apply the schema": (ours("api"), POSTGRES, 5432),
-    "operator → Postgres": (ours(OPERATOR), POSTGRES, 5432),
-    "operator → mail server, which `doctor` checks": (ours(OPERATOR), OUTSIDE, 465),
-    "operator → issuer, which `doctor` checks": (ours(OPERATOR), OUTSIDE, 443),
-    "pooler → Postgres": (POOLER, POSTGRES, 5432),
-    "Postgres → Postgres": (POSTGRES, POSTGRES, 5432),
-    "RabbitMQ → RabbitMQ": (RABBITMQ, RABBITMQ, 25672),
-    "KEDA → Postgres": (KEDA, POSTGRES, 5432),
-    "KEDA → RabbitMQ's management": (KEDA, RABBITMQ, 15671),
-    "Prometheus → Postgres": (PROMETHEUS, POSTGRES, 9187),
-    "Prometheus → RabbitMQ": (PROMETHEUS, RABBITMQ, 15691),
-}
-DENIED_INSIDE = {
-    "another team → RabbitMQ in the clear": (TEAM, RABBITMQ, 5672),
-    "API → RabbitMQ": (ours("api"), RABBITMQ, 5671),
-    "stranger → operator": (STRANGER, ours(OPERATOR), 8000),
-    "relay → RabbitMQ in the clear": (ours("relay"), RABBITMQ, 5672),
-    "API → mail server": (ours("api"), OUTSIDE, 587),
-    **{f"ingress → probes of {name}": (INGRESS, ours(name), 8001) for name in PROCESSES},
-    "stranger → API": (STRANGER, ours("api"), 8000),
-    "stranger → Postgres": (STRANGER, POSTGRES, 5432),
-    "stranger → RabbitMQ": (STRANGER, RABBITMQ, 5671),
-    "neighbour → pooler": (NEIGHBOUR, POOLER, 5432),
+    "any overlay": ["neighbour → api:8000", "prometheus → api:8000", "neighbour → EACH:8001"],
+    "external": ["api → outside:5671", "relay → outside:5672"],
+    "production": [
+        *("another team → rabbitmq:5672", "relay → rabbitmq:5672"),  # in the clear
+        *("api → rabbitmq:5671", "api → outside:587", "ingress → EACH:8001", "neighbour → pooler:5432"),
+        *("stranger → operator:8000", "stranger → api:8000", "stranger → postgres:5432"),
+        "stranger → rabbitmq:5671",
+    ],
 }
 
 
-FLOWS = [
-    pytest.param(overlay, flow, is_needed, id=f"{overlay}: {name}")
-    for overlay, is_needed, flows in (
-        ("production", True, ALLOWED | ALLOWED_INSIDE),
-        ("production", False, DENIED | DENIED_INSIDE),
-        ("external", True, ALLOWED | ALLOWED_OUTSIDE),
-        ("external", False, DENIED | DENIED_OUTSIDE),
+@pytest.mark.parametrize("overlay", SERVERS)
+def test_needed_flows_are_open_and_others_are_closed(overlay):
+    needed, closed = (
+        {
+            flow.replace("EACH", name).replace("ANY", name)
+            for flow in (*table["any overlay"], *table[overlay])
+            for name in (*PROCESSES, *(["operator"] if "ANY" in flow else []))
+        }
+        for table in (ALLOWED, DENIED)
     )
-    for name, flow in flows.items()
-] + [
-    pytest.param(overlay, (ours(name), *where), server in role.servers, id=f"{overlay}: {name} → {server}")
-    for overlay, servers in SERVERS.items()
-    for name, role in ROLES.items()
-    for server, where in servers.items()
-    if server in role.servers or server != "rabbitmq"  # Any worker may reach it, and needs a user there.
-]
+    for name, role in ROLES.items():
+        for server, where in SERVERS[overlay].items():
+            # Any worker may reach RabbitMQ, and needs a user there.
+            is_needed = server in {*role.servers, "rabbitmq"}
+            (needed if is_needed else closed).add(f"{name} → {where}")
 
-
-@pytest.mark.parametrize(("overlay", "flow", "is_needed"), FLOWS)
-def test_needed_flows_are_open_and_others_are_closed(overlay, flow, is_needed):
-    assert is_open(overlay, *flow) == is_needed, "deploy/k8s/components/*network-policy"
+    found = {flow for flow in needed | closed if is_open(overlay, flow)}
+    assert found == needed, "deploy/k8s/components/*network-policy"
 
 
 def test_names_of_ports_are_those_of_the_containers():
@@ -145,19 +107,23 @@ def test_names_of_ports_are_those_of_the_containers():
             assert NAMES[port["name"]] == port["containerPort"]
 
 
-def is_open(overlay: str, source: Peer, target: Peer, port: int) -> bool:
+def is_open(overlay: str, flow: str) -> bool:
     """Return whether the policies of an overlay allow a connection."""
     given = [policy["spec"] for policy in of_kind(overlay, "NetworkPolicy").values()]
-    is_sent = _lets(given, source, "Egress", "to", target, port)
-    return is_sent and _lets(given, target, "Ingress", "from", source, port)
+    sender, _, target = flow.partition(" → ")
+    receiver, _, port = target.partition(":")
+    source, server = PEERS[sender], PEERS[receiver]
+    is_sent = _lets(given, source, ("Egress", "to"), server, int(port))
+    return is_sent and _lets(given, server, ("Ingress", "from"), source, int(port))
 
 
-def _lets(given: list[Manifest], pod: Peer, direction: str, side: str, other: Peer, port: int) -> bool:
+def _lets(given: list[Manifest], pod: Peer, direction: tuple[str, str], other: Peer, port: int) -> bool:
     """Return whether the policies of *pod* allow a connection to or from *other*."""
+    kind, side = direction
     policies = [
         policy
         for policy in given
-        if direction in policy["policyTypes"] and _selects(policy["podSelector"], pod.labels)
+        if kind in policy["policyTypes"] and _selects(policy["podSelector"], pod.labels)
     ]
     if pod.namespace != HERE or not policies:
         return True
@@ -165,22 +131,17 @@ def _lets(given: list[Manifest], pod: Peer, direction: str, side: str, other: Pe
         port in {NAMES.get(str(one["port"]), one["port"]) for one in rule.get("ports", [{"port": port}])}
         and (side not in rule or any(_is(peer, other) for peer in rule[side]))
         for policy in policies
-        for rule in policy.get(direction.lower(), [])
+        for rule in policy.get(kind.lower(), [])
     )
 
 
 def _is(peer: Manifest, other: Peer) -> bool:
-    if block := peer.get("ipBlock"):
-        network = ipaddress.ip_network(block["cidr"])
-        return bool(other.address) and ipaddress.ip_address(other.address) in network
-    if other.address:
-        return False
-    here = {"matchLabels": {"kubernetes.io/metadata.name": HERE}}
-    namespace = {
-        "kubernetes.io/metadata.name": other.namespace,
-        **LABELS_OF_NAMESPACES.get(other.namespace, {}),
-    }
-    return _selects(peer.get("namespaceSelector", here), namespace) and _selects(
+    if other.address or "ipBlock" in peer:
+        block = ip_network(peer.get("ipBlock", {"cidr": "0.0.0.0/32"})["cidr"])
+        return bool(other.address) and ip_address(other.address) in block
+    name = "kubernetes.io/metadata.name"
+    namespace = {name: other.namespace, **LABELS_OF_NAMESPACES.get(other.namespace, {})}
+    return _selects(peer.get("namespaceSelector", {"matchLabels": {name: HERE}}), namespace) and _selects(
         peer.get("podSelector", {}), other.labels
     )
 

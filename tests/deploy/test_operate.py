@@ -1,15 +1,19 @@
-"""`operate` runs a command in a Job made from the CronJob. A script answers for the cluster."""
+"""The scripts of the deployment: `operate`, with a script that answers for the cluster, and dev's issuer."""
 
+import asyncio
 import shutil
 import subprocess
+import sys
 
 import msgspec
 import pytest
 
 from deploy.local.machine.folders import CHECKOUT
-from tests.deploy.manifests import container_of, pod_of, workloads
+from tests.deploy.manifests import OVERLAYS, configuration, container_of, pod_of, the_one, workloads
+from tests.harness.command_line import run
+from tests.harness.examples import A_REQUEST, CONVEYANCER
+from tests.harness.in_process import api_client
 
-OPERATE = CHECKOUT / "deploy" / "operate.sh"
 WORDS = ["service", "conveyancer", "add", "acme", "--name", 'Acme & Sons\' "Firm"', "--note", "-"]
 WORDS += ["-n", "--", "Ca$$h $(DATABASE_URL)", "two\nlines\n", ""]
 # Makes the Job as `kubectl create job --from=cronjob/operator` does, and shows what the cluster gets.
@@ -33,11 +37,10 @@ def test_operate_runs_the_words_as_the_login_and_fails_with_the_command(overlay,
     template = workloads(overlay)["operator"]["spec"]["jobTemplate"]
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "operator-1"}, **template}
     (tmp_path / "job.json").write_bytes(msgspec.json.encode(job))
-    kubectl = tmp_path / "kubectl"
-    kubectl.write_text(KUBECTL)
-    kubectl.chmod(0o755)
+    (tmp_path / "kubectl").write_text(KUBECTL)
+    (tmp_path / "kubectl").chmod(0o755)
     ran = subprocess.run(
-        ["/bin/sh", "-uc", f'. {OPERATE}\noperate "$@"', "sh", *WORDS],
+        ["/bin/sh", "-uc", f'. {CHECKOUT}/deploy/operate.sh\noperate "$@"', "sh", *WORDS],
         cwd=tmp_path,
         env={"PATH": f"{tmp_path}:/usr/bin:/bin", "USER": "grace", "SUCCEEDED": succeeded},
         capture_output=True,
@@ -55,10 +58,21 @@ def test_operate_runs_the_words_as_the_login_and_fails_with_the_command(overlay,
     assert pod_of(created)["serviceAccountName"] == "operator"
 
 
-@pytest.mark.parametrize("overlay", ["dev", "external", "production"])
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_template_runs_nothing_by_itself_and_repeats_no_command(overlay):
     template = workloads(overlay)["operator"]["spec"]
 
-    assert template["suspend"] is True
-    assert template["jobTemplate"]["spec"]["backoffLimit"] == 0
+    assert (template["suspend"], template["jobTemplate"]["spec"]["backoffLimit"]) == (True, 0)
     assert pod_of(workloads(overlay)["operator"])["restartPolicy"] == "Never"
+
+
+async def test_token_that_is_signed_in_the_apis_pod_of_dev_opens_the_api(service_settings, tmp_path):
+    settings = configuration("dev")
+    script = the_one("dev", "ConfigMap", "issuer-script")["data"]["issuer.py"]
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script, tmp_path], check=True)
+    words = ("service", "token", CONVEYANCER, "--key", str(tmp_path / "key.pem"))
+    token = (await run(*words, environment=settings)).output.strip()
+    of_auth = {name: settings[name.upper()] for name in ("auth_issuer", "auth_audience")}
+    of_auth["auth_jwks_url"] = f"file://{tmp_path}/jwks.json"
+    async with api_client(msgspec.structs.replace(service_settings, **of_auth), token) as client:
+        assert (await client.post("/v1/request", json=A_REQUEST)).is_success

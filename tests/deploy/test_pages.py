@@ -1,9 +1,8 @@
-"""The pages agree with the code: their links lead somewhere, and their tables are complete."""
+"""The pages agree with the code: links lead somewhere, tables are complete, commands and SQL can be run."""
 
 import re
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 
 import click
 import msgspec
@@ -17,14 +16,19 @@ from service.settings import ServiceSettings, Settings
 from tests.deploy.pages import API, OPERATING, README, REFERENCE, anchors, prose, rows
 from worker.process import ROLES
 
-_PAGES = [*sorted(CHECKOUT.glob("*.md")), *sorted(CHECKOUT.glob("[!.]*/*.md"))]
+PROGRAMS = {"service": service.__main__.PROGRAM, "worker": worker.__main__.PROGRAM}
+FOR_OPERATORS = "\n".join(page.read_text() for page in sorted(OPERATING.parent.glob("*.md")))
+# Words in capitals are for the reader to fill in.
+EXAMPLES = {"UUID": "req_0000000000000000000000", "TIME": "2026-01-31T09:30:00Z"}
+EXAMPLES |= {"QUEUE": "notifications", "ADDRESS": "ada@example.com"}
 
 
-@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
-def test_links_lead_somewhere(page):
-    links = re.findall(r"\]\(([^)\s]+)\)", prose(page))
-
-    assert [link for link in links if "://" not in link and not _leads_somewhere(page, link)] == []
+def test_links_lead_somewhere():
+    for page in (*CHECKOUT.glob("*.md"), *CHECKOUT.glob("[!.]*/*.md")):
+        for path, anchor in re.findall(r"\]\((?!\w+://)([^)#\s]*)#?([^)\s]*)\)", prose(page)):
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), (page, path)
+            assert not anchor or anchor in anchors(target), (page, path, anchor)
 
 
 @pytest.mark.parametrize(
@@ -39,66 +43,10 @@ def test_every_setting_is_listed_once_with_its_default(process, settings):
     of_both = _defaults(Settings).items() if settings != [Settings] else set()
     expected = set().union(*(_defaults(each).items() for each in settings)) - of_both
 
-    listed = rows(REFERENCE, "Settings", process)
-    assert sorted((name.strip("`"), default.strip("`")) for name, default, _ in listed) == sorted(expected), (
-        REFERENCE
-    )
-
-
-def test_every_process_is_listed():
-    listed = [command for command, *_ in rows(README, "The processes", "command")]
-
-    assert listed == ["`python -m service serve`", *(f"`python -m worker {role}`" for role in ROLES)]
-
-
-@pytest.mark.parametrize(
-    ("process", "program", "left_out"),
-    [("service", service.__main__.PROGRAM, ()), ("worker", worker.__main__.PROGRAM, ROLES)],
-)
-def test_every_command_is_listed_with_its_options(process, program, left_out):
-    choice = OPERATING.read_text().partition("\nCHOICE combines")[2].partition("\n\n")[0].replace("`", "")
-    listed: dict[str, set[str]] = {}
-    command = ""
-    for usages, _ in rows(OPERATING, "Commands", f"`{process}`"):
-        # The words of a command, and its arguments.
-        for name, arguments in re.findall(
-            r"`((?:[a-z][a-z-]* ?)*)([^`]*)`", usages.replace("CHOICE", choice)
-        ):
-            command = name.strip() or command
-            listed.setdefault(command, set()).update(re.findall("--[a-z-]+", arguments))
-
-    assert listed == {name: options for name, options in _commands(program) if name not in left_out}
-
-
-def test_every_endpoint_is_listed_with_its_query_and_its_scopes():
-    document = app.describe()
-    endpoints = {}
-    for path, item in document["paths"].items():
-        for method, operation in item.items():
-            query = {each["name"] for each in operation["parameters"] if each.get("in") == "query"}
-            scopes = {scope for each in operation["security"] for scope in chain(*each.values())}
-            endpoints[f"{method.upper()} {path}"] = (query, scopes)
-
-    listed = {
-        call.replace(":uuid", "{uuid}"): (
-            set(re.findall(r"(\w+)=", query)),
-            set(re.findall("request:[a-z-]+", needs)),
-        )
-        for cell, needs, _ in rows(API, "Endpoints", "| needs")
-        for call, query in re.findall(r"`([A-Z]+ /v1/[^`?]+)\??([^`]*)`", cell)
-    }
-    assert listed == endpoints, "service/README.md, Endpoints"
-
-
-def _commands(group: click.Group, path: str = "") -> Iterator[tuple[str, set[str]]]:
-    """Yield every command of a program with its options, but for those that the pages name once for all."""
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from _commands(command, f"{path}{name} ")
-            continue
-        options = [each for each in command.params if isinstance(each, click.Option)]
-        names = {name for each in options for name in (*each.opts, *each.secondary_opts)}
-        yield f"{path}{name}", names - {"--json", "--by", "--note"}
+    listed = [
+        (name.strip("`"), default.strip("`")) for name, default, _ in rows(REFERENCE, "Settings", process)
+    ]
+    assert sorted(listed) == sorted(expected), REFERENCE
 
 
 def _defaults(settings: type[Settings]) -> dict[str, str]:
@@ -112,7 +60,78 @@ def _defaults(settings: type[Settings]) -> dict[str, str]:
     return defaults
 
 
-def _leads_somewhere(page: Path, link: str) -> bool:
-    path, _, anchor = link.partition("#")
-    target = (page.parent / path).resolve() if path else page
-    return target.exists() and (not anchor or anchor in anchors(target))
+def test_every_process_is_listed():
+    assert [command for command, *_ in rows(README, "The processes", "command")] == [
+        "`python -m service serve`",
+        *(f"`python -m worker {role}`" for role in ROLES),
+    ]
+
+
+@pytest.mark.parametrize("process", PROGRAMS)
+def test_every_command_is_listed_with_its_options(process):
+    choice = OPERATING.read_text().partition("\nCHOICE combines")[2].partition("\n\n")[0].replace("`", "")
+    listed: dict[str, set[str]] = {}
+    command = ""
+    for usages, _ in rows(OPERATING, "Commands", f"`{process}`"):
+        # The words of a command, and its arguments.
+        for name, arguments in re.findall(
+            r"`((?:[a-z][a-z-]* ?)*)([^`]*)`", usages.replace("CHOICE", choice)
+        ):
+            command = name.strip() or command
+            listed.setdefault(command, set()).update(re.findall("--[a-z-]+", arguments))
+
+    commands = dict(_commands(PROGRAMS[process]))
+    assert listed == {name: commands[name] for name in commands.keys() - ROLES}
+
+
+def _commands(group: click.Group, path: str = "") -> Iterator[tuple[str, set[str]]]:
+    """Yield every command of a program with its options, but for those that the pages name once for all."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{path}{name} ")
+            continue
+        options = [each for each in command.params if isinstance(each, click.Option)]
+        names = {name for each in options for name in (*each.opts, *each.secondary_opts)}
+        yield f"{path}{name}", names - {"--json", "--by", "--note"}
+
+
+def test_commands_for_operators_can_be_run():
+    # Inline, or a line of a shell block. `…` stands for any command.
+    commands = re.findall(
+        r"(?:python -m|operate) ((?:service|worker) [^`\n…]+)(?:`|$)", FOR_OPERATORS, re.MULTILINE
+    )
+    assert len(commands) > 20
+    for command in commands:
+        process, *words = [EXAMPLES.get(word, word) for word in command.split()]
+        program: click.Command = PROGRAMS[process]
+        while isinstance(program, click.Group):
+            program = program.commands[words.pop(0)]
+        program.make_context(program.name, words)
+
+
+async def test_statements_for_operators_can_be_run(database):
+    statements = re.findall(
+        r"(?:`|```sql\n)((?:SELECT|ANALYZE) [^`]+)`", FOR_OPERATORS
+    )  # inline, or in a block
+    assert len(statements) > 5
+    for statement in statements:
+        await database.execute(statement)
+
+
+def test_every_endpoint_is_listed_with_its_query_and_its_scopes():
+    endpoints = {}
+    for path, item in app.describe()["paths"].items():
+        for method, operation in item.items():
+            query = {each["name"] for each in operation["parameters"] if each.get("in") == "query"}
+            scopes = {scope for each in operation["security"] for scope in chain(*each.values())}
+            endpoints[f"{method.upper()} {path}"] = (query, scopes)
+
+    listed = {
+        call.replace(":uuid", "{uuid}"): (
+            {*re.findall(r"(\w+)=", query)},
+            {*re.findall("request:[a-z-]+", needs)},
+        )
+        for cell, needs, _ in rows(API, "Endpoints", "| needs")
+        for call, query in re.findall(r"`([A-Z]+ /v1/[^`?]+)\??([^`]*)`", cell)
+    }
+    assert listed == endpoints, "service/README.md, Endpoints"

@@ -7,36 +7,31 @@ from deploy.local.machine.folders import CHECKOUT
 from tests.deploy.alerts import ALERTS
 from tests.deploy.manifests import of_kind, the_one
 from tests.deploy.pages import INSTALLATION, README, rows
-from tests.deploy.test_network_policy import SERVERS, is_open, ours
+from tests.deploy.test_network_policy import PEERS, SERVERS, is_open
 from worker.process import ROLES, Role
-
-COMPOSE = CHECKOUT / "deploy" / "compose.yaml"
 
 
 def holds(name: str, role: Role) -> dict[str, bool]:
     """Return of each file whether it has what it must have of a role."""
     workers = of_kind("production", "Deployment")
     secret = the_one("dev", "Secret", "calculation-requests")["data"]
+    composed = msgspec.yaml.decode((CHECKOUT / "deploy" / "compose.yaml").read_bytes())["services"]
+    processes = {row[0] for row in rows(README, "The processes", "command")}
+    flows = [
+        (overlay, f"{name} → {servers[server]}")
+        for overlay, servers in SERVERS.items()
+        for server in {*role.servers} & servers.keys() - {"rabbitmq"}  # which any worker may reach
+    ]
     of_broker = {
         "deploy/k8s/components/topology/users.yaml": name in of_kind("production", "Permission"),
         "deploy/k8s/overlays/production": f"{name}-user-credentials" in str(workers.get(name)),
         "deploy/k8s/overlays/dev/made-up-secrets.env": f"{name.upper()}_AMQP_URL" in secret,
     }
-    processes = {row[0] for row in rows(README, "The processes", "command")}
-    expression = ALERTS["ProcessAbsent"]["expr"]
-    flows = [
-        (overlay, server)
-        for overlay in SERVERS
-        for server in role.servers
-        if server in SERVERS[overlay] and server != "rabbitmq"  # which any worker may reach
-    ]
     return (of_broker if "rabbitmq" in role.servers else {}) | {
         "deploy/k8s/base/workers.yaml": name in workers and name in of_kind("dev", "PodDisruptionBudget"),
-        "deploy/k8s/components/*network-policy": {server for _, server in flows}
-        == {*role.servers} - {"rabbitmq"}
-        and all(is_open(overlay, ours(name), *SERVERS[overlay][server]) for overlay, server in flows),
-        "deploy/k8s/components/monitoring/alerts.yaml": f'"role", "{name}"' in expression,
-        "deploy/compose.yaml": name in msgspec.yaml.decode(COMPOSE.read_bytes())["services"],
+        "deploy/k8s/components/*network-policy": name in PEERS and all(is_open(*flow) for flow in flows),
+        "deploy/k8s/components/monitoring/alerts.yaml": f'"{name}"' in ALERTS["ProcessAbsent"]["expr"],
+        "deploy/compose.yaml": name in composed,
         "README.md": f"`python -m worker {name}`" in processes,
         "deploy/README.md": name in {row[0] for row in rows(INSTALLATION, "Scaling", "| production")},
     }

@@ -15,8 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from deploy.local.machine.folders import Place
-from tests.deploy.alerts import GROUPS
-from tests.deploy.dashboard import PANELS, filled_in
+from tests.deploy.alerts import GROUPS, PANELS, filled_in
 from tests.deploy.pages import INSTALLATION, alert_entries
 from tests.deploy.prometheus import Alerting, alerting
 from tests.end_to_end.callers import another_request, client_of

@@ -4,7 +4,7 @@ import re
 
 import httpx
 
-from tests.deploy.exported_metrics import our_metrics
+from tests.deploy.alerts import our_metrics
 from tests.deploy.pages import metrics_listed
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.metrics import scrape
@@ -36,7 +36,7 @@ async def test_each_process_exports_the_metrics_that_pages_alerts_and_dashboard_
     assert uuid not in values_of_labels
     for name, labels in of_api.keys() | of_worker.keys():
         if not name.startswith(_OF_THE_LIBRARY):
-            assert known.get(name) == frozenset(label for label, _ in labels), name
+            assert known.get(name) == {label for label, _ in labels}, name
 
 
 async def _families(client: httpx.AsyncClient) -> set[str]:
