@@ -1,41 +1,38 @@
-"""Bounces: reports of mail servers in a real mailbox, Dovecot's, and what becomes of the e-mails."""
+"""Bounces: reports of mail servers in a real mailbox, Dovecot's, or a rude one, and what becomes of e-mails."""
 
 import asyncio
 import json
-from collections import Counter
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from structlog.testing import capture_logs
 
 from deploy.local.machine.ports import free_port
 from service.calculation_requests import email_changes, erasing
 from service.calculation_requests.changing import change_all
 from service.calculation_requests.email_changes import EmailId
 from service.calculation_requests.model import CalculationRequest
-from service.postgres.pool import Connection
+from service.outbox.waking import RelayWaker
+from service.postgres.pool import Connection, open_pool
 from tests.harness import bounces, dovecot, metrics, stored
 from tests.harness.dovecot import Dovecot, access_token
 from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.in_process import running
+from tests.harness.loopback_server import LoopbackServer
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
-from tests.worker.mail.conftest import announced, open_reader, record_emails
-from worker.commands.emails import Choice, read
+from tests.worker.mail.conftest import announced, record_emails
+from worker.mail import mailbox as product_mailbox
 from worker.mail import tokens
+from worker.mail.bounces import BounceReader
 from worker.mail.mailbox import MailboxUnavailable, in_thread, opened
 from worker.settings import EmailSettings
 
-UNKNOWN, POLICY, DELAY, AWAY = (
-    "postfix_unknown_user",
-    "postfix_refused_content",
-    "postfix_delay",
-    "out_of_office",
-)
+UNKNOWN = "postfix_unknown_user"
 HANDLED = {"\\Deleted", "\\Flagged"}
 FIND_EMAILS = "SELECT request_id, state, reason, smtp_code, server_reply, attempts FROM email"
 
@@ -43,6 +40,13 @@ FIND_EMAILS = "SELECT request_id, state, reason, smtp_code, server_reply, attemp
 @pytest.fixture
 def settings(worker_settings, mailbox):
     return settings_with(worker_settings, bounces_url=mailbox.url, bounces_poll_seconds=1.0)
+
+
+@asynccontextmanager
+async def open_reader(settings: EmailSettings) -> AsyncIterator[BounceReader]:
+    """Yield a reader with a pool of its own, as another process would have."""
+    async with open_pool(settings) as pool:
+        yield BounceReader(settings, pool, RelayWaker(pool, seconds=5.0))
 
 
 @pytest.fixture
@@ -69,13 +73,13 @@ def flags(mailbox: Dovecot) -> list[set[str]]:
 
 
 async def failures(database: Connection) -> list[dict[str, Any]]:
-    """Return the data of request.email_failed in the outbox."""
-    return [json.loads(data) for kind, _, data in await announced(database) if kind == "request.email_failed"]
+    return [data for kind, data in await announced(database) if kind == "request.email_failed"]
 
 
 async def test_bounce_fails_the_sent_email_and_announces_it(reader, database, mailbox):
-    unknown, refused, delayed, answered = await send_emails(database, 4)
-    for request, name in ((unknown, UNKNOWN), (refused, POLICY), (delayed, DELAY), (answered, AWAY)):
+    unknown, refused, delayed, answered = requests = await send_emails(database, 4)
+    names = (UNKNOWN, "postfix_refused_content", "postfix_delay", "out_of_office")
+    for request, name in zip(requests, names, strict=True):
         mailbox.put(report(request, name))
 
     with metrics.rises("bounces_total", fault="sender"), metrics.rises("bounces_total", fault="recipient"):
@@ -83,16 +87,14 @@ async def test_bounce_fails_the_sent_email_and_announces_it(reader, database, ma
         await reader.look()  # It removes what the first has handled.
 
     rows = {row["request_id"]: tuple(row)[1:] for row in await database.fetch(FIND_EMAILS)}
-    assert rows[unknown.id][:3] == ("failed", "bounced", 550)
-    assert rows[unknown.id][3].startswith("550 5.1.1 <[address]>")
+    *bounced, words, _ = rows[unknown.id]
+    assert (bounced, words[:21]) == (["failed", "bounced", 550], "550 5.1.1 <[address]>")
     assert rows[refused.id] == ("failed", "bounced", 550, "550 5.7.1 Message rejected as spam", 1)
     assert rows[delayed.id] == rows[answered.id] == ("sent", None, None, None, 1)
     events = {event["uuid"]: event for event in await failures(database)}
     assert events.keys() == {unknown.uuid, refused.uuid}
     expected = {"email": 1, "kind": "invitation", "reason": "bounced", "smtp_code": 550}
     assert {field: events[unknown.uuid][field] for field in expected} == expected
-    (to_resend,) = await read(database, Choice(reply="5.7."), state="failed", only_last=True)
-    assert (to_resend["uuid"], to_resend["reason"]) == (refused.id, "bounced")
     (kept,) = mailbox.messages  # the customer's answer
     assert ("\\Flagged" in kept.flags, "\\Seen" in kept.flags) == (True, False)
 
@@ -107,10 +109,8 @@ async def test_report_is_recorded_once_however_often_and_by_whomever_it_is_read(
         await one.look()
         await one.look()
 
-    assert Counter(event["uuid"] for event in await failures(database)) == Counter(
-        request.uuid for request in requests
-    )
-    assert mailbox.messages == []
+    recorded = sorted(event["uuid"] for event in await failures(database))
+    assert (recorded, mailbox.messages) == (sorted(request.uuid for request in requests), [])
     assert all(end is None or isinstance(end, MailboxUnavailable) for end in ends)
 
 
@@ -168,29 +168,27 @@ async def test_locked_email_delays_no_other_and_is_recorded_later(
     assert len(await failures(database)) == 3
 
 
-async def test_reports_of_erased_requests_and_forged_ones_are_flagged(reader, database, mailbox):
+async def test_reports_of_erased_requests_and_forged_ones_are_flagged_and_what_people_flagged_is_left_alone(
+    reader, database, mailbox
+):
     erased, other = await send_emails(database, 2)
     async with database.transaction():
         await erasing.erase(database, [erased.id])
     mailbox.put(report(erased))
     mailbox.put(bounces.message(UNKNOWN, token=f"{other.uuid}.invitation.1.{'A' * 22}"))
     mailbox.put(b"no message at all")
+    with mailbox.connected() as connection:
+        for flag in ("\\Deleted", "\\Flagged"):
+            connection.append("INBOX", flag, None, report(other))
 
     await reader.look()
-
-    assert flags(mailbox) == [{"\\Flagged"}] * 3
-    assert await failures(database) == []
-
-
-async def test_messages_that_people_have_deleted_or_flagged_are_left_alone(reader, database, mailbox):
-    (request,) = await send_emails(database, 1)
-    for flag in ("\\Deleted", "\\Flagged", "\\Seen"):
-        with mailbox.connected() as connection:
-            connection.append("INBOX", flag, None, report(request))
-
+    none = await failures(database)
+    with mailbox.connected() as connection:
+        connection.append("INBOX", "\\Seen", None, report(other))
     await reader.look()
 
-    assert flags(mailbox) == [{"\\Deleted"}, {"\\Flagged"}, HANDLED | {"\\Seen"}]
+    assert (none, len(await failures(database))) == ([], 1)
+    assert flags(mailbox) == [{"\\Flagged"}] * 3 + [{"\\Deleted"}, {"\\Flagged"}, HANDLED | {"\\Seen"}]
 
 
 async def test_many_new_messages_are_read_in_several_looks(reader, database, mailbox):
@@ -205,24 +203,18 @@ async def test_many_new_messages_are_read_in_several_looks(reader, database, mai
     assert len(await failures(database)) == 1
 
 
-async def test_outage_of_the_imap_server_is_logged_and_ends_by_itself(settings, database, mailbox):
+async def test_outage_of_the_imap_server_is_logged_and_ends_by_itself(settings, database, mailbox, logs):
     (request,) = await send_emails(database, 1)
     mailbox.put(report(request))
     mailbox.kill()
 
-    async with open_reader(settings) as reader:
-        with capture_logs() as logs:
-            async with running(reader.run):
-                await eventually(lambda: metrics.value("bounces_look_age_seconds") > 2)
-                mailbox.restart()
-                await eventually(lambda: failures(database))
-                await eventually(lambda: metrics.value("bounces_look_age_seconds") < 1)
+    async with open_reader(settings) as reader, running(reader.run):
+        await eventually(lambda: metrics.value("bounces_look_age_seconds") > 2)
+        mailbox.restart()
+        await eventually(lambda: failures(database))
+        await eventually(lambda: metrics.value("bounces_look_age_seconds") < 1)
 
-    assert logs[0] == {
-        "event": "bounces_not_read",
-        "log_level": "warning",
-        "reason": "connection refused",
-    }
+    assert (logs[0]["event"], logs[0]["reason"]) == ("bounces_not_read", "connection refused")
 
 
 async def explain(settings: EmailSettings, **changes: Any) -> str:
@@ -235,15 +227,9 @@ async def explain(settings: EmailSettings, **changes: Any) -> str:
         return str(error)
 
 
-async def test_folder_may_have_any_name(settings, mailbox):
+async def test_folder_has_any_name_and_a_fault_is_explained_without_the_password(settings, mailbox):
     with mailbox.connected() as connection:
         assert connection.create('"Unzustellbar f&APw-r K &- L"')[0] == "OK"
-
-    url = mailbox.url.replace("INBOX", quote("Unzustellbar für K & L"))
-    assert await explain(settings, bounces_url=url) == ""
-
-
-async def test_fault_of_the_mailbox_is_explained_without_the_password(settings, mailbox):
     injected = quote(f'{dovecot.LOGIN} "{dovecot.PASSWORD}"\r\nx', safe="")  # a whole command, unless encoded
     faults = {
         mailbox.tls_url: "",
@@ -253,6 +239,7 @@ async def test_fault_of_the_mailbox_is_explained_without_the_password(settings, 
         f"imap://{injected}:x@127.0.0.1:{mailbox.port}": "rejects the login",
         mailbox.url.replace("INBOX", "Bounces"): "does the folder exist",
         mailbox.url.replace("/INBOX", ""): "",
+        mailbox.url.replace("INBOX", quote("Unzustellbar für K & L")): "",
         mailbox.url.replace(":" + str(mailbox.port), f":{free_port()}"): "connection refused",
         mailbox.url.replace("imap:", "imaps:"): "TLS fails",
         mailbox.url.replace("127.0.0.1", "nowhere.invalid"): "unknown host",
@@ -272,21 +259,110 @@ async def test_server_without_uidplus_is_refused_and_nothing_removed(worker_sett
         assert flags(mailbox) == [set()]
 
 
-async def test_mailbox_is_opened_with_an_access_token(worker_settings, authority):
+async def test_mailbox_is_opened_with_an_access_token(settings, authority):
     form = "client_id=us&client_secret=secret&scope=all"
     expected_form = f"\r\n\r\ngrant_type=client_credentials&{form}".encode()
+    no_token = "BOUNCES_TOKEN_URL gives no access token"
     answers = {
         "200 OK": (json.dumps({"access_token": access_token(), "token_type": "Bearer"}), ""),
-        "401 Unauthorized": ("{}", "BOUNCES_TOKEN_URL gives no access token: it answers 401"),
-        "no status": ("", "BOUNCES_TOKEN_URL gives no access token"),
-        "200 Fine": ("no JSON", "BOUNCES_TOKEN_URL gives no access token"),
+        "401 Unauthorized": ("{}", f"{no_token}: it answers 401"),
+        "no status": ("", no_token),
+        "200 Fine": ("no JSON", no_token),
         "201 Created": (json.dumps({"access_token": "wrong"}), "rejects the login"),
     }
     context = authority.server_context(address="localhost")
-    with dovecot.running(authority) as mailbox:
-        settings = settings_with(worker_settings, bounces_url=mailbox.url)
-        for status, (body, expected) in answers.items():
-            answer = http_answer(status, body.encode())
-            async with answering(answer, context, until=expected_form) as port:
-                found = await explain(settings, bounces_token_url=f"https://localhost:{port}/token?{form}")
-                assert expected in found if expected else not found, (found, mailbox.log)
+    for status, (body, expected) in answers.items():
+        async with answering(http_answer(status, body.encode()), context, until=expected_form) as port:
+            found = await explain(settings, bounces_token_url=f"https://localhost:{port}/token?{form}")
+        assert expected in found if expected else not found, (status, found)
+
+
+Rudeness = Callable[[asyncio.StreamWriter, bytes], Awaitable[None]]  # with the tag of the command
+_ANSWERS = {
+    b"greeting": b"* OK ready\r\n",
+    b"CAPABILITY": b"* CAPABILITY IMAP4rev1 UIDPLUS AUTH=PLAIN\r\n",
+    b"SELECT": b"* 1 EXISTS\r\n",
+    b"SEARCH": b"* SEARCH 1 2\r\n",
+    b"FETCH": b'* 1 FETCH (UID 1 INTERNALDATE "28-Nov-2026 09:00:00 +0000" BODY[]<0> {5}\r\nhello)\r\n',
+}
+
+
+class RudeMailbox(LoopbackServer):
+    """An IMAP server with two messages. It is rude whenever it is asked for *step*."""
+
+    def __init__(self, step: bytes, rudeness: Rudeness) -> None:
+        super().__init__()
+        self._step = step
+        self._rudeness = rudeness
+        self.commands: list[bytes] = []
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one client."""
+        line = b"* greeting"
+        while line:
+            self.commands.append(line)
+            tag = line.split()[0]
+            if self._step in line:
+                await self._rudeness(writer, tag)
+            else:
+                if b"AUTHENTICATE" in line:
+                    writer.write(b"+ \r\n")
+                    await reader.readline()
+                answer = next((text for command, text in _ANSWERS.items() if command in line), b"")
+                writer.write(answer + (tag + b" OK done\r\n" if tag != b"*" else b""))
+            line = await reader.readline()
+
+
+async def look_at(rude: RudeMailbox, settings: EmailSettings) -> None:
+    url = f"imap://user:word@127.0.0.1:{rude.port}"
+    async with open_reader(settings_with(settings, bounces_url=url)) as reader:
+        await reader.look()
+
+
+async def drip(writer: asyncio.StreamWriter, _tag: bytes) -> None:
+    while not writer.is_closing():
+        writer.write(b"x")
+        await asyncio.sleep(0.2)
+
+
+async def send_without_end(writer: asyncio.StreamWriter, _tag: bytes) -> None:
+    for _ in range(3_000):  # 300 MB
+        writer.write(b"* 1 FETCH (FLAGS (" + b"x" * 100_000 + b"))\r\n")
+        await writer.drain()
+    await asyncio.Event().wait()
+
+
+async def announce_four_gigabytes(writer: asyncio.StreamWriter, _tag: bytes) -> None:
+    writer.write(b"* 1 FETCH (UID 1 BODY[]<0> {4000000000}\r\n" + bytes(100_000))
+
+
+async def refuse(writer: asyncio.StreamWriter, tag: bytes) -> None:
+    writer.write(tag + b" NO The message is damaged.\r\n")
+
+
+async def test_message_that_cannot_be_read_delays_no_other(worker_settings):
+    async with RudeMailbox(b"FETCH 2", refuse) as rude:
+        await look_at(rude, worker_settings)
+
+    assert rude.commands[-1].endswith(b"UID STORE 1 +FLAGS.SILENT (\\Flagged)\r\n")
+
+
+@pytest.mark.parametrize(
+    ("step", "rudeness", "reason"),
+    [
+        (b"greeting", drip, "the connection was lost"),
+        (b"FETCH", drip, "the connection was lost"),
+        # As imaplib's errors are explained.
+        (b"SEARCH", send_without_end, "sends too much"),
+        (b"FETCH", announce_four_gigabytes, "sends too much"),
+    ],
+)
+async def test_look_at_a_rude_server_ends_in_time_with_little_read(
+    monkeypatch, worker_settings, step, rudeness, reason
+):
+    if rudeness is drip:
+        monkeypatch.setattr(product_mailbox, "_LONGEST_LOOK_SECONDS", 1.0)
+
+    async with RudeMailbox(step, rudeness) as rude, asyncio.timeout(15):
+        with pytest.raises(MailboxUnavailable, match=reason):
+            await look_at(rude, worker_settings)

@@ -149,6 +149,14 @@ async def test_reply_too_many_is_not_taken_for_the_reply_to_the_next_email(rude_
     assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
 
 
+async def test_acceptance_in_any_encoding_is_final(rude_server):
+    async with sending_to(rude_server.url) as sending:
+        for reply in (b"250 OK \xe9", b"250 OK \x00 done"):
+            rude_server.replies["content"] = reply
+            outcome = await sending.send()
+            assert (outcome.label, "\0" in (outcome.reply or "")) == ("sent", False)
+
+
 async def test_lines_that_begin_with_a_dot_arrive_whole_and_end_no_email(mail_server):
     async with sending_to(mail_server.url) as sending:
         await sending.send(b"Subject: dots\r\n\r\n.Law\r\n.\r\nThe end\r\n")
@@ -280,3 +288,19 @@ def test_secret_is_removed_however_a_reply_quotes_it_and_where_a_long_one_is_cut
     assert max(map(len, long)) <= 1000
     parts = [SECRET[start : start + 4] for start in range(len(SECRET) - 3)]
     assert not any(part in text for text in (short, *long) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("greeting", 421), ("MAIL", 550), ("RCPT", 550), ("content", 451), ("content", 250)]
+)
+async def test_secret_that_the_mail_server_quotes_is_not_in_the_reply_that_is_stored(
+    rude_server, command, code
+):
+    rude_server.replies[command] = f"{code}-{LINK[:-9]}\r\n{code} {LINK[-9:]}".encode()
+
+    async with sending_to(rude_server.url) as sending:
+        reply = (await sending.send()).reply
+
+    assert reply is not None
+    assert "https://sdlt.example.com" in reply
+    assert not any(part in reply for part in (SECRET[:9], SECRET[-9:]))
