@@ -22,6 +22,10 @@ NO_FIRM = "No conveyancer is registered under this identifier, or it is disabled
 STANDBY = "{DATABASE_URL}?default_transaction_read_only=on"
 NOBODY = f"zqmark:zqmark@127.0.0.1:{free_port()}/none"
 CORRECT = f"service request correct {UNKNOWN} --customer-email"
+TAKING_TEXT = (
+    *("conveyancer disable", "conveyancer enable", "api-key create", "api-key revoke"),
+    *("request find --external-id", "request find --customer-email", "request find --case-ref"),
+)
 LIST = "worker outbox list"
 DEAD = "worker dead-letters list"
 
@@ -60,13 +64,7 @@ def test_every_command_has_help_that_needs_no_settings(words):
         (f"{CORRECT} a@b@example.com", "Expected one address"),
         ("service conveyancer add new-firm\u202e --name 'New Firm'", "Invalid value for 'ID'"),
         (f"service conveyancer disable {CONVEYANCER} --note {NO_UTF_8}", "Invalid value for '--note'"),
-        *(
-            (f"service {words} {NO_UTF_8}", "Invalid value for")
-            for words in (
-                *("conveyancer disable", "conveyancer enable", "api-key create", "api-key revoke"),
-                *(f"request find {option}" for option in ("--external-id", "--customer-email", "--case-ref")),
-            )
-        ),
+        *((f"service {words} {NO_UTF_8}", "Invalid value for") for words in TAKING_TEXT),
     ],
     ids=ascii,
 )
@@ -109,9 +107,9 @@ def test_failure_is_one_line_that_names_its_cause_and_no_value_of_a_setting(
 
     ended = call(*command.split(), environment=environment | ports | changed)
 
-    assert (ended.status, len((ended.output + ended.errors).splitlines())) == (1, 1), ended
-    assert part.format(**environment) in ended.output + ended.errors
-    assert "zqmark" not in ended.output + ended.errors
+    said = ended.output + ended.errors
+    assert (ended.status, len(said.splitlines()), "zqmark" in said) == (1, 1, False), ended
+    assert part.format(**environment) in said
 
 
 @pytest.mark.parametrize(
