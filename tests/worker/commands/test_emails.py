@@ -9,19 +9,9 @@ from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.model import AlreadyErased, AlreadyWithdrawn, RequestNotFound
 from service.identifiers import new_request_id, uuid_of
 from tests.harness.examples import CONVEYANCER, FREE_CONVEYANCER
+from tests.worker import steps
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import created_event, store
-from tests.worker.steps import (
-    add_email,
-    assert_sound,
-    attempt_emails,
-    calculate,
-    intend,
-    intend_email,
-    key_of,
-    states,
-    store_many,
-)
 
 pytestmark = pytest.mark.usefixtures("on_servers")
 
@@ -38,25 +28,25 @@ async def changed(*words: str) -> int:
 async def test_failed_email_is_sent_again_as_a_new_one_each_time(database, postman, mail_server, refused):
     for _ in range(9):
         await changed("resend", "--uuid", refused.uuid)
-        await attempt_emails(database, postman)
+        await steps.attempt_emails(database, postman)
     mail_server.rcpt_reply = "250 OK"
 
     done = await changed("resend", "--reply", "550")
-    await attempt_emails(database, postman)
-    by_one_who_had_found_the_tenth = await add_email(database, refused, 11)
+    await steps.attempt_emails(database, postman)
+    by_one_who_had_found_the_tenth = await steps.add_email(database, refused, 11)
 
     assert (done, by_one_who_had_found_the_tenth) == (1, [])
-    failed = {key_of(refused, number): "failed" for number in range(1, 11)}
-    assert await states(database) == failed | {key_of(refused, 11): "sent"}
+    failed = {steps.key_of(refused, number): "failed" for number in range(1, 11)}
+    assert await steps.states(database) == failed | {steps.key_of(refused, 11): "sent"}
     (mail,) = mail_server.accepted
-    assert mail.message["Message-ID"].strip().startswith(f"<{key_of(refused, 11)}.")
-    await assert_sound(database)
+    assert mail.message["Message-ID"].strip().startswith(f"<{steps.key_of(refused, 11)}.")
+    await steps.assert_sound(database)
 
 
 async def test_sent_or_cancelled_email_is_sent_again_only_if_its_request_is_named_and_the_newest_listed_first(
     database, postman, intended
 ):
-    await attempt_emails(database, postman)
+    await steps.attempt_emails(database, postman)
     cancelled = await store(database)
     await changed("cancel", "--uuid", cancelled.uuid)
 
@@ -67,8 +57,8 @@ async def test_sent_or_cancelled_email_is_sent_again_only_if_its_request_is_name
     sent = await changed("resend", "--uuid", intended.uuid, "--sent")
 
     assert (unnamed, failed_only, named, sent) == (0, 0, 1, 1)
-    pending = {key_of(intended, 2): "pending", key_of(cancelled, 2): "pending"}
-    assert pending.items() <= (await states(database)).items()
+    pending = {steps.key_of(intended, 2): "pending", steps.key_of(cancelled, 2): "pending"}
+    assert pending.items() <= (await steps.states(database)).items()
     assert [line.split()[:7] for line in listed.text.splitlines()] == [
         ["uuid", "number", "kind", "conveyancer", "requested_by", "state", "reason"],
         [cancelled.uuid, "2", "invitation", CONVEYANCER, "-", "pending", "-"],
@@ -80,25 +70,25 @@ async def test_sent_or_cancelled_email_is_sent_again_only_if_its_request_is_name
 
 async def test_emails_of_one_firm_are_stopped_at_once_and_no_others(database, pool, postman, mail_server):
     """Some are pending, and the request.created of others is still on its way to the consumer."""
-    stolen, (other,) = await store_many(database, 4), await store_many(database, 1)
+    stolen, (other,) = await steps.store_many(database, 4), await steps.store_many(database, 1)
     await database.execute(
         "UPDATE calculation_request SET conveyancer_id = $2 WHERE id = $1", other.id, FREE_CONVEYANCER
     )
     for request in stolen[:2]:
-        await intend(database, request)
+        await steps.intend(database, request)
 
     done = await changed("cancel", "--conveyancer", CONVEYANCER, "--from", "2026-01-01")
     for request in (*stolen, other):
-        await intend_email(created_event(request), pool=pool)
-    await attempt_emails(database, postman)
+        await steps.intend_email(created_event(request), pool=pool)
+    await steps.attempt_emails(database, postman)
 
     assert done == 4
     assert [mail.recipients for mail in mail_server.accepted] == [[other.customer_email]]
-    failed = {key_of(request): "failed" for request in stolen}
-    assert await states(database) == failed | {key_of(other): "sent"}
+    failed = {steps.key_of(request): "failed" for request in stolen}
+    assert await steps.states(database) == failed | {steps.key_of(other): "sent"}
     reasons = await database.fetch("SELECT DISTINCT reason, attempts FROM email WHERE state = 'failed'")
     assert reasons == [("cancelled", 0)]
-    await assert_sound(database)
+    await steps.assert_sound(database)
 
 
 async def test_resend_is_aimed_by_time_code_and_reply_tried_on_a_few_and_stopped(
@@ -106,11 +96,11 @@ async def test_resend_is_aimed_by_time_code_and_reply_tried_on_a_few_and_stopped
 ):
     for reply in ("550 5.1.1 no such user", "550 5.7.1 blocked"):
         mail_server.rcpt_reply = reply
-        for request in await store_many(database, 3):
-            await intend(database, request)
-        await attempt_emails(database, postman)
+        for request in await steps.store_many(database, 3):
+            await steps.intend(database, request)
+        await steps.attempt_emails(database, postman)
     regular = await store(database)
-    await intend(database, regular)
+    await steps.intend(database, regular)
     numbers = {
         "--from 2026-01-01": 6,
         f"--from {LATER}": 0,
@@ -133,14 +123,14 @@ async def test_resend_is_aimed_by_time_code_and_reply_tried_on_a_few_and_stopped
 
     assert before == numbers
     assert (none, tried, left, stopped, erased) == (0, 2, [4, 1], 2, 0)
-    assert await add_email(database, request, 2) == []
-    assert (await states(database))[key_of(regular)] == "pending"
+    assert await steps.add_email(database, request, 2) == []
+    assert (await steps.states(database))[steps.key_of(regular)] == "pending"
 
 
 async def test_command_that_changes_nothing_says_why_and_what_to_do(database, postman):
     sent, erased = await store(database), await store(database)
-    await intend(database, sent)
-    await attempt_emails(database, postman)
+    await steps.intend(database, sent)
+    await steps.attempt_emails(database, postman)
     await command("request", "erase", erased.uuid)
     new = await store(database)
 
@@ -168,7 +158,7 @@ async def test_command_that_changes_nothing_says_why_and_what_to_do(database, po
 
 
 async def test_many_emails_are_changed_batch_by_batch(database):
-    await store_many(database, 450)
+    await steps.store_many(database, 450)
 
     done = await changed("cancel", "--conveyancer", CONVEYANCER)
 
@@ -182,9 +172,9 @@ async def test_customer_of_a_withdrawn_request_gets_no_email_but_its_calculation
 ):
     """Its request.created may still be on its way."""
     if is_recorded:
-        await intend(database, stored_request)
+        await steps.intend(database, stored_request)
     assert (await client.post(f"/v1/request/{stored_request.uuid}/withdrawal")).status_code == 200
-    await intend_email(created_event(stored_request), pool=pool)
+    await steps.intend_email(created_event(stored_request), pool=pool)
     for words in (
         ("request", "correct", stored_request.uuid, "--customer-email", "eve@example.com"),
         ("request", "new-secret", stored_request.uuid),
@@ -192,17 +182,17 @@ async def test_customer_of_a_withdrawn_request_gets_no_email_but_its_calculation
     ):
         with pytest.raises(AlreadyWithdrawn):
             await command(*words)
-    too_late = await add_email(database, stored_request, 2)
-    await attempt_emails(database, postman)
+    too_late = await steps.add_email(database, stored_request, 2)
+    await steps.attempt_emails(database, postman)
     events = [row[0] for row in await database.fetch("SELECT type FROM event ORDER BY sequence")]
-    await calculate(database, stored_request.uuid)
+    await steps.calculate(database, stored_request.uuid)
     unresolved = (await command("emails", "list", "--unresolved")).data
     (found,) = (await command("request", "find", "--case-ref", stored_request.case_ref)).data
     traced = (await command("trace", stored_request.uuid)).data["request"]
 
     assert (mail_server.accepted, too_late, unresolved) == ([], [], [])
-    assert await states(database) == {key_of(stored_request): "failed"}
+    assert await steps.states(database) == {steps.key_of(stored_request): "failed"}
     assert events == ["request.created", "request.withdrawn", "request.email_failed"]
     assert (traced["calculation_id"], traced["withdrawn_at"]) == ("C-1", found["withdrawn_at"])
     assert found["withdrawn_at"] is not None
-    await assert_sound(database)
+    await steps.assert_sound(database)

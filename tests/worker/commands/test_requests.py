@@ -16,18 +16,9 @@ from tests.harness.databases import count_waiting_statements
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
 from tests.harness.stored import ANY_TEXTS, KEYS, QUEUED
 from tests.harness.waiting import eventually
+from tests.worker import steps
 from tests.worker.commands.conftest import command, rendered
 from tests.worker.conftest import created_event, hold_events, postman_held_before, store
-from tests.worker.steps import (
-    add_email,
-    assert_sound,
-    attempt_emails,
-    calculate,
-    intend,
-    intend_email,
-    key_of,
-    states,
-)
 from worker.relay import pointers
 
 pytestmark = pytest.mark.usefixtures("on_servers")
@@ -54,26 +45,26 @@ async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
     before = await database.fetch("SELECT * FROM calculation_request")
     same = await command("request", "correct", intended.uuid, "--customer-email", intended.customer_email)
     unchanged = await database.fetch("SELECT * FROM calculation_request")
-    await attempt_emails(database, postman)
+    await steps.attempt_emails(database, postman)
     answer = await command("request", "correct", intended.uuid, *CORRECTING)
-    await attempt_emails(database, postman)
+    await steps.attempt_emails(database, postman)
     now = (await client.get(f"/v1/request/{intended.uuid}")).json()["data"]
     statuses = [await status(each) for each in (now["secret"], intended.secret_and_url(KEYS, "")[0])]
     await command("request", "new-secret", intended.uuid)
 
     assert (same.status, unchanged) == (1, before)
     assert same.text.startswith(f"{intended.uuid} has this address already: nothing was changed. `python")
-    assert answer.text == f"{intended.uuid} has a new secret; e-mail {key_of(intended, 2)} is due"
+    assert answer.text == f"{intended.uuid} has a new secret; e-mail {steps.key_of(intended, 2)} is due"
     wrong, right = mail_server.accepted
     assert (wrong.recipients, right.recipients) == ([intended.customer_email], ["eve@example.com"])
     assert now["customer_email"] == "eve@example.com"
     assert now["request_url"] in str(right.message.get_body(("plain",))).splitlines()
     assert statuses == [200, 401]
     subjects = await database.fetch("SELECT subject FROM operator_action ORDER BY id")
-    assert subjects == [(key_of(intended, 2),), (key_of(intended, 3),)]
+    assert subjects == [(steps.key_of(intended, 2),), (steps.key_of(intended, 3),)]
     changed = await database.fetch("SELECT data ->> 'changed' FROM event WHERE type = 'request.corrected'")
     assert changed == [("customer_email",), ("link",)]
-    await assert_sound(database)
+    await steps.assert_sound(database)
 
 
 async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
@@ -89,7 +80,7 @@ async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
     assert recipients == {intended.customer_email, "eve@example.com"}
     rows = await database.fetch("SELECT number, state, reason FROM email ORDER BY number")
     assert rows == [(1, "failed", "cancelled"), (2, "sent", None)]
-    await assert_sound(database)
+    await steps.assert_sound(database)
 
 
 @pytest.mark.parametrize("sends", [True, False])
@@ -98,15 +89,15 @@ async def test_email_that_has_not_begun_is_sent_once_or_never_whatever_becomes_o
 ):
     words = [*CORRECTING, *([] if sends else ["--no-email"])]
     answer = await command("request", "correct", stored_request.uuid, *words)
-    await intend_email(created_event(stored_request), pool=pool)
-    await attempt_emails(database, postman)
+    await steps.intend_email(created_event(stored_request), pool=pool)
+    await steps.attempt_emails(database, postman)
 
-    another = key_of(stored_request, 2)
+    another = steps.key_of(stored_request, 2)
     assert answer.text.endswith(f"e-mail {another} is due" if sends else "no e-mail is sent")
     sent = {another: "sent"} if sends else {}
-    assert await states(database) == {key_of(stored_request): "failed"} | sent
+    assert await steps.states(database) == {steps.key_of(stored_request): "failed"} | sent
     assert [mail.recipients for mail in mail_server.accepted] == ([["eve@example.com"]] if sends else [])
-    await assert_sound(database)
+    await steps.assert_sound(database)
 
 
 async def test_change_beside_an_added_email_leaves_one_email_with_the_new_link(
@@ -119,18 +110,20 @@ async def test_change_beside_an_added_email_leaves_one_email_with_the_new_link(
 
     new = await store(database)
     async with other_connection.transaction():
-        await intend(other_connection, new)
-        assert await add_email(other_connection, refused, 2)
+        await steps.intend(other_connection, new)
+        assert await steps.add_email(other_connection, refused, 2)
         every = (("new-secret", new.uuid), ("correct", refused.uuid, *CORRECTING))
         changing = [asyncio.create_task(command("request", *words)) for words in every]
         await eventually(both_wait)
     await asyncio.gather(*changing)
 
-    assert [await add_email(database, refused, number) for number in (2, 3, 4)] == [[], [], []]
-    cancelled = (key_of(new, 1), key_of(refused, 1), key_of(refused, 2))
-    pending = (key_of(new, 2), key_of(refused, 3))
-    assert await states(database) == dict.fromkeys(cancelled, "failed") | dict.fromkeys(pending, "pending")
-    await assert_sound(database)
+    assert [await steps.add_email(database, refused, number) for number in (2, 3, 4)] == [[], [], []]
+    cancelled = (steps.key_of(new, 1), steps.key_of(refused, 1), steps.key_of(refused, 2))
+    pending = (steps.key_of(new, 2), steps.key_of(refused, 3))
+    assert await steps.states(database) == dict.fromkeys(cancelled, "failed") | dict.fromkeys(
+        pending, "pending"
+    )
+    await steps.assert_sound(database)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +140,7 @@ async def test_requests_are_found_by_what_the_caller_on_the_phone_knows(database
     spellings = ["Ada@bücher.example", "ada@Bücher.example", "ada@xn--bcher-kva.example"]
     known = [await store(database, customer_email=each, **fields) for each in spellings]
     await database.execute("UPDATE calculation_request SET conveyancer_id = $1", FREE_CONVEYANCER)
-    await intend(database, known[2])
+    await steps.intend(database, known[2])
     await store(database, external_id="case-2", customer_email="eve@example.com", case_ref="another")
 
     found = await command("request", "find", option, value)
@@ -198,16 +191,16 @@ async def test_nothing_personal_is_left_in_any_table(database, pool, postman, ma
     await database.execute(keyed, request.id, f"of {MARK}", MARK.encode())
     await hold_events(database, request.id)
     mail_server.rcpt_reply = f"450 4.2.1 <{MARK}@customer.example.com> try later"
-    await intend(database, request)
-    await attempt_emails(database, postman)
-    await calculate(database, request.uuid)
+    await steps.intend(database, request)
+    await steps.attempt_emails(database, postman)
+    await steps.calculate(database, request.uuid)
     all_before, before = await dump(database), await unpublished(database)
 
     done = [(await command("request", "erase", request.uuid)).data for _ in range(2)]
     left, (*after, (failed, failure), erased) = await dump(database), await unpublished(database)
     with pytest.raises(AlreadyErased):
-        await calculate(database, request.uuid)
-    await intend_email(created_event(request), pool=pool)
+        await steps.calculate(database, request.uuid)
+    await steps.intend_email(created_event(request), pool=pool)
 
     assert done == [{request.uuid: "erased"}, {request.uuid: "erased before"}]
     assert [(word in all_before, word in left) for word in (MARK, MARK.encode().hex())] == [(True, False)] * 2
@@ -218,9 +211,9 @@ async def test_nothing_personal_is_left_in_any_table(database, pool, postman, ma
     assert nothing.items() <= failure.items()
     data = {"uuid": request.uuid, "tenant": request.conveyancer_id, "sequence": 4}
     assert erased == ("request.erased", data)
-    assert await states(database) == {key_of(request): "failed"}
+    assert await steps.states(database) == {steps.key_of(request): "failed"}
     assert await dump(database) == left
-    await assert_sound(database)
+    await steps.assert_sound(database)
 
 
 @pytest.mark.parametrize("table", ["calculation_request", "outbox"])

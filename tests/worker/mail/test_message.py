@@ -119,25 +119,16 @@ def test_any_name_remains_one_mailbox(first_name, last_name):
     assert f"Dear {name}," in body(message)
 
 
-def test_organisation_and_reference_are_shown_beside_the_registered_name():
-    message = compose(sender_organization_name="Barclays Fraud Team")
-
-    assert "Barclays" not in message["Subject"]
-    for kind in ("plain", "html"):
-        lines = html.unescape(body(message, kind)).replace("<p>", "").splitlines()
-        assert sum(line.startswith("Sent by: Grace Hopper, Barclays Fraud Team") for line in lines) == 1
-        assert sum(line.startswith("Reference: 12 High Street") for line in lines) == 1
-
-
 @EVERY_KIND
-def test_html_in_a_field_is_escaped(kind):
-    attack = '<script>alert("x")</script> & <a href="/evil">'
+def test_html_in_a_field_is_escaped_and_no_field_ends_a_part(kind):
+    attack = f'--{compose(kind=kind).get_boundary()}--<script>alert("x")</script> & <a href="/evil">'
     message = compose(kind=kind, **dict.fromkeys(WORDS, attack))
 
     page = body(message, "html")
     assert ("<script" in page, page.count("<a ")) == (False, body(message).count(URL))
     assert "&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt; &amp; &lt;a" in page
     assert attack in body(message)
+    assert len(list(message.iter_parts())) == 2
 
 
 _CHARACTERS = st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"])
@@ -161,12 +152,6 @@ def test_source_has_short_lines_of_ascii_that_are_read_as_they_were_meant(name, 
     assert len(list(message.iter_parts())) == 2
     for kind in ("plain", "html"):
         assert body(message, kind).splitlines().count(URL) == 1
-
-
-def test_part_cannot_end_another():
-    message = compose(case_ref=f"--{compose().get_boundary()}--")
-
-    assert len(list(message.iter_parts())) == 2
 
 
 @pytest.mark.parametrize(
@@ -214,11 +199,14 @@ def test_text_with_a_link_is_left_out_of_the_email(text):
         *("@home", "...", "Hotel:5"),
     ],
 )
-def test_text_without_a_link_is_shown(text):
+def test_text_without_a_link_is_shown_beside_the_registered_name(text):
     message = compose(**dict.fromkeys(WORDS, text))
 
     assert f"Dear {text} {text},\n" in body(message)
     assert f"Sent by: {text} {text}, {text}\n\nReference: {text}\n" in body(message)
+    page = html.unescape(body(message, "html"))
+    assert (page.count(f"Sent by: {text} {text}, {text}"), page.count(f"Reference: {text}")) == (1, 1)
+    assert text not in message["Subject"]
 
 
 def test_name_that_becomes_a_link_when_it_is_cut_is_not_in_a_header():
@@ -239,7 +227,6 @@ def test_email_without_any_text_of_the_caller_still_contains_the_link():
     assert text.splitlines().count(URL) == 1
 
 
-@pytest.mark.parametrize("end", ["", "."])
 @pytest.mark.parametrize(
     "piece",
     [
@@ -247,15 +234,14 @@ def test_email_without_any_text_of_the_caller_still_contains_the_link():
         *("1.", "1.2.3.", "a@", "/", "_.", "a-", "(a.", "a,"),
     ],
 )
-def test_time_to_test_a_text_grows_no_faster_than_the_text(piece, end):
-    name = (piece * 511)[:511] + end  # two fields of 255 characters
-
-    half, whole = (
-        min(timeit.repeat(partial(has_link, text), timer=time.process_time, number=1, repeat=7))
-        for text in (name[:255] + end, name)
-    )
-
-    assert whole < 3 * half + 0.001  # Four times, if it grew with the square.
+def test_time_to_test_a_text_grows_no_faster_than_the_text(piece):
+    for end in ("", "."):
+        name = (piece * 511)[:511] + end  # two fields of 255 characters
+        half, whole = (
+            min(timeit.repeat(partial(has_link, text), timer=time.process_time, number=1, repeat=7))
+            for text in (name[:255] + end, name)
+        )
+        assert whole < 3 * half + 0.001  # Four times, if it grew with the square.
 
 
 _any_text = st.text(_CHARACTERS, min_size=1, max_size=80)

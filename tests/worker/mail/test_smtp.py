@@ -151,10 +151,11 @@ async def test_reply_too_many_is_not_taken_for_the_reply_to_the_next_email(rude_
 
 async def test_acceptance_in_any_encoding_is_final(rude_server):
     async with sending_to(rude_server.url) as sending:
-        for reply in (b"250 OK \xe9", b"250 OK \x00 done"):
+        for reply in (b"250 OK \xe9", b"250 OK \x00 done", f"250-{LINK[:-9]}\r\n250 {LINK[-9:]}".encode()):
             rude_server.replies["content"] = reply
             outcome = await sending.send()
-            assert (outcome.label, "\0" in (outcome.reply or "")) == ("sent", False)
+            assert outcome.label == "sent"
+            assert not any(part in str(outcome.reply) for part in ("\0", SECRET[:9], SECRET[-9:]))
 
 
 async def test_lines_that_begin_with_a_dot_arrive_whole_and_end_no_email(mail_server):
@@ -290,17 +291,12 @@ def test_secret_is_removed_however_a_reply_quotes_it_and_where_a_long_one_is_cut
     assert not any(part in text for text in (short, *long) for part in parts)
 
 
-@pytest.mark.parametrize(
-    ("command", "code"), [("greeting", 421), ("MAIL", 550), ("RCPT", 550), ("content", 451), ("content", 250)]
-)
-async def test_secret_that_the_mail_server_quotes_is_not_in_the_reply_that_is_stored(
-    rude_server, command, code
-):
-    rude_server.replies[command] = f"{code}-{LINK[:-9]}\r\n{code} {LINK[-9:]}".encode()
+async def test_secret_that_the_mail_server_quotes_is_not_in_the_reply_that_is_stored(rude_server):
+    for command, code in {"content": 451, "RCPT": 550, "MAIL": 550, "greeting": 421}.items():
+        rude_server.replies[command] = f"{code}-{LINK[:-9]}\r\n{code} {LINK[-9:]}".encode()
+        async with sending_to(rude_server.url) as sending:
+            reply = (await sending.send()).reply
 
-    async with sending_to(rude_server.url) as sending:
-        reply = (await sending.send()).reply
-
-    assert reply is not None
-    assert "https://sdlt.example.com" in reply
-    assert not any(part in reply for part in (SECRET[:9], SECRET[-9:]))
+        assert reply is not None
+        parts = ("https://sdlt.example.com", SECRET[:9], SECRET[-9:])
+        assert [part in reply for part in parts] == [True, False, False]
