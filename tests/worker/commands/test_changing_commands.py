@@ -141,9 +141,7 @@ async def test_two_operators_make_each_change_once(words, changing, database, ch
     assert len(await records(database)) == changing.records[1]
 
 
-async def test_operator_who_vanishes_leaves_no_lock_and_nothing_half_done(
-    *, words, changing, database, channel, link, monkeypatch
-):
+async def test_vanished_operator_leaves_no_lock(words, changing, database, channel, link, monkeypatch):
     """For instance with its machine: TCP would notice after two hours."""
     monkeypatch.setattr(connections, "SILENCE_SECONDS", 1.0)
     table = changing.table or "calculation_request"

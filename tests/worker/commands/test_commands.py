@@ -99,9 +99,7 @@ def test_wrong_argument_is_explained_before_anything_is_done(command, part):
         ("worker doctor", {"MAIL_FROM": "zqmark:tooshort"}, "MAIL_FROM: "),
     ],
 )
-def test_failure_is_one_line_that_names_its_cause_and_no_value_of_a_setting(
-    environment, command, changes, part
-):
+def test_failure_is_one_line_with_its_cause_and_no_value_of_a_setting(environment, command, changes, part):
     ports = {"PORT": str(free_port()), "HEALTH_PORT": str(free_port())}
     changed = {name: value.format(**environment) for name, value in changes.items()}
 
@@ -132,9 +130,7 @@ async def test_standby_is_enough_for_commands_that_only_read(database_url, datab
 @pytest.mark.parametrize(
     ("number", "status", "last"), [(signal.SIGINT, 1, "Interrupted."), (signal.SIGTERM, 143, '{"action":')]
 )
-async def test_replay_keeps_its_work_when_it_is_interrupted(
-    *, database_url, database, tmp_path, number, status, last
-):
+async def test_interrupted_replay_keeps_its_work(*, database_url, database, tmp_path, number, status, last):
     await store_many(database, 500)
     words = python("worker", "outbox", "replay", "--from", "2020-01-01")
     environment = bare_environment(DATABASE_URL=database_url)

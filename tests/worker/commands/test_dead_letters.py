@@ -53,9 +53,7 @@ async def listing_of(*words: str) -> dict[str, Any]:
     return listings[0]
 
 
-async def test_message_is_listed_with_reason_and_checked_sender_and_shown_in_full_only_if_asked_for(
-    channel, worker_settings
-):
+async def test_letter_is_listed_with_reason_and_checked_sender_or_shown_in_full(channel, worker_settings):
     """Of a message that RabbitMQ dead-letters, x-user-id may be the sender's own words."""
     user, uuid = urlsplit(worker_settings.amqp_url).username, uuid_of(new_request_id())
     headers: dict[str, Any] = {"x-reason": 7, "x-reason-text": "data.uuid: unknown", "x-death": ["odd", {}]}

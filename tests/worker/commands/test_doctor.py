@@ -131,9 +131,7 @@ async def test_server_that_cannot_be_used_is_found(environment, check, part, val
     assert re.match(f"wrong: (Postgres at DATABASE_URL is unavailable: )?{says}.*; ", finding)
 
 
-async def test_no_check_waits_long_for_a_server_that_is_or_becomes_silent(
-    environment, broker_link, monkeypatch
-):
+async def test_no_check_waits_long_for_a_server_that_falls_silent(environment, broker_link, monkeypatch):
     monkeypatch.setattr(diagnosis, "CHECK_SECONDS", 1.5)
     broker_link.hold_before(b"notifications")
     async with asyncio.timeout(12), answering(None) as port:

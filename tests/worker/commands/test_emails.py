@@ -43,9 +43,7 @@ async def test_failed_email_is_sent_again_as_a_new_one_each_time(database, postm
     await steps.assert_sound(database)
 
 
-async def test_sent_or_cancelled_email_is_sent_again_only_if_its_request_is_named_and_the_newest_listed_first(
-    database, postman, intended
-):
+async def test_sent_or_cancelled_email_is_sent_again_only_for_a_named_request(database, postman, intended):
     await steps.attempt_emails(database, postman)
     cancelled = await store(database)
     await changed("cancel", "--uuid", cancelled.uuid)
@@ -91,9 +89,7 @@ async def test_emails_of_one_firm_are_stopped_at_once_and_no_others(database, po
     await steps.assert_sound(database)
 
 
-async def test_resend_is_aimed_by_time_code_and_reply_tried_on_a_few_and_stopped(
-    database, postman, mail_server
-):
+async def test_resend_is_aimed_by_time_and_reply_tried_on_a_few_and_stopped(database, postman, mail_server):
     for reply in ("550 5.1.1 no such user", "550 5.7.1 blocked"):
         mail_server.rcpt_reply = reply
         for request in await steps.store_many(database, 3):

@@ -35,9 +35,7 @@ MARKED: dict[str, Any] = {
 }
 
 
-async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
-    client, database, postman, mail_server, intended
-):
+async def test_correction_sends_a_new_link_and_ends_the_old(client, database, postman, mail_server, intended):
     async def status(secret: str) -> int:
         headers = {"Authorization": f"Bearer {secret}"}
         return (await client.get(f"/v1/request/{intended.uuid}", headers=headers)).status_code
@@ -67,9 +65,7 @@ async def test_corrected_customer_gets_a_new_link_and_the_old_one_is_dead(
     await steps.assert_sound(database)
 
 
-async def test_email_that_was_in_hand_stays_cancelled_and_another_follows(
-    database, worker_settings, mail_server, mail_link, intended
-):
+async def test_email_in_hand_stays_cancelled(database, worker_settings, mail_server, mail_link, intended):
     # The claim is not renewed meanwhile: the postman would notice that it has lost it.
     async with postman_held_before(b"RCPT", mail_link, worker_settings, email_claim_seconds=600.0):
         await command("request", "correct", intended.uuid, *CORRECTING)
@@ -100,9 +96,7 @@ async def test_email_that_has_not_begun_is_sent_once_or_never_whatever_becomes_o
     await steps.assert_sound(database)
 
 
-async def test_change_beside_an_added_email_leaves_one_email_with_the_new_link(
-    database, other_connection, refused
-):
+async def test_change_beside_an_added_email_leaves_one_with_new_link(database, other_connection, refused):
     """A consumer, or an operator who resends, is adding an e-mail at the same time."""
 
     async def both_wait() -> bool:

@@ -58,9 +58,7 @@ async def test_request_is_shown_with_every_step_even_after_its_erasure(database,
     assert (action["action"], action["operator"]) == ("request erase", "Ada")
 
 
-async def test_held_event_and_unsent_email_are_shown_with_their_errors_but_no_address(
-    database, postman, mail_server, retrying
-):
+async def test_held_event_and_unsent_email_have_their_errors(database, postman, mail_server, retrying):
     mail_server.rcpt_reply = "451 4.7.1 <ada@customer.example.com>: no"
     await intend(database, retrying)
     await attempt_emails(database, postman)
@@ -132,9 +130,7 @@ async def test_requests_without_an_email_are_found_once_their_events_are_publish
     assert examples == [request.uuid for request in requests[:10]]
 
 
-async def test_email_is_overdue_five_minutes_after_its_request_or_if_it_is_a_later_one_after_itself(
-    database, postman, stored_request
-):
+async def test_email_is_overdue_five_minutes_after_its_request_or_itself(database, postman, stored_request):
     found = [await discrepancies()]
     await make_old(database, "4 min")
     await database.execute("DELETE FROM outbox")

@@ -161,9 +161,7 @@ async def test_locked_email_delays_no_other_and_is_recorded_later(reader, databa
     assert len(await failures(database)) == 3
 
 
-async def test_reports_of_erased_requests_and_forged_ones_are_flagged_and_what_people_flagged_is_left_alone(
-    reader, database, mailbox
-):
+async def test_forged_reports_and_those_of_erased_requests_are_left_to_people(reader, database, mailbox):
     erased, other = await send_emails(database, 2)
     async with database.transaction():
         await erasing.erase(database, [erased.id])
@@ -330,9 +328,7 @@ async def test_message_that_cannot_be_read_delays_no_other(worker_settings):
     ],
     ids=["greeting drips", "message drips", "no end", "four gigabytes"],
 )
-async def test_look_ends_in_time_with_little_read(
-    *, monkeypatch, worker_settings, step, rude, pause_seconds, reason
-):
+async def test_look_ends_in_time(*, monkeypatch, worker_settings, step, rude, pause_seconds, reason):
     if pause_seconds:
         monkeypatch.setattr(product_mailbox, "_LONGEST_LOOK_SECONDS", 1.0)
 

@@ -65,9 +65,7 @@ async def test_unreachable_mail_server_counts_no_attempt(postman, mail_server, d
         ("MAIL", "550 Sender \0 refused"),
     ],
 )
-async def test_while_the_mail_server_refuses_us_one_email_at_a_time_is_tried_after_growing_pauses(
-    worker_settings, rude_server, database, command, refusal, logs
-):
+async def test_refusing_server_gets_few_tries(worker_settings, rude_server, database, command, refusal, logs):
     await record_emails(database, 20)
     rude_server.replies["EHLO"] = LOGIN_OFFER
     usual, rude_server.replies[command] = rude_server.replies.get(command, b"235 OK"), refusal.encode()
@@ -112,9 +110,7 @@ async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settin
 @pytest.mark.parametrize(
     "answer", [None, b"421 Enough of this connection", b"452 Too many e-mails", b"nonsense"]
 )
-async def test_email_whose_connection_is_refused_at_mail_goes_out_over_a_new_one(
-    worker_settings, database, answer, logs
-):
+async def test_email_refused_at_mail_takes_another_connection(worker_settings, database, answer, logs):
     await record_emails(database, 5)
     async with (
         LimitedMailServer(emails=1, answer=answer) as server,
@@ -126,9 +122,7 @@ async def test_email_whose_connection_is_refused_at_mail_goes_out_over_a_new_one
     assert "mail_paused" not in str(logs)
 
 
-async def test_emails_whose_recipients_are_refused_as_if_we_were_at_fault_delay_no_others(
-    worker_settings, database, logs
-):
+async def test_recipients_refused_as_if_we_were_at_fault_delay_no_others(worker_settings, database, logs):
     await record_emails(database, 40, customer_email="unlucky@customer.example.com")
     await record_emails(database, 10)
     ten_are_sent = "SELECT count(*) = 10 FROM email WHERE state = 'sent'"

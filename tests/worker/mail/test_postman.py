@@ -33,9 +33,7 @@ REFUSED = {"reason": "refused", "smtp_code": 550}
 UP_FOR_A_DAY = "UPDATE postgres_up SET since = now() - interval '1 day'"
 
 
-async def test_email_that_is_sent_again_is_equal_except_for_its_date(
-    worker_settings, mail_server, database, intended
-):
+async def test_email_sent_again_is_equal_but_for_its_date(worker_settings, mail_server, database, intended):
     keys = worker_settings.request_secret_keys
     await database.execute("UPDATE email SET created_at = now() - interval '1 day'")
     async with running_postman(worker_settings):
@@ -84,9 +82,7 @@ async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_
     assert reply[4:] not in str(line)
 
 
-async def test_emails_that_cannot_be_composed_fail_one_without_its_key_is_postponed_and_others_are_sent(
-    postman, mail_server, database
-):
+async def test_email_that_cannot_be_composed_fails_or_waits_for_its_key(postman, mail_server, database):
     faults = {
         "customer_email": ["=?utf-8?q?a?=@example.com", "adé@example.com"],
         "sender_email": ["no address"],
@@ -213,9 +209,7 @@ async def test_email_under_way_is_claimed_once(worker_settings, mail_server, mai
     assert await all_are(database, "sent")
 
 
-async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer_than_a_claim(
-    worker_settings, mail_server, mail_link, database
-):
+async def test_slow_mail_server_gets_no_email_twice(worker_settings, mail_server, mail_link, database):
     settings = settings_with(worker_settings, smtp_url=mail_link.url, email_claim_seconds=1.5)
     mail_link.hold_before(b"Message-ID:")
     await record_emails(database, 3)
@@ -240,9 +234,7 @@ async def test_two_postmen_send_no_email_twice_when_the_mail_server_takes_longer
     ],
     ids=["taken over", "cancelled"],
 )
-async def test_claim_that_was_lost_is_neither_used_nor_renewed_nor_released(
-    *, worker_settings, mail_server, mail_link, database, logs, change
-):
+async def test_lost_claim_is_left_alone(*, worker_settings, mail_server, mail_link, database, logs, change):
     """It is not used from the next renewal on, which is long before it expires."""
     async with postman_held_before(b"RCPT", mail_link, worker_settings, email_claim_seconds=6.0):
         row = await database.fetch(f"UPDATE email SET {change} RETURNING *")  # noqa: S608 - constants only
@@ -254,9 +246,7 @@ async def test_claim_that_was_lost_is_neither_used_nor_renewed_nor_released(
     assert await database.fetch("SELECT * FROM email") == row
 
 
-async def test_pending_emails_whose_requests_are_gone_delay_no_others_and_are_found(
-    worker_settings, mail_server, database
-):
+async def test_emails_without_a_request_delay_no_others_and_are_found(worker_settings, mail_server, database):
     """As after a deletion with psql, which leaves the ledger as it is."""
     await database.execute(
         """

@@ -87,9 +87,7 @@ OUTCOMES = [
 
 
 @pytest.mark.parametrize(("command", "answer", "label"), OUTCOMES)
-async def test_reply_decides_on_this_email_alone_and_the_next_takes_a_new_connection(
-    rude_server, *, command, answer, label
-):
+async def test_reply_decides_on_this_email_and_connection_alone(rude_server, *, command, answer, label):
     usual, rude_server.replies[command] = rude_server.replies[command], answer
 
     seconds = 0.2 if answer in {UNFINISHED, IMPOSSIBLE} else 20.0
@@ -116,9 +114,7 @@ OFFER = b"250-mail.example.com\r\n250-STARTTLS\r\n250 AUTH PLAIN"
 
 
 @pytest.mark.parametrize(("at", "fault", "_server", "reply"), ROWS)
-async def test_refusal_is_final_if_it_is_the_recipients_or_the_messages_fault(
-    *, rude_server, at, fault, _server, reply
-):
+async def test_refusal_is_final_if_it_blames_recipient_or_message(*, rude_server, at, fault, _server, reply):
     commands = {"connection": ["greeting"], "STARTTLS": ["STAR"], "EHLO": ["EHLO", "HELO"]}.get(at, [at])
     rude_server.replies |= {"EHLO": OFFER, **dict.fromkeys(commands, reply.encode())}
     scheme = {"STARTTLS": "smtp+starttls://", "AUTH": "smtp://us:secret@"}.get(at, "smtp://")
