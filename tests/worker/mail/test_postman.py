@@ -17,13 +17,12 @@ from deploy.local.servers.server import trouble_of_postgres
 from service.calculation_requests.email_changes import EmailId
 from service.outbox.events import RequestEmailFailed, RequestEmailSent
 from tests.harness import databases, stored
-from tests.harness.in_process import running
 from tests.harness.metrics import rises
 from tests.harness.servers import KillableServer
 from tests.harness.waiting import eventually, until
 from tests.worker.conftest import postman_held_before, running_postman, settings_with, store, store_old
 from tests.worker.mail.conftest import all_are, announced, record_emails, states
-from tests.worker.steps import assert_sound, intend, intend_several
+from tests.worker.steps import assert_sound, attempt_emails, intend, intend_several
 from worker.mail import ledger
 from worker.mail.tokens import find
 
@@ -65,8 +64,7 @@ async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_
     state, event = ("failed", RequestEmailFailed) if failure else ("sent", RequestEmailSent)
 
     with rises("emails_total", outcome=counted_as):
-        async with running(postman.run):
-            await eventually(lambda: all_are(database, state))
+        await attempt_emails(database, postman)
         assert await postman.claim_due() == 0
 
     email = await database.fetchrow("SELECT server_reply, attempts, claimed_by FROM email")
@@ -83,25 +81,22 @@ async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_
 
 
 async def test_email_that_cannot_be_composed_fails_or_waits_for_its_key(postman, mail_server, database):
-    faults = {
-        "customer_email": ["=?utf-8?q?a?=@example.com", "adé@example.com"],
-        "sender_email": ["no address"],
-        "secret_key_id": ["lost"],
-    }
-    for column, values in faults.items():
-        for value in values:
-            (request,) = await record_emails(database, 1)
-            update = f"UPDATE calculation_request SET {column} = $1 WHERE id = $2"  # noqa: S608 - one of three
-            await database.execute(update, value, request.id)
-    await record_emails(database, 1)
+    sound, *requests = await record_emails(database, 5)
+    for request, column, value in zip(
+        requests,
+        ("customer_email", "customer_email", "sender_email", "secret_key_id"),
+        ("=?utf-8?q?a?=@example.com", "adé@example.com", "no address", "lost"),
+        strict=True,
+    ):
+        update = f"UPDATE calculation_request SET {column} = $1 WHERE id = $2"  # noqa: S608 - one of three
+        await database.execute(update, value, request.id)
 
     with rises("emails_total", outcome="internal_error"), rises("request_secret_keys_missing_total"):
-        async with running(postman.run):
-            await eventually(lambda: database.fetchval("SELECT every(server_reply IS NOT NULL) FROM email"))
+        await attempt_emails(database, postman)
         assert await postman.claim_due() == 0
 
     assert await states(database) == {"failed": 3, "sent": 1, "pending": 1}
-    assert len(mail_server.accepted) == 1
+    assert [mail.recipients for mail in mail_server.accepted] == [[sound.customer_email]]
     failures = [event for kind, event in await announced(database) if kind == RequestEmailFailed.type]
     assert [(each["reason"], each["smtp_code"]) for each in failures] == [("not_composable", 0)] * 3
 
@@ -110,12 +105,9 @@ async def test_delay_of_a_requests_first_email_is_measured_from_the_create(postm
     request = await store_old(database, datetime.now(UTC) - timedelta(minutes=10))
     await intend_several(database, request, 2)
 
-    with (
-        rises("email_delivery_seconds_bucket", le="300.0"),
-        rises("email_delivery_seconds_bucket", le="1800.0", by=2),
-    ):
-        async with running(postman.run):
-            await eventually(lambda: all_are(database, "sent"))
+    measured = "email_delivery_seconds_bucket"
+    with rises(measured, le="300.0"), rises(measured, le="1800.0", by=2):
+        await attempt_emails(database, postman)
 
 
 async def test_postman_sends_no_more_emails_at_once_than_allowed(worker_settings, mail_link, database):
@@ -264,14 +256,15 @@ async def test_emails_without_a_request_delay_no_others_and_are_found(worker_set
     assert await database.fetchval(CLAIMED) == 0
 
 
-async def test_locked_requests_delay_no_others_and_their_emails_are_sent_once_and_recorded_later(
-    worker_settings, mail_server, mail_link, database, other_connection
+async def test_locked_requests_delay_no_others(
+    worker_settings, mail_server, mail_link, database, database_url
 ):
+    """Their e-mails are sent once, and recorded later."""
     await record_emails(database, 100)
     twenty_are_sent = "SELECT count(*) = 20 FROM email WHERE state = 'sent'"
     async with postman_held_before(b"Message-ID:", mail_link, worker_settings, email_concurrency=2):
-        async with other_connection.transaction():
-            await other_connection.execute("SELECT FROM calculation_request FOR UPDATE")
+        async with databases.connected(database_url) as holder, holder.transaction():
+            await holder.execute("SELECT FROM calculation_request FOR UPDATE")
             mail_link.resume()
             await eventually(lambda: mail_server.accepted)
             await record_emails(database, 20)

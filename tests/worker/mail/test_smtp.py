@@ -94,9 +94,9 @@ async def test_reply_decides_on_this_email_and_connection_alone(rude_server, *, 
     async with sending_to(rude_server.url, smtp_timeout_seconds=seconds) as sending:
         outcome = await sending.send()
         rude_server.replies[command] = usual
-        next_outcome = await sending.send()
+        assert (await sending.send()).label == "sent"
 
-    assert (outcome.label, next_outcome.label, rude_server.connections) == (label, "sent", 2)
+    assert (outcome.label, rude_server.connections) == (label, 2)
     if answer is not None and answer.startswith((b"4", b"5")):
         assert (outcome.reply, outcome.smtp_code) == (answer.decode(errors="replace"), int(answer[:3]))
     else:
@@ -194,16 +194,14 @@ async def test_mail_server_without_the_required_encryption_or_login_is_unavailab
     assert rude_server.contents == []
 
 
-ENCRYPTED = ["smtp+starttls", "smtps"]
+ENCRYPTED = pytest.mark.parametrize("scheme", ["smtp+starttls", "smtps"])
 LOGIN = Login("sender@service.example.com", "pass/word: é@?#%41")
 
 
-@pytest.mark.parametrize("scheme", ENCRYPTED)
+@ENCRYPTED
 async def test_email_is_sent_encrypted_after_a_login(scheme, authority):
-    async with (
-        MailServer(scheme, authority.server_context(), LOGIN) as server,
-        sending_to(server.url) as sending,
-    ):
+    context = authority.server_context()
+    async with MailServer(scheme, context, LOGIN) as server, sending_to(server.url) as sending:
         await sending.send()
         await sending.send()
 
@@ -211,7 +209,7 @@ async def test_email_is_sent_encrypted_after_a_login(scheme, authority):
     assert server.logins == 1
 
 
-@pytest.mark.parametrize("scheme", ENCRYPTED)
+@ENCRYPTED
 @pytest.mark.parametrize(
     ("fault", "login"),
     [*((fault, LOGIN) for fault in FAULTS), (None, None), (None, Login(LOGIN.name, "hunter2"))],
@@ -246,12 +244,8 @@ def test_pauses_between_attempts_double_up_to_half_an_hour():
 )
 def test_email_that_alone_is_refused_is_given_up_after_five_days(reply, *, others_accepted, before, after):
     ends = [
-        outcome_of(reply, attempts=attempts, age=age, others_accepted=others_accepted)
-        for age, attempts in (
-            (timedelta(days=4.99), 9),
-            (timedelta(days=5.01), 9),
-            (timedelta(days=5.01), 0),  # after a long outage
-        )
+        outcome_of(reply, attempts=attempts, age=timedelta(days=days), others_accepted=others_accepted)
+        for days, attempts in ((4.99, 9), (5.01, 9), (5.01, 0))  # the last one after a long outage
     ]
 
     assert [end.label for end in ends] == [before, after, "postponed"]
