@@ -26,6 +26,7 @@ from worker.rabbitmq.topology import NOTIFICATIONS
 
 pytestmark = pytest.mark.usefixtures("on_servers")
 
+RECORDS = "SELECT action, operator, note FROM operator_action"
 BY = ("--by", "Ada", "--note", "a test")
 ON_RECORD = {
     " ".join(words[1:])
@@ -97,10 +98,6 @@ async def words(database, channel, changing):
     return [*changing.action.split(), *changing.options.format(uuid=requests[0].uuid).split(), *BY]
 
 
-async def records(database: Connection) -> Any:
-    return await database.fetch("SELECT action, operator, note FROM operator_action")
-
-
 def test_every_command_on_record_is_here_and_the_page_says_whether_to_repeat_it_after_a_restore():
     here = {each.action for each in CHANGING}
     step = section(OPERATING, "Backup and restore").partition("\n6. ")[2].partition("\n7. ")[0]
@@ -111,7 +108,7 @@ def test_every_command_on_record_is_here_and_the_page_says_whether_to_repeat_it_
 
 async def test_change_is_on_record_and_a_repeat_changes_nothing(words, changing, database, channel, capsys):
     await command(*words)
-    recorded = await records(database)
+    recorded = await database.fetch(RECORDS)
     logged = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     await eventually(lambda: changing.has_done(changing.changes, database, channel))
     await command(*words)
@@ -138,7 +135,7 @@ async def test_two_operators_make_each_change_once(words, changing, database, ch
     failures = [str(each) for each in ended if isinstance(each, BaseException)]
     assert all(not changing.table and "did not arrive. Run it again." in each for each in failures)
     await eventually(lambda: changing.has_done(changing.changes, database, channel))
-    assert len(await records(database)) == changing.records[1]
+    assert len(await database.fetch(RECORDS)) == changing.records[1]
 
 
 async def test_vanished_operator_leaves_no_lock(words, changing, database, channel, link, monkeypatch):
@@ -162,7 +159,7 @@ async def test_vanished_operator_leaves_no_lock(words, changing, database, chann
         await cut_off
     unchanged = await database.fetch(f"TABLE {table}") == everything
     await eventually(lambda: changing.has_done(0, database, channel))
-    recorded = await records(database)
+    recorded = await database.fetch(RECORDS)
     await command(*words)
 
     assert (was_free, unchanged) == (not changing.table, True)

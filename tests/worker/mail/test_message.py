@@ -145,13 +145,12 @@ def test_source_has_short_lines_of_ascii_that_are_read_as_they_were_meant(name, 
 
     assert source.isascii()
     assert b"\n" not in source.replace(b"\r\n", b"")
-    assert all(len(line) <= 998 for line in source.split(b"\r\n"))
+    assert max(map(len, source.split(b"\r\n"))) <= 998
     message = read(source)
     assert list(message) == list(compose())
     assert not any(value.defects for value in message.values())
     assert len(list(message.iter_parts())) == 2
-    for kind in ("plain", "html"):
-        assert body(message, kind).splitlines().count(URL) == 1
+    assert all(body(message, kind).splitlines().count(URL) == 1 for kind in ("plain", "html"))
 
 
 @pytest.mark.parametrize(
@@ -222,9 +221,8 @@ def test_email_without_any_text_of_the_caller_still_contains_the_link():
     text = body(compose(**dict.fromkeys(WORDS, "evil.com")))
 
     assert text.startswith("Hello,\n\nAcme has asked us")
-    assert "Sent by" not in text
     assert "reply to this e-mail and\nAcme will get your message" in text
-    assert text.splitlines().count(URL) == 1
+    assert ("Sent by" in text, text.splitlines().count(URL)) == (False, 1)
 
 
 @pytest.mark.parametrize(

@@ -72,24 +72,20 @@ async def test_ended_email_is_announced_counted_and_logged_without_the_words_of_
     ended = intended.event(event, sequence=2, email=1, kind="invitation", **failure)
     assert await announced(database) == [(ended.type, msgspec.to_builtins(ended))]
     [line] = logs
-    assert (line["event"], line["outcome"], line["smtp_code"]) == (
-        "email_handled",
-        state,
-        550 * bool(failure),
-    )
+    assert line["event"] == "email_handled"
+    assert (line["outcome"], line["smtp_code"]) == (state, 550 if failure else 0)
     assert reply[4:] not in str(line)
 
 
 async def test_email_that_cannot_be_composed_fails_or_waits_for_its_key(postman, mail_server, database):
     sound, *requests = await record_emails(database, 5)
-    for request, column, value in zip(
-        requests,
-        ("customer_email", "customer_email", "sender_email", "secret_key_id"),
-        ("=?utf-8?q?a?=@example.com", "adé@example.com", "no address", "lost"),
-        strict=True,
-    ):
-        update = f"UPDATE calculation_request SET {column} = $1 WHERE id = $2"  # noqa: S608 - one of three
-        await database.execute(update, value, request.id)
+    faults = (
+        *("customer_email = '=?utf-8?q?a?=@example.com'", "customer_email = 'adé@example.com'"),
+        *("sender_email = 'no address'", "secret_key_id = 'lost'"),
+    )
+    for request, fault in zip(requests, faults, strict=True):
+        change = f"UPDATE calculation_request SET {fault} WHERE id = $1"  # noqa: S608 - a constant
+        await database.execute(change, request.id)
 
     with rises("emails_total", outcome="internal_error"), rises("request_secret_keys_missing_total"):
         await attempt_emails(database, postman)
