@@ -98,18 +98,16 @@ async def test_command_says_what_is_wrong_and_prints_no_secret(environment):
 
     ended = await run("worker", "doctor", "--json", environment=environment)
 
-    wrong = [each["check"] for each in json.loads(ended.output) if each["state"] == "wrong"]
-    assert wrong == ["postgres", "requests", "rabbitmq", "mail server", "bounces"]
-    assert (ended.status, ended.errors) == (1, "")
-    assert "hunter2" not in ended.output
+    wrong = {each["check"]: each["says"] for each in json.loads(ended.output) if each["state"] == "wrong"}
+    assert [*wrong] == ["postgres", "requests", "rabbitmq", "mail server", "bounces"]
+    assert all("connection refused" in says for says in wrong.values())
+    assert (ended.status, ended.errors, "hunter2" in ended.output) == (1, "", False)
 
 
 @pytest.mark.parametrize(
     ("check", "part", "value", "says"),
     [
-        ("postgres", "port", 1, "connection refused"),
         ("postgres", "user", "nobody-here", "it rejects the login"),
-        ("rabbitmq", "port", 1, "connection refused"),
         ("rabbitmq", "password", "hunter2", "it refuses: ACCESS_REFUSED - Login was refused"),
         ("rabbitmq", "scheme", "amqps", r"TLS fails \(WRONG_VERSION_NUMBER\): is this its port for TLS\?"),
         ("mail server", "scheme", "smtp+starttls", "SMTPException"),  # It does not offer STARTTLS.

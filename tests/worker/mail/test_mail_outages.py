@@ -41,11 +41,9 @@ class LimitedMailServer(ScriptedMailServer):
 
 
 async def test_unreachable_mail_server_counts_no_attempt(postman, mail_server, database, intended):
-    is_released = """
-        SELECT claimed_by IS NULL AND attempts = 0 AND created_at < next_attempt_at
-               AND server_reply = 'no connection: connection refused'
-          FROM email
-    """
+    released = "claimed_by IS NULL AND attempts = 0 AND created_at < next_attempt_at"
+    refused = "server_reply = 'no connection: connection refused'"
+    is_released = f"SELECT {released} AND {refused} FROM email"  # noqa: S608 - constants only
     mail_server.stop()
 
     async with running(postman.run):
