@@ -122,7 +122,7 @@ async def test_server_that_cannot_be_used_is_found(environment, check, part, val
 
 
 async def test_no_check_waits_long_for_a_server_that_falls_silent(environment, broker_link, monkeypatch):
-    monkeypatch.setattr(diagnosis, "CHECK_SECONDS", 1.5)
+    monkeypatch.setattr(diagnosis, "CHECK_SECONDS", 3.0)
     broker_link.hold_before(b"notifications")
     async with asyncio.timeout(12), answering(None) as port:
         environment |= {name: f"{scheme}://127.0.0.1:{port}" for name, scheme in SERVERS.values()}

@@ -91,10 +91,10 @@ async def test_refusing_server_gets_few_tries(worker_settings, rude_server, data
     assert refusal[4:] not in str(logs)
 
 
-@pytest.mark.parametrize("limited", ["connections", "logins"])
-async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settings, database, limited, logs):
+@pytest.mark.parametrize("limits", [{"connections": 2}, {"logins": 2}], ids=["connections", "logins"])
+async def test_open_connections_go_on_while_no_other_can_be_opened(worker_settings, database, limits, logs):
     await record_emails(database, 60)
-    async with LimitedMailServer(**{limited: 2}) as server:
+    async with LimitedMailServer(**limits) as server:
         server.replies |= {"EHLO": LOGIN_OFFER, "AUTH": b"235 OK"}
         url = server.url.replace("//", "//us:secret@")
         async with running_postman(worker_settings, smtp_url=url, email_concurrency=8):
