@@ -75,11 +75,6 @@ async def retrying(database: Connection, stored_request: CalculationRequest) -> 
     await announce_next(database, stored_request.id)
     await hold_events(database, stored_request.id)
     await database.execute(
-        """
-        UPDATE outbox
-           SET attempts = 3, last_error = 'returned: no queue is bound for it',
-               next_attempt_at = now() + interval '1 h'
-         WHERE sequence = 1
-        """
+        "UPDATE outbox SET attempts = 3, last_error = 'returned: no queue is bound for it' WHERE sequence = 1"
     )
     return stored_request

@@ -22,6 +22,10 @@ NO_FIRM = "No conveyancer is registered under this identifier, or it is disabled
 STANDBY = "{DATABASE_URL}?default_transaction_read_only=on"
 NOBODY = f"zqmark:zqmark@127.0.0.1:{free_port()}/none"
 CORRECT = f"service request correct {UNKNOWN} --customer-email"
+TAKING_TEXT = (
+    *("conveyancer disable", "conveyancer enable", "api-key create", "api-key revoke"),
+    *("request find --external-id", "request find --customer-email", "request find --case-ref"),
+)
 LIST = "worker outbox list"
 DEAD = "worker dead-letters list"
 
@@ -60,13 +64,7 @@ def test_every_command_has_help_that_needs_no_settings(words):
         (f"{CORRECT} a@b@example.com", "Expected one address"),
         ("service conveyancer add new-firm\u202e --name 'New Firm'", "Invalid value for 'ID'"),
         (f"service conveyancer disable {CONVEYANCER} --note {NO_UTF_8}", "Invalid value for '--note'"),
-        *(
-            (f"service {words} {NO_UTF_8}", "Invalid value for")
-            for words in (
-                *("conveyancer disable", "conveyancer enable", "api-key create", "api-key revoke"),
-                *(f"request find {option}" for option in ("--external-id", "--customer-email", "--case-ref")),
-            )
-        ),
+        *((f"service {words} {NO_UTF_8}", "Invalid value for") for words in TAKING_TEXT),
     ],
     ids=ascii,
 )
@@ -101,42 +99,34 @@ def test_wrong_argument_is_explained_before_anything_is_done(command, part):
         ("worker doctor", {"MAIL_FROM": "zqmark:tooshort"}, "MAIL_FROM: "),
     ],
 )
-def test_failure_is_one_line_that_names_its_cause_and_no_value_of_a_setting(
-    environment, command, changes, part
-):
+def test_failure_is_one_line_with_its_cause_and_no_value_of_a_setting(environment, command, changes, part):
     ports = {"PORT": str(free_port()), "HEALTH_PORT": str(free_port())}
     changed = {name: value.format(**environment) for name, value in changes.items()}
 
     ended = call(*command.split(), environment=environment | ports | changed)
 
-    assert (ended.status, len((ended.output + ended.errors).splitlines())) == (1, 1), ended
-    assert part.format(**environment) in ended.output + ended.errors
-    assert "zqmark" not in ended.output + ended.errors
+    said = ended.output + ended.errors
+    assert (ended.status, len(said.splitlines()), "zqmark" in said) == (1, 1, False), ended
+    assert part.format(**environment) in said
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("worker outbox list", "worker emails list", "worker reconcile"),
-        *("service conveyancer list", "service api-key list", "service request find --case-ref x"),
-    ],
-)
-async def test_standby_is_enough_for_commands_that_only_read(database_url, database, stored_request, command):
+async def test_standby_is_enough_for_commands_that_only_read(database_url, database, stored_request):
     await intend(database, stored_request)
     standby = bare_environment(DATABASE_URL=STANDBY.format(DATABASE_URL=database_url))
 
-    ended = await run(*command.split(), "--json", environment=standby)
-
-    assert (ended.status, ended.errors) == (0, "")
-    json.loads(ended.output)
+    for command in (
+        *("worker outbox list", "worker emails list", "worker reconcile"),
+        *("service conveyancer list", "service api-key list", "service request find --case-ref x"),
+    ):
+        ended = await run(*command.split(), "--json", environment=standby)
+        assert (ended.status, ended.errors) == (0, ""), command
+        json.loads(ended.output)
 
 
 @pytest.mark.parametrize(
     ("number", "status", "last"), [(signal.SIGINT, 1, "Interrupted."), (signal.SIGTERM, 143, '{"action":')]
 )
-async def test_replay_keeps_its_work_when_it_is_interrupted(
-    *, database_url, database, tmp_path, number, status, last
-):
+async def test_interrupted_replay_keeps_its_work(*, database_url, database, tmp_path, number, status, last):
     await store_many(database, 500)
     words = python("worker", "outbox", "replay", "--from", "2020-01-01")
     environment = bare_environment(DATABASE_URL=database_url)

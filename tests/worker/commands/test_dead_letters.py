@@ -15,7 +15,6 @@ from deploy.local.machine.folders import Place
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from deploy.local.servers.server import trouble_of_rabbitmq
 from service.identifiers import new_request_id, uuid_of
-from tests.harness import scratch
 from tests.harness.queues import count, declare_topology, holds, open_channel
 from tests.harness.raw_messages import UNDECODABLE, RawMessage
 from tests.harness.servers import KillableBroker
@@ -23,7 +22,6 @@ from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import publish, take_all, take_ids
 from tests.worker.steps import bury
-from worker.commands import dead_letters
 from worker.rabbitmq import message_properties, topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.rabbitmq.topology import NOTIFICATIONS
@@ -31,7 +29,7 @@ from worker.rabbitmq.topology import NOTIFICATIONS
 pytestmark = pytest.mark.usefixtures("on_servers")
 
 QUEUE = NOTIFICATIONS.name
-UUID = uuid_of(new_request_id())
+DEAD = NOTIFICATIONS.dead_letters
 
 
 async def bury_many(channel: AbstractChannel, number: int) -> list[str]:
@@ -39,7 +37,7 @@ async def bury_many(channel: AbstractChannel, number: int) -> list[str]:
     exchange = await channel.get_exchange(topology.DEAD_LETTERS)
     ids = [f"message-{position}" for position in range(number)]
     messages = [Message(b"{}", message_id=each, headers={"x-reason": "unknown"}) for each in ids]
-    await asyncio.gather(*(exchange.publish(each, NOTIFICATIONS.dead_letters) for each in messages))
+    await asyncio.gather(*(exchange.publish(each, DEAD) for each in messages))
     return ids
 
 
@@ -54,18 +52,28 @@ async def listing_of(*words: str) -> dict[str, Any]:
     return listings[0]
 
 
-async def test_message_is_listed_with_its_reason_and_shown_in_full_only_if_asked_for(channel):
+async def test_letter_is_listed_with_reason_and_checked_sender_or_shown_in_full(channel, worker_settings):
+    """Of a message that RabbitMQ dead-letters, x-user-id may be the sender's own words."""
+    user, uuid = urlsplit(worker_settings.amqp_url).username, uuid_of(new_request_id())
     headers: dict[str, Any] = {"x-reason": 7, "x-reason-text": "data.uuid: unknown", "x-death": ["odd", {}]}
     body = b'{"customer": "ada@customer.example.com\x1b[2J"}\xff'
     await bury(channel, NOTIFICATIONS, b"first", message_id="m-1")
+    died = {"x-first-death-reason": "maxlen"}
+    await bury(channel, NOTIFICATIONS, b"{}", message_id="m-1", user_id=user, headers=died)
+    for sent in ({"x-user-id": "team"}, {"x-user-id": "eve", "x-first-death-reason": "delivery_limit"}):
+        await bury(channel, NOTIFICATIONS, f'{{"uuid": "{uuid}"}}'.encode(), message_id="m-1", headers=sent)
     await bury(channel, NOTIFICATIONS, body, message_id="m-2", type="request.created", headers=headers)
 
     listed = await listing_of()
     shown = (await command("dead-letters", "list", QUEUE, "--full")).text
 
-    first, second = (tuple(letter.values()) for letter in listed["letters"])
-    assert first == ("m-1", None, None, None, None, None)
-    assert second == ("m-2", None, "request.created", None, "7", "data.uuid: unknown")
+    assert [tuple(letter.values()) for letter in listed["letters"]] == [
+        ("m-1", None, None, None, None, None),
+        ("m-1", None, None, user, "maxlen", None),
+        ("m-1", uuid, None, "team", None, None),
+        ("m-1", uuid, None, None, "delivery_limit", None),
+        ("m-2", None, "request.created", None, "7", "data.uuid: unknown"),
+    ]
     assert "x-reason: 7" in shown
     assert shown.endswith('{"customer": "ada@customer.example.com\\x1b[2J"}\\xff')
 
@@ -81,114 +89,76 @@ async def test_many_are_listed_and_redriven_which_is_on_record(channel, database
         assert [letter["message_id"] for letter in listing["letters"]] == ids[:number]
     assert answer.data == {"queue": QUEUE, "messages": 300, "missing": []}
     assert sorted(await ids_in(channel, QUEUE, 300), key=str) == sorted(ids)
-    assert await count(channel, NOTIFICATIONS.dead_letters) == 0
+    assert await count(channel, DEAD) == 0
     records = await database.fetch("SELECT request_id, subject FROM operator_action")
     assert records == [(None, f"{QUEUE}: all 300")]
 
 
-async def test_request_and_checked_sender_are_listed(channel, worker_settings):
-    """Of a message that RabbitMQ dead-letters, x-user-id may be the sender's own words."""
-    body, user = f'{{"uuid": "{UUID}"}}'.encode(), urlsplit(worker_settings.amqp_url).username
-    for headers in ({"x-user-id": "team"}, {"x-user-id": "eve", "x-first-death-reason": "delivery_limit"}):
-        await bury(channel, NOTIFICATIONS, body, headers=headers)
-    await bury(channel, NOTIFICATIONS, b"{}", user_id=user, headers={"x-first-death-reason": "maxlen"})
-
-    letters = (await listing_of())["letters"]
-
-    senders = [(each["uuid"], each["sender"]) for each in letters]
-    assert senders == [(UUID, "team"), (UUID, None), (None, user)]
-
-
-async def bury_for_reasons(channel: AbstractChannel, number: int) -> None:
-    for position in range(number):
+async def test_letters_are_redriven_and_discarded_by_id_and_reason_and_the_others_stay(channel, database):
+    for position in range(9):
         headers: dict[str, Any] = {"x-reason": "Malformed" if position % 3 else "RequestNotFound"}
         await bury(channel, NOTIFICATIONS, b"{}", message_id=f"m-{position}", headers=headers)
-
-
-async def test_letters_are_redriven_and_discarded_by_id_and_reason_and_the_others_stay(channel, database):
-    await bury_for_reasons(channel, 9)
     of = ("dead-letters", "discard", QUEUE, "--reason", "Malformed")
+    no_utf8 = os.fsdecode(b"\xff")  # as Python reads it from the command line
 
     by_reason = await command("dead-letters", "redrive", QUEUE, "--reason", "RequestNotFound")
     by_both = await command(*of, "--message-id", "m-1", "--message-id", "m-0")
     by_id = await command("dead-letters", "redrive", QUEUE, "--message-id", "m-8")
+    by_odd_id = await command("dead-letters", "discard", QUEUE, "--message-id", no_utf8)
     left = {letter["message_id"] for letter in (await listing_of())["letters"]}
     rest, nothing = await command(*of), await command(*of)
 
     assert (by_reason.status, by_reason.data["messages"]) == (0, 3)
     assert (by_both.status, by_both.data["messages"], by_both.data["missing"]) == (1, 1, ["m-0"])
     assert by_both.text == "1 of 6 messages discarded; none that meets all conditions has m-0"
-    assert (by_id.status, left) == (0, {"m-2", "m-4", "m-5", "m-7"})
+    assert (by_id.status, by_odd_id.status, by_odd_id.data["messages"]) == (0, 1, 0)
+    assert left == {"m-2", "m-4", "m-5", "m-7"}
     assert (rest.data["messages"], nothing.status, nothing.data["missing"]) == (4, 1, ["Malformed"])
     assert sorted(await ids_in(channel, QUEUE, 4), key=str) == ["m-0", "m-3", "m-6", "m-8"]
     subjects = [row[0] for row in await database.fetch("SELECT subject FROM operator_action ORDER BY id")]
-    assert subjects[:2] == [f"{QUEUE}: RequestNotFound", f"{QUEUE}: m-1, m-0, Malformed"]
-
-
-async def test_words_that_are_not_utf8_choose_no_letter_and_are_on_record(channel, database):
-    await bury_many(channel, 1)
-    word = os.fsdecode(b"\xff")  # as Python reads it from the command line
-
-    answer = await command("dead-letters", "discard", QUEUE, "--message-id", word)
-
-    assert (answer.status, answer.data["messages"]) == (1, 0)
-    assert await count(channel, NOTIFICATIONS.dead_letters) == 1
-    assert await database.fetchval("SELECT subject FROM operator_action") == f"{QUEUE}: \\udcff"
-
-
-@pytest.fixture
-def own_node():
-    """A RabbitMQ node that may be killed."""
-    with scratch.folder() as folder, rabbitmq_node(Place(folder=folder)) as node:
-        yield KillableBroker(node, trouble_of_rabbitmq)
+    chosen = ("RequestNotFound", "m-1, m-0, Malformed", "m-8", "\\udcff")
+    assert subjects[:4] == [f"{QUEUE}: {each}" for each in chosen]
 
 
 @pytest.mark.long
-async def test_rabbitmq_that_starts_again_has_just_the_letters_that_were_not_chosen(own_node):
+async def test_rabbitmq_that_starts_again_has_just_the_letters_that_were_not_chosen(tmp_path):
     """It then replays the queue's log, in which letters were read, returned and acknowledged."""
-    os.environ["AMQP_URL"] = own_node.url
-    async with open_channel(own_node.url) as channel:
-        await declare_topology(channel)
-        left = set(await bury_many(channel, 300))
-        for start in range(3):
-            chosen = [f"message-{position}" for position in range(start, 300, 7)]
-            of_ids = (word for each in chosen for word in ("--message-id", each))
-            assert (await command("dead-letters", "discard", QUEUE, *of_ids)).status == 0
-            left -= set(chosen)
-            settled = partial(holds, channel, NOTIFICATIONS.dead_letters, len(left))
-            await eventually(settled)
+    with rabbitmq_node(Place(folder=tmp_path)) as node:
+        os.environ["AMQP_URL"] = node.url
+        broker = KillableBroker(node, trouble_of_rabbitmq)
+        async with open_channel(node.url) as channel:
+            await declare_topology(channel)
+            left = set(await bury_many(channel, 300))
+            for start in range(3):
+                chosen = [f"message-{position}" for position in range(start, 300, 7)]
+                of_ids = (word for each in chosen for word in ("--message-id", each))
+                assert (await command("dead-letters", "discard", QUEUE, *of_ids)).status == 0
+                left -= set(chosen)
+                await eventually(partial(holds, channel, DEAD, len(left)))
 
-    await own_node.kill()
-    await own_node.start()
-
-    async with open_channel(own_node.url) as channel:
-        assert set(await ids_in(channel, NOTIFICATIONS.dead_letters, len(left))) == left
+        await broker.kill()
+        await broker.start()
+        async with open_channel(node.url) as channel:
+            assert set(await ids_in(channel, DEAD, len(left))) == left
 
 
 async def test_redriven_message_is_as_it_was_before_it_died_and_reaches_no_other_queue(channel, tap):
-    await publish(
-        channel,
-        NOTIFICATIONS,
-        b"body",
-        message_id="m-1",
-        type="request.created",
-        content_type="application/json",
-        correlation_id="c-1",
-        headers={"traceparent": "t", "x-reason": "Old"},
-    )
+    properties: dict[str, Any] = {"message_id": "m-1", "type": "request.created"}
+    properties |= {"content_type": "application/json", "correlation_id": "c-1"}
+    headers = {"traceparent": "t", "x-reason": "Old"}
+    await publish(channel, NOTIFICATIONS, b"body", headers=headers, **properties)
     get_one = partial((await channel.get_queue(QUEUE)).get, fail=False)
     await (await eventually(get_one)).reject()
 
     for reason in ("Old", "rejected"):  # by RabbitMQ
-        await eventually(lambda: holds(channel, NOTIFICATIONS.dead_letters, 1))
+        await eventually(lambda: holds(channel, DEAD, 1))
         [letter] = (await listing_of())["letters"]
         assert letter["reason"] == reason
         await command("dead-letters", "redrive", QUEUE)
         back = await eventually(get_one)
         back.headers.pop("x-delivery-count", None)  # added by the broker on delivery
-        assert back.headers == {"traceparent": "t"}
-        assert (back.body, back.message_id, back.type) == (b"body", "m-1", "request.created")
-        assert (back.content_type, back.correlation_id) == ("application/json", "c-1")
+        assert (back.headers, back.body) == ({"traceparent": "t"}, b"body")
+        assert {each: getattr(back, each) for each in properties} == properties
         assert back.delivery_mode == DeliveryMode.PERSISTENT
         await back.reject()
     assert len(await take_all(tap)) == 1  # from its sender
@@ -198,7 +168,7 @@ async def test_dead_letters_that_cannot_be_decoded_are_redriven_and_named_as_suc
     """So their consumer refuses them again."""
     exchange = await channel.get_exchange(topology.DEAD_LETTERS)
     for name, written in UNDECODABLE.values():
-        await exchange.publish(RawMessage(b"{}", name, written), NOTIFICATIONS.dead_letters, mandatory=True)
+        await exchange.publish(RawMessage(b"{}", name, written), DEAD, mandatory=True)
 
     first, *_ = (await listing_of("--full"))["letters"]
     await command("dead-letters", "redrive", QUEUE)
@@ -207,21 +177,6 @@ async def test_dead_letters_that_cannot_be_decoded_are_redriven_and_named_as_suc
     await eventually(lambda: holds(channel, QUEUE, len(UNDECODABLE)))
     moved = await take_all(await channel.get_queue(QUEUE))
     assert all(message_properties.UNDECODABLE in message.headers for message in moved)
-
-
-@pytest.mark.parametrize("words", [("list",), ("redrive", QUEUE)])
-async def test_command_that_reads_fewer_than_were_counted_fails(*, words, channel, monkeypatch):
-    monkeypatch.setattr(dead_letters, "ARRIVAL_SECONDS", 0.5)
-    read = dead_letters._read  # noqa: SLF001 - another consumer could take one after the count
-
-    def read_one_more(channel, queue, number, *, prefetch) -> Any:
-        return read(channel, queue, number + 1, prefetch=prefetch)
-
-    monkeypatch.setattr(dead_letters, "_read", read_one_more)
-    await bury_many(channel, 2)
-
-    with pytest.raises(click.ClickException, match="of 3 messages did not arrive"):
-        await command("dead-letters", *words)
 
 
 @pytest.mark.parametrize("words", [(), ("--reason", "unknown")])
@@ -237,7 +192,7 @@ async def test_full_live_queue_stops_a_redrive_without_loss(channel, words):
     moved = await count(channel, QUEUE)
     assert moved >= 3
     assert await ids_in(channel, QUEUE, moved) == ids[:moved]
-    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 30 - moved) == ids[moved:]
+    assert await ids_in(channel, DEAD, 30 - moved) == ids[moved:]
 
 
 async def test_crash_before_acknowledgements_leaves_messages_in_both_queues(channel, broker_link):
@@ -250,8 +205,6 @@ async def test_crash_before_acknowledgements_leaves_messages_in_both_queues(chan
     with pytest.raises(BrokerUnavailable):
         await redriving
 
-    dead = await ids_in(channel, NOTIFICATIONS.dead_letters, 5)
+    assert await ids_in(channel, DEAD, 5) == ids
     moved = await take_ids(await channel.get_queue(QUEUE))
-    assert dead == ids
-    assert moved  # and perhaps others, which were published before the connection broke
-    assert moved == ids[: len(moved)]
+    assert moved == ids[: len(moved) or 1]  # and perhaps others, published before the connection broke

@@ -39,19 +39,18 @@ async def test_events_are_counted_and_held_ones_listed_first_with_their_errors(d
 
     found = (await command("outbox", "list", "--limit", "4")).data
 
-    pending, *held = sorted(found["counts"], key=lambda part: -part["oldest_seconds"])
-    assert 90 <= pending.pop("oldest_seconds") < 120
-    assert pending == {"state": "pending", "type": "request.created", "events": 3}
-    assert {(part["state"], part["type"], part["events"]) for part in held} == {
+    assert all(90 <= part["oldest_seconds"] < 120 for part in found["counts"])
+    assert {(part["state"], part["type"], part["events"]) for part in found["counts"]} == {
+        ("pending", "request.created", 3),
         ("retrying", "request.created", 1),
         ("waiting", "request.email_sent", 1),
     }
+    columns = ("uuid", "type", "state", "attempts", "last_error")
     first, second, *others = found["events"]
-    assert (first["uuid"], first["state"], first["attempts"]) == (retrying.id, "retrying", 3)
-    assert first["last_error"] == "returned: no queue is bound for it"
-    assert first["next_attempt_at"] is not None
-    assert (second["uuid"], second["type"], second["state"]) == (retrying.id, "request.email_sent", "waiting")
-    assert second["next_attempt_at"] is None
+    error = "returned: no queue is bound for it"
+    assert [first[each] for each in columns] == [retrying.id, "request.created", "retrying", 3, error]
+    assert [second[each] for each in columns[:3]] == [retrying.id, "request.email_sent", "waiting"]
+    assert (first["next_attempt_at"] is None, second["next_attempt_at"]) == (False, None)
     assert [event["uuid"] for event in others] == [request.id for request in requests[:2]]
 
 
@@ -84,26 +83,23 @@ async def test_only_events_since_the_given_time_are_replayed_however_old_their_r
     ]
 
 
-@pytest.mark.parametrize("is_held", [False, True])
-async def test_request_with_an_unpublished_event_is_left_out(database, is_held, stored_request):
-    await database.execute("DELETE FROM outbox")
-    await calculate(database, stored_request.uuid)
-    if is_held:
-        await hold_events(database, stored_request.id)
+async def test_requests_with_an_unpublished_event_are_left_out(database):
+    requests = await store_many(database, 2)
+    for request in requests:
+        await calculate(database, request.uuid)
+    await hold_events(database, requests[0].id)
 
     tally = await replayed()
 
-    assert (tally["events"], tally["requests_undelivered"]) == (0, 1)
+    assert (tally["events"], tally["requests_undelivered"]) == (0, 2)
 
 
-async def test_new_event_waits_for_the_replay_of_its_request_and_comes_after_it(
-    database, other_connection, stored_request
-):
-    await database.execute("DELETE FROM outbox")
+async def test_new_event_waits_for_the_replay_of_its_request_and_comes_after_it(database, other_connection):
+    [request] = await store_many(database, 1)
 
     async with database.transaction():
-        await replay.replay(database, [stored_request.id], None)
-        announcing = asyncio.create_task(announce_next(other_connection, stored_request.id))
+        await replay.replay(database, [request.id], None)
+        announcing = asyncio.create_task(announce_next(other_connection, request.id))
         await eventually(lambda: has_waiting_statement(database))
     await announcing
 
@@ -135,5 +131,4 @@ async def test_many_requests_are_replayed_in_batches_at_a_fixed_rate(database):
     assert (tally["requests"], tally["events"]) == (300, 300)
     assert len({row["request_id"] for row in await take(database)}) == 300
     [record] = await database.fetch("SELECT request_id, conveyancer_id, subject FROM operator_action")
-    assert (record["request_id"], record["conveyancer_id"]) == (None, None)
-    assert record["subject"].startswith("300 events from 2020-01-01T00:00:00Z on")
+    assert record == (None, None, "300 events from 2020-01-01T00:00:00Z on")
