@@ -10,6 +10,7 @@ from tests.harness.processes import Process
 
 # The types of the events of a request that was clicked through, in order.
 EVENTS = ["request.created", "request.email_sent", "request.calculated"]
+EVENTS_AFTER_A_FAILURE = [EVENTS[0], "request.email_failed", "request.corrected", *EVENTS[1:]]
 
 
 @dataclass(frozen=True)
