@@ -1,7 +1,6 @@
 """Callers of the API."""
 
 import itertools
-from collections.abc import Sized
 from functools import partial
 from typing import Any
 
@@ -46,11 +45,6 @@ async def create(
     response = await client.post("/v1/request", json=body or another_request(), headers=headers)
     assert response.status_code == 200, response.text
     return response.json()["data"]
-
-
-async def answer_more(answered: Sized, count: int) -> None:
-    enough = len(answered) + count
-    await eventually(lambda: len(answered) >= enough)
 
 
 async def create_if_possible(client: httpx.AsyncClient) -> dict[str, Any] | None:

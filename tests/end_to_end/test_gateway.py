@@ -2,20 +2,17 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 import httpx
 import pytest
 
 from deploy.local.machine.ports import accepts
 from service.postgres.pool import Connection
-from tests.end_to_end.callers import another_request, answer_more, client_of
+from tests.end_to_end.callers import another_request, client_of
 from tests.harness.databases import count_waiting_statements
 from tests.harness.gateways import HAProxy, Nginx
-from tests.harness.processes import Process, started
+from tests.harness.processes import started
 from tests.harness.raw_connection import connect_to, head_with
 from tests.harness.waiting import eventually
 
@@ -27,9 +24,7 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture(params=[Nginx, HAProxy])
-async def gateway(
-    request: pytest.FixtureRequest, apis: list[Process], tmp_path: Path
-) -> AsyncIterator[Nginx | HAProxy]:
+async def gateway(request, apis, tmp_path):
     gateway: Nginx | HAProxy = request.param(apis, tmp_path)
     async with started(*apis), started(gateway, ready=False):
         await eventually(lambda: accepts(gateway.port))
@@ -43,7 +38,7 @@ class Creates:
         self.statuses: Counter[int | str] = Counter()
         self.answered: list[str] = []  # the external_id of each that was answered with 200
 
-    async def create(self, client: httpx.AsyncClient, *, has_key: bool) -> None:
+    async def create(self, client: httpx.AsyncClient, *, has_key: bool = False) -> None:
         """Send a create, and record what came of it."""
         body = another_request()
         headers = {"Idempotency-Key": body["external_id"]} if has_key else {}
@@ -56,25 +51,6 @@ class Creates:
         if response.is_success:
             self.answered.append(body["external_id"])
 
-    @asynccontextmanager
-    async def sent(self, gateway: Nginx | HAProxy, token: str) -> AsyncIterator[None]:
-        """Send them until the block is left: in a second 100, or as many as are answered."""
-        is_over = asyncio.Event()
-
-        async def call() -> None:
-            async with client_of(gateway, token) as client:
-                if gateway.closes_connections:
-                    client.headers["Connection"] = "close"
-                while not is_over.is_set():
-                    pause = asyncio.sleep(_CALLERS / _CREATES_PER_SECOND)
-                    await asyncio.gather(self.create(client, has_key=False), pause)
-
-        async with asyncio.TaskGroup() as callers:
-            for _ in range(_CALLERS):
-                callers.create_task(call())
-            yield
-            is_over.set()
-
     async def are_stored_once(self, database: Connection) -> bool:
         """Whether each that was answered is stored exactly once."""
         rows = await database.fetch("SELECT external_id FROM calculation_request")
@@ -83,16 +59,31 @@ class Creates:
 
 
 async def test_process_taken_out_before_sigterm_fails_no_create(apis, gateway, issuer, database):
-    creates = Creates()
-    async with creates.sent(gateway, issuer.token()):
+    creates, is_over = Creates(), asyncio.Event()
+
+    async def call() -> None:
+        async with client_of(gateway, issuer.token()) as client:
+            if gateway.closes_connections:
+                client.headers["Connection"] = "close"
+            while not is_over.is_set():
+                await asyncio.gather(creates.create(client), asyncio.sleep(_CALLERS / _CREATES_PER_SECOND))
+
+    async def answer_more() -> None:
+        enough = len(creates.answered) + 50
+        await eventually(lambda: len(creates.answered) >= enough)
+
+    async with asyncio.TaskGroup() as callers:
+        for _ in range(_CALLERS):
+            callers.create_task(call())
         for api in apis * _ROUNDS:
-            await answer_more(creates.answered, 50)
+            await answer_more()
             await gateway.take_out(api)
             assert await api.stop() == 0
             api.start()
             await api.becomes_ready()
             await gateway.put_in(api)
-        await answer_more(creates.answered, 50)
+        await answer_more()
+        is_over.set()
 
     assert creates.statuses.keys() == {200}
     assert await creates.are_stored_once(database)
@@ -112,7 +103,7 @@ async def test_process_that_dies_fails_only_creates_that_the_gateway_must_not_re
         await other_connection.execute("LOCK TABLE calculation_request")
         for number in range(4):
             calls.create_task(creates.create(client, has_key=number % 2 == 0))
-            await eventually(partial(are_waiting, database, creates=number + 1))
+            await eventually(partial(are_waiting, database, number + 1))
         await gateway.put_in(survives)
         await dies.kill()
         await eventually(lambda: creates.statuses[502] == failed, seconds=8)
@@ -121,7 +112,7 @@ async def test_process_that_dies_fails_only_creates_that_the_gateway_must_not_re
     assert await creates.are_stored_once(database)
 
 
-async def are_waiting(database: Connection, *, creates: int) -> bool:
+async def are_waiting(database: Connection, creates: int) -> bool:
     return await count_waiting_statements(database) == creates
 
 
