@@ -13,19 +13,12 @@ from service.authentication import api_keys
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.deploy.mail_catching import mail_catcher
-from tests.end_to_end.callers import client_of
-from tests.end_to_end.events import Subscriber
 from tests.end_to_end.journeys import JourneyStack
+from tests.end_to_end.parties import Subscriber, client_of
+from tests.harness import processes
 from tests.harness.examples import CONVEYANCER
 from tests.harness.issuer import Issuer
-from tests.harness.processes import (
-    Process,
-    api_process,
-    bare_environment,
-    python,
-    started,
-    worker_process,
-)
+from tests.harness.processes import Process, api_process, started, worker_process
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 from worker.settings import WorkerSettings
@@ -44,12 +37,6 @@ async def chromium() -> AsyncIterator[Any]:
 def api(service_settings: ServiceSettings, tmp_path: Path) -> Process:
     """An API on the test's database, not yet started."""
     return api_process(service_settings, tmp_path)
-
-
-@pytest.fixture
-def apis(service_settings: ServiceSettings, tmp_path: Path) -> list[Process]:
-    """Two APIs on the test's database, not yet started, which end within five seconds."""
-    return [api_process(service_settings, tmp_path, SHUTDOWN_SECONDS="5") for _ in range(2)]
 
 
 @pytest.fixture
@@ -86,14 +73,13 @@ async def journey(
     tmp_path: Path,
 ) -> AsyncIterator[JourneyStack]:
     """The pages of `make run`, with the API, the worker and the mail catcher that they need."""
-    port = free_port()
-    mails = tmp_path / "mails"
+    port, mails = free_port(), tmp_path / "mails"
     with mail_catcher(mails) as smtp_port:
         app_url = f"http://127.0.0.1:{port}"
         smtp_url = f"smtp://127.0.0.1:{smtp_port}"
         api = api_process(service_settings, tmp_path, APP_URL=app_url)
         worker = worker_process(worker_settings, tmp_path, APP_URL=app_url, SMTP_URL=smtp_url)
-        environment = bare_environment(
+        environment = processes.bare_environment(
             PORT=str(port),
             BASE_URL=api.base_url,
             ACCESS_TOKEN=issuer.token(),
@@ -102,7 +88,7 @@ async def journey(
             APP_URL=app_url,
             CALCULATOR_AMQP_URL=worker_settings.amqp_url,
         )
-        command = python("deploy.local.journey")
+        command = processes.python("deploy.local.journey")
         pages = Process("journey", command, environment=environment, port=port, folder=tmp_path)
         async with started(api, worker), started(pages, ready=False):
             await eventually(lambda: accepts(port))

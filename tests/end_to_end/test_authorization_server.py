@@ -8,9 +8,8 @@ import json
 import shutil
 import signal
 import ssl
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import pytest
@@ -20,30 +19,15 @@ from msgspec.structs import replace
 
 from deploy.local.machine.folders import LOCAL
 from deploy.local.machine.ports import accepts, free_port
-from tests.harness.certificates import Authority
 from tests.harness.examples import A_REQUEST, CONVEYANCER, STRUCTURE
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client
 from tests.harness.processes import Process, bare_environment, started
 from tests.harness.waiting import eventually
 
-pytestmark = pytest.mark.long
-
 _NODE_MODULES = LOCAL / "node" / "node_modules"
 _RESOURCE = "https://calculations.example.com"  # RFC 8707 asks for a URI
 _SECRET = "hunter2"  # of the only client, CONVEYANCER
-
-
-class Provider(NamedTuple):
-    process: Process
-    client: httpx.AsyncClient
-    keys: Path
-
-    async def token(self, **form: str) -> str:
-        """Return a new access token of CONVEYANCER, by the client-credentials grant."""
-        response = await self.client.post("/token", data={"grant_type": "client_credentials", **form})
-        assert response.status_code == 200, response.text
-        return str(response.json()["access_token"])
 
 
 def write_key(file: Path) -> None:
@@ -52,53 +36,61 @@ def write_key(file: Path) -> None:
 
 
 @pytest.fixture
-async def provider(authority: Authority, tmp_path: Path) -> AsyncIterator[Provider]:
-    node, port, keys = shutil.which("node"), free_port(), tmp_path / "keys.json"
+def provider(authority, tmp_path):
+    """The server, not yet started. Its keys are in keys.json."""
+    node, port = shutil.which("node"), free_port()
     if node is None or not (_NODE_MODULES / "oidc-provider").exists():
         pytest.skip("oidc-provider is not installed: `make test-long` installs it if there is node")
-    write_key(keys)
+    write_key(tmp_path / "keys.json")
     program = Path(__file__).with_name("authorization_server.cjs")
-    files = program, str(port), authority.certificate(), keys
-    command: list[str | Path] = [node, *files, _RESOURCE, CONVEYANCER, _SECRET]
+    files = program, str(port), authority.certificate(), tmp_path / "keys.json"
     environment = bare_environment(NODE_PATH=str(_NODE_MODULES))
-    process = Process("oidc-provider", command, environment=environment, port=port, folder=tmp_path)
-    trust = ssl.create_default_context(cafile=authority.file)
-    client = httpx.AsyncClient(
-        base_url=f"https://127.0.0.1:{port}", auth=(CONVEYANCER, _SECRET), verify=trust, timeout=30.0
-    )
-    async with client, started(process, ready=False):
-        await eventually(lambda: accepts(port))
-        yield Provider(process, client, keys)
+    command = [node, *files, _RESOURCE, CONVEYANCER, _SECRET]
+    return Process("oidc-provider", command, environment=environment, port=port, folder=tmp_path)
 
 
+@pytest.mark.long
 async def test_token_opens_what_its_scopes_allow_also_after_a_rotation_and_an_opaque_one_gets_401(
-    provider, service_settings
+    provider, authority, service_settings, tmp_path
 ):
-    metadata = (await provider.client.get("/.well-known/openid-configuration")).json()
-    issuer, keys = metadata["issuer"], metadata["jwks_uri"]
-    settings = replace(service_settings, auth_issuer=issuer, auth_jwks_url=keys, auth_audience=_RESOURCE)
-    async with api_client(settings, None) as client:
+    url, trust = f"https://127.0.0.1:{provider.port}", ssl.create_default_context(cafile=authority.file)
+    server = httpx.AsyncClient(base_url=url, auth=(CONVEYANCER, _SECRET), verify=trust, timeout=30.0)
 
-        async def answers_to(token: str) -> list[Any]:
-            client.headers.update(bearer(token))
-            create = await client.post("/v1/request", json=A_REQUEST)
-            return [create, await client.get("/v1/request"), await client.get(STRUCTURE)]
+    async def token(**form: str) -> str:
+        """Return a new access token of CONVEYANCER, by the client-credentials grant."""
+        response = await server.post("/token", data={"grant_type": "client_credentials", **form})
+        assert response.status_code == 200, response.text
+        return str(response.json()["access_token"])
 
-        async def new_key_is_accepted() -> bool:
-            if (await provider.client.get("/jwks")).content == published:
-                return False
-            token = await provider.token(resource=_RESOURCE, scope="request:read")
-            return bool((await client.get("/v1/request", headers=bearer(token))).is_success)
+    async def answers_to(**form: str) -> list[httpx.Response]:
+        client.headers.update(bearer(await token(**form)))
+        create = await client.post("/v1/request", json=A_REQUEST)
+        return [create, await client.get("/v1/request"), await client.get(STRUCTURE)]
 
-        reading, writing = [
-            await answers_to(await provider.token(resource=_RESOURCE, scope=f"request:{name}"))
-            for name in ("read", "write")
-        ]
-        opaque = await answers_to(await provider.token(scope="request:read"))
-        published = (await provider.client.get("/jwks")).content
-        write_key(provider.keys)
-        provider.process.running.send_signal(signal.SIGHUP)
-        await eventually(new_key_is_accepted)
+    async def new_key_is_accepted() -> bool:
+        if (await server.get("/jwks")).content == published:
+            return False
+        client.headers.update(bearer(await token(resource=_RESOURCE, scope="request:read")))
+        return bool((await client.get("/v1/request")).is_success)
+
+    async with server, started(provider, ready=False):
+        await eventually(lambda: accepts(provider.port))
+        metadata: dict[str, Any] = (await server.get("/.well-known/openid-configuration")).json()
+        settings = replace(
+            service_settings,
+            auth_issuer=metadata["issuer"],
+            auth_jwks_url=metadata["jwks_uri"],
+            auth_audience=_RESOURCE,
+        )
+        async with api_client(settings, None) as client:
+            reading, writing = [
+                await answers_to(resource=_RESOURCE, scope=f"request:{name}") for name in ("read", "write")
+            ]
+            opaque = await answers_to(scope="request:read")
+            published = (await server.get("/jwks")).content
+            write_key(tmp_path / "keys.json")
+            provider.running.send_signal(signal.SIGHUP)
+            await eventually(new_key_is_accepted)
 
     statuses = [[each.status_code for each in answers] for answers in (reading, writing, opaque)]
     assert statuses == [[403, 200, 200], [200, 403, 200], [401, 401, 401]]

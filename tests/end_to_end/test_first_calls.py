@@ -1,72 +1,156 @@
-"""The calls that README.md and service/README.md begin with: run as printed, they lead to an e-mail."""
+"""What the pages begin with, as printed: the calls of a firm, and the program of a calculation team."""
 
 import asyncio
 import os
 import re
 import shutil
+import signal
 import stat
+import sys
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
+from aio_pika.exceptions import ChannelNotFoundEntity
+from yarl import URL
 
-from deploy.local import environment
+from deploy.local import environment as environments
+from deploy.local.machine.folders import CHECKOUT, Place
 from deploy.local.machine.processes import run_command
+from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from service import app
 from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.pages import API, README, code_blocks
-from tests.harness.processes import started, worker_process
+from tests.end_to_end.parties import create
+from tests.harness.command_line import run
+from tests.harness.processes import Process, bare_environment, started, worker_process
+from tests.harness.queues import count, declare_topology, holds, is_refused, open_channel, read, write
+from tests.harness.servers import run_as_operator
+from tests.harness.waiting import eventually
+from worker.rabbitmq import topology
 
-pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+QUEUE = "calculator"  # of the program
 
-
-async def test_first_calls_are_answered_and_lead_to_one_email_each_that_only_its_owner_can_read(
-    *, api, worker_settings, issuer, tmp_path
-):
-    mails = tmp_path / "mails"
-    mails.mkdir(mode=0o755)
-    (tmp_path / ".local").mkdir()
-    variables = {
-        "BASE_URL": api.base_url,
-        "ACCESS_TOKEN": issuer.token(),
-        "MAIL_DIR": str(mails),
-    }
-    environment.write(tmp_path / ".local" / "env", variables)
-    calls = code_blocks(README, "Two commands", "sh")[-1]
-    (more_calls,) = code_blocks(API, "First call to first e-mail", "sh")
-
-    with mail_catcher(mails) as port:
-        worker = worker_process(worker_settings, tmp_path, SMTP_URL=f"smtp://127.0.0.1:{port}")
-        async with started(api, worker):
-            first, again = [await run(block, tmp_path) for block in (calls + more_calls, calls)]
-
-    for printed, answered in ((first, 4), (again, 1)):
-        assert len(re.findall(r'"code": ?200,', printed)) == answered
-        assert printed.count("\nTo: Ada Lovelace <ada@example.com>") == 1
-        assert len(uuids(printed)) == 1
-    assert max(map(len, first.splitlines())) < 5_000, "hides the rest"
-    assert uuids(first) != uuids(again)
-    assert first.count("\nidempotent-replayed: true") == 1
-    assert '"type":"request.created"' in first
-    assert first.count('"code":"required"') == 8
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (mails, *mails.iterdir())} == {0o700, 0o600}
-    assert len(list(mails.iterdir())) == 2
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
 
-async def test_first_call_of_the_openapi_document_stores_a_request(client, issuer, tmp_path):
-    (call,) = re.findall("```sh\n(.*?)```", app.describe()["info"]["description"], re.DOTALL)
-
-    printed = await run(f"BASE_URL={client.base_url} ACCESS_TOKEN={issuer.token()}\n{call}", tmp_path)
-
-    assert '"status":{"code":200,"message":"OK"}' in printed
-
-
-async def run(block: str, folder: Path) -> str:
-    """Return what the block of a page printed, beside a stack described by `.local/env` in *folder*."""
+async def printed_by(block: str, folder: Path) -> str:
+    """Return what the block of a page prints, beside a stack described by `.local/env` in *folder*."""
     shell = ("sh", "-euc", block)
     return await asyncio.to_thread(
         run_command, "sh", shell, environment=os.environ, folder=folder, seconds=60
     )
 
 
-def uuids(printed: str) -> set[str]:
-    return set(re.findall(r'"uuid": ?"(\w+)"', printed))
+@needs_curl
+async def test_first_calls_are_answered_and_lead_to_one_email_each_that_only_its_owner_can_read(
+    *, api, worker_settings, issuer, tmp_path
+):
+    mails = tmp_path / "mails"
+    mails.mkdir(mode=0o755)
+    (tmp_path / ".local").mkdir()
+    variables = {"BASE_URL": api.base_url, "ACCESS_TOKEN": issuer.token(), "MAIL_DIR": str(mails)}
+    environments.write(tmp_path / ".local" / "env", variables)
+    calls = code_blocks(README, "Two commands", "sh")[-1]
+    (more_calls,) = code_blocks(API, "First call to first e-mail", "sh")
+    (described,) = re.findall("```sh\n(.*?)```", app.describe()["info"]["description"], re.DOTALL)
+
+    with mail_catcher(mails) as port:
+        worker = worker_process(worker_settings, tmp_path, SMTP_URL=f"smtp://127.0.0.1:{port}")
+        async with started(api, worker):
+            first, again = [await printed_by(block, tmp_path) for block in (calls + more_calls, calls)]
+            token = f"ACCESS_TOKEN={issuer.token()}"
+            of_document = await printed_by(f"BASE_URL={api.base_url} {token}\n{described}", tmp_path)
+
+    uuids = [set(re.findall(r'"uuid": ?"(\w+)"', printed)) for printed in (first, again)]
+    for printed, answered in ((first, 4), (again, 1)):
+        assert len(re.findall(r'"code": ?200,', printed)) == answered
+        assert printed.count("\nTo: Ada Lovelace <ada@example.com>") == 1
+    assert [*map(len, uuids)] == [1, 1]
+    assert uuids[0] != uuids[1]
+    assert max(map(len, first.splitlines())) < 5_000, "hides the rest"
+    assert first.count("\nidempotent-replayed: true") == 1
+    assert '"type":"request.created"' in first
+    assert first.count('"code":"required"') == 8
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (mails, *mails.iterdir())} == {0o700, 0o600}
+    assert '"status":{"code":200,"message":"OK"}' in of_document
+
+
+def first_consumer(amqp_url: str, folder: Path) -> Process:
+    """Return the program, not yet started."""
+    program = CHECKOUT / "tests" / "end_to_end" / "first_consumer.py"
+    environment = bare_environment(AMQP_URL=amqp_url)
+    return Process("consumer", [sys.executable, program], environment=environment, port=0, folder=folder)
+
+
+async def consumes(amqp_url: str) -> bool:
+    with suppress(ChannelNotFoundEntity):
+        async with open_channel(amqp_url) as channel:
+            return bool((await channel.get_queue(QUEUE)).declaration_result.consumer_count)
+    return False
+
+
+async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
+    *, api, worker, caller, amqp_url, channel, environment, subscriber, tmp_path
+):
+    async def has_its_calculation(uuid: str) -> bool:
+        record = (await caller.get(f"/v1/request/{uuid}")).json()["data"]
+        return bool(record["calculation_id"] == f"calc_{uuid}")
+
+    async def has_at_least(messages: int, queue: str) -> bool:
+        return await count(channel, queue) >= messages
+
+    consumer = first_consumer(amqp_url, tmp_path)
+    calculations = await channel.declare_queue(exclusive=True)
+    await calculations.bind(topology.CALCULATIONS, "#")
+    async with started(api, worker):
+        async with started(consumer, ready=False):
+            await eventually(lambda: consumes(amqp_url))
+            first = (await create(caller))["uuid"]
+            await eventually(lambda: has_its_calculation(first))
+        second = (await create(caller))["uuid"]
+        await eventually(lambda: count(channel, QUEUE))
+        async with started(consumer, ready=False):
+            await eventually(lambda: has_its_calculation(second))
+            await eventually(lambda: {"request.email_sent", "request.calculated"} <= subscriber.types(second))
+            assert len({event["traceparent"][3:35] for event in subscriber.about(second)}) == 1
+            replay = ("worker", "outbox", "replay", "--from", "2020-01-01T00:00:00Z")
+            await run(*replay, environment=environment)
+            await eventually(lambda: has_at_least(4, calculations.name))
+            await eventually(lambda: holds(channel, topology.CALCULATION_RESULTS.name, 0))
+            consumer.running.send_signal(signal.SIGINT)
+            status = await consumer.exit_status()
+    await channel.queue_delete(QUEUE)
+
+    assert status == 0
+    assert all(f"\n{result} calc_{second}\n" in consumer.output for result in ("sent", "accepted"))
+    assert "Traceback" not in consumer.output
+    assert await holds(channel, topology.CALCULATION_RESULTS.dead_letters, 0)
+    assert len(subscriber.event_ids) == 6
+
+
+@pytest.mark.long
+async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_else(tmp_path):
+    page = CHECKOUT / "worker" / "README.md"
+    account = code_blocks(page, "First queue to first calculation", "sh")[-1]
+    reader = account.replace("calculations|", "").replace("calculator", "reader")
+    event = b'{"data": {"uuid": "req_01a9ZkW3mT6qPxB8vNcR4d"}}'
+    # A node of its own, because accounts stay.
+    with rabbitmq_node(Place(folder=tmp_path)) as broker:
+        with_password = URL(broker.url).with_password("a-password")
+        url, reader_url = (str(with_password.with_user(user)) for user in (QUEUE, "reader"))
+        async with open_channel(broker.url) as channel:
+            await declare_topology(channel)
+            await asyncio.to_thread(run_as_operator, account + reader, broker, PASSWORD="a-password")
+            async with started(first_consumer(url, tmp_path), ready=False):
+                await eventually(lambda: consumes(broker.url))
+                await write(channel, topology.REQUESTS, topology.NOTIFICATIONS.routing_key, event)
+                await eventually(lambda: count(channel, topology.CALCULATION_RESULTS.name))
+
+        calculate = partial(write, exchange=topology.CALCULATIONS)
+        assert not await is_refused(url, calculate)
+        assert await is_refused(reader_url, calculate)
+        assert await is_refused(url, partial(write, exchange=topology.REQUESTS))
+        assert await is_refused(url, partial(read, queue=topology.NOTIFICATIONS.name))
+        assert await is_refused(url, lambda ours: ours.queue_delete(topology.NOTIFICATIONS.name))

@@ -9,10 +9,10 @@ import pytest
 
 from deploy.local.machine.ports import accepts
 from service.postgres.pool import Connection
-from tests.end_to_end.callers import another_request, client_of
+from tests.end_to_end.parties import another_request, client_of
 from tests.harness.databases import count_waiting_statements
 from tests.harness.gateways import HAProxy, Nginx
-from tests.harness.processes import started
+from tests.harness.processes import api_process, started
 from tests.harness.raw_connection import connect_to, head_with
 from tests.harness.waiting import eventually
 
@@ -21,6 +21,12 @@ _SLOW_READERS = 60  # of the 64 connections that a client may have
 _CALLERS, _CREATES_PER_SECOND, _ROUNDS = 20, 100, 2
 
 pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def apis(service_settings, tmp_path):
+    """Two APIs, not yet started, which end within five seconds."""
+    return [api_process(service_settings, tmp_path, SHUTDOWN_SECONDS="5") for _ in range(2)]
 
 
 @pytest.fixture(params=[Nginx, HAProxy])
@@ -94,6 +100,10 @@ async def test_process_that_dies_fails_only_creates_that_the_gateway_must_not_re
 ):
     creates, failed = Creates(), 2 if gateway.repeats_creates_with_key else 4
     dies, survives = apis
+
+    async def are_waiting(number: int) -> bool:
+        return await count_waiting_statements(database) == number
+
     await gateway.take_out(survives)
     async with (
         client_of(gateway, issuer.token()) as client,
@@ -103,7 +113,7 @@ async def test_process_that_dies_fails_only_creates_that_the_gateway_must_not_re
         await other_connection.execute("LOCK TABLE calculation_request")
         for number in range(4):
             calls.create_task(creates.create(client, has_key=number % 2 == 0))
-            await eventually(partial(are_waiting, database, number + 1))
+            await eventually(partial(are_waiting, number + 1))
         await gateway.put_in(survives)
         await dies.kill()
         await eventually(lambda: creates.statuses[502] == failed, seconds=8)
@@ -112,17 +122,14 @@ async def test_process_that_dies_fails_only_creates_that_the_gateway_must_not_re
     assert await creates.are_stored_once(database)
 
 
-async def are_waiting(database: Connection, creates: int) -> bool:
-    return await count_waiting_statements(database) == creates
-
-
 @pytest.mark.parametrize("gateway", [Nginx], indirect=True)  # HAProxy does not read responses ahead
 async def test_slow_callers_cost_the_api_nothing(apis, gateway, issuer):
     before = max(api.rss_megabytes() for api in apis)
-    slow = [await connect_to(gateway.base_url) for _ in range(_SLOW_READERS)]
+    slow, half_sent = [
+        [await connect_to(gateway.base_url) for _ in range(count)] for count in (_SLOW_READERS, 50)
+    ]
     for connection in slow:
         connection.send(_BUNDLE * 5)
-    half_sent = [await connect_to(gateway.base_url) for _ in range(50)]
     for connection in half_sent:
         connection.send(head_with(issuer.token(), line="GET /v1/request HTTP/1.1")[:-2])
     async with client_of(gateway, issuer.token()) as caller:

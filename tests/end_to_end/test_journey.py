@@ -122,6 +122,8 @@ async def test_one_request_is_clicked_through_the_whole_chain_after_a_failed_ema
     assert opened.headers["Referrer-Policy"] == "no-referrer"
     cookie = opened.headers["Set-Cookie"]
     assert {"HttpOnly", "SameSite=lax", f"Path={questions}"} <= {*cookie.split("; ")}
+    stale = await visitor.get(link[:-3])
+    assert (stale.status_code, "This link is not valid, or no longer valid." in stale.text) == (401, True)
 
     await answer_questions(visitor, path, questions)
     await visitor.submit(f"{path}/calculation", {"is_broken": ""})

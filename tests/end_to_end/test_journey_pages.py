@@ -5,14 +5,12 @@ from contextlib import suppress
 
 import pytest
 
-from tests.end_to_end.journeys import EVENTS, JourneyStack, link_in, secret_of
-from tests.harness.command_line import run
-from tests.harness.waiting import eventually
+from tests.end_to_end.journeys import EVENTS, EVENTS_AFTER_A_FAILURE, JourneyStack, link_in, secret_of
 
 pytest.importorskip("playwright", reason="Playwright is installed by `make test-long`")
 from playwright.async_api import FrameLocator, Locator, Page, expect
 
-from tests.harness.browser import SCREENS, SCREENSHOTS, empty_page, faults, watched
+from tests.harness.browser import SCREENS, SCREENSHOTS, faults, watched
 
 pytestmark = pytest.mark.long
 
@@ -54,7 +52,7 @@ def button(page: Page, name: str) -> Locator:
 
 
 async def open_link(page: Page, press: Press = click) -> Page:
-    """Press the link in the e-mail, and return the tab that it opens."""
+    """Press the link in the e-mail; return the tab that it opens."""
     async with page.context.expect_page() as opened:
         await press(page, in_email(page).get_by_role("link"))
     return await opened.value
@@ -120,72 +118,14 @@ async def test_journey_works_on_any_screen_and_is_accessible_and_the_secret_stay
 
     secret = secret_of(link)
     assert secret
-    assert events == [EVENTS[0], "request.email_failed", "request.corrected", *EVENTS[1:]]
+    assert events == EVENTS_AFTER_A_FAILURE
     assert not any(secret in text for text in (*sources, journey.logs))
     assert [url for url, _ in requests if secret in url] == [link]
     assert not any(secret in referer for _, referer in requests)
     assert {url.split("/")[2] for url, _ in requests} == {link.split("/")[2]}
 
 
-async def test_keyboard_is_enough(journey, chromium):
-    async with watched(chromium, DESK) as (page, _):
-        assert await click_through(journey, page, press=by_keyboard) == EVENTS
-
-
-async def test_scripts_are_not_needed(journey, chromium):
-    async with watched(chromium, DESK, scripts=False) as (page, _):
-        assert await click_through(journey, page) == EVENTS
-
-
-async def test_double_click_and_reload_are_one_request_and_one_email(journey, chromium, database):
-    async with watched(chromium, DESK) as (page, _):
-        await page.goto(journey.pages.base_url)
-        await button(page, "Send").dblclick()
-        await expect(in_email(page).get_by_role("link")).to_be_visible()
-        await page.reload()
-        await expect(in_email(page).get_by_role("link")).to_be_visible()
-
-    assert await database.fetchval("SELECT count(*) FROM calculation_request") == 1
-    assert len([*journey.mails.iterdir()]) == 1
-
-
-async def test_page_waits_while_the_worker_is_dead_and_then_goes_on(journey, chromium):
-    async with watched(chromium, DESK) as (page, _):
-        await page.goto(journey.pages.base_url)
-        await journey.worker.kill()
-        await button(page, "Send").click()
-        await expect(page.get_by_text("Waiting for the e-mail")).to_be_visible()
-        journey.worker.start()
-        await journey.worker.becomes_ready()
-        await expect(in_email(page).get_by_role("link")).to_be_visible()
-
-
-async def test_new_secret_invalidates_the_old_link_and_its_email_opens_the_form(
-    journey, chromium, environment
-):
-    lines: list[str] = []
-    async with empty_page(chromium, DESK) as page:
-        page.on("console", lambda message: lines.append(message.text))
-        page.on("pageerror", lambda error: lines.append(str(error)))
-        await page.goto(journey.pages.base_url)
-        await button(page, "Send").click()
-        await expect(in_email(page).get_by_role("link")).to_be_visible()
-        old_link = link_in(await in_email(page).locator("html").inner_html())
-        form = await open_link(page)
-        await expect(button(form, "Continue")).to_be_visible()
-        uuid = page.url.partition("#")[0].rpartition("/")[2]
-        replaced = await run("service", "request", "new-secret", uuid, environment=environment)
-        await eventually(lambda: len([*journey.mails.glob("*.eml")]) == 2)
-        refused = await form.goto(old_link)
-        sentence = await form.locator("main p").inner_text()
-        assert await faults(form) == []
-        await page.reload()
-        await page.get_by_role("heading", name="The customer gets an e-mail").click()
-        form = await open_link(page)
-        await expect(button(form, "Continue")).to_be_visible()
-
-    assert lines == []
-    assert replaced.status == 0
-    assert refused is not None
-    assert refused.status == 401
-    assert sentence.startswith("This link is not valid, or no longer valid.")
+@pytest.mark.parametrize(("press", "scripts"), [(by_keyboard, True), (click, False)])
+async def test_keyboard_is_enough_and_scripts_are_not_needed(journey, chromium, press, scripts):
+    async with watched(chromium, DESK, scripts=scripts) as (page, _):
+        assert await click_through(journey, page, press=press) == EVENTS

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from service.server.limits import LARGEST_BODY, MOST_CONNECTIONS, MOST_PROBE_CONNECTIONS
-from tests.end_to_end.callers import client_of
+from tests.end_to_end.parties import client_of
 from tests.harness.examples import A_REQUEST, STRUCTURE
 from tests.harness.processes import Process, api_process, started
 from tests.harness.raw_connection import connect_to, head_with

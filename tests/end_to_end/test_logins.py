@@ -17,23 +17,13 @@ from deploy.local.machine.ports import free_port
 from service.commands.doctor import examine_service
 from tests.deploy.manifests import K8S, OF_RABBITMQ, of_kind
 from tests.deploy.pages import INSTALLATION, code_blocks, section
-from tests.end_to_end.callers import client_of, create
-from tests.end_to_end.events import ALL_ARE_DONE, complete, publish_calculation
-from tests.harness import databases
+from tests.end_to_end.parties import ALL_ARE_DONE, client_of, complete, create, publish_calculation
+from tests.harness import processes
 from tests.harness.certificates import Authority, context_with, faulty_certificate
 from tests.harness.command_line import run
 from tests.harness.fixed_answers import answering, http_answer
-from tests.harness.http import bearer
-from tests.harness.in_process import api_client
 from tests.harness.mail_server import Login, MailServer
-from tests.harness.processes import (
-    Process,
-    api_process,
-    bare_environment,
-    environment_of,
-    started,
-    worker_process,
-)
+from tests.harness.processes import Process, api_process, environment_of, started, worker_process
 from tests.harness.queues import holds, is_refused, read, write
 from tests.harness.servers import run_as_operator
 from tests.harness.tcp_proxy import TcpProxy
@@ -81,27 +71,23 @@ def not_for(role: str) -> dict[str, str]:
 
 
 async def test_chain_works_with_a_user_and_the_secrets_of_each_process(
-    *, service_settings, worker_settings, broker_urls, database, channel, mail_server, issuer, tmp_path
+    *, api, caller, worker_settings, broker_urls, database, environment, channel, mail_server, tmp_path
 ):
-    api = api_process(service_settings, tmp_path)
     workers = [
         worker_process(
             worker_settings, tmp_path, role, **({"AMQP_URL": broker_urls.get(role, "")} | not_for(role))
         )
         for role in ROLES
     ]
-    operator = bare_environment(
-        AMQP_URL=broker_urls["operator"],
-        DATABASE_URL=databases.as_role(service_settings.database_url, "operator"),
-    )
+    urls = {"DATABASE_URL": environment["DATABASE_URL"], "AMQP_URL": broker_urls["operator"]}
     dead = partial(holds, channel, CALCULATION_RESULTS.dead_letters, 1)
-    async with started(api, *workers), client_of(api, issuer.token()) as caller:
+    async with started(api, *workers):
         uuid = (await create(caller))["uuid"]
         await eventually(lambda: mail_server.accepted)
         await write(channel, topology.CALCULATIONS, CALCULATION_RESULTS.routing_key)
         await eventually(dead)
         redrive = ("worker", "dead-letters", "redrive", CALCULATION_RESULTS.name)
-        redriven = await run(*redrive, environment=operator)
+        redriven = await run(*redrive, environment=processes.bare_environment(**urls))
         await eventually(dead)
         await publish_calculation(channel, uuid, "calc-1")
         await eventually(lambda: database.fetchval(ALL_ARE_DONE))
@@ -127,19 +113,6 @@ async def test_broker_refuses_a_user_what_its_process_does_not_do(broker_urls, u
         lambda ours: ours.queue_delete(NOTIFICATIONS.name),
     ):
         assert await is_refused(broker_urls[user], attempt)
-
-
-async def test_link_made_in_a_step_of_a_rotation_opens_in_the_steps_beside_it(service_settings, issuer):
-    old, new, token = service_settings.request_secret_keys, f"new:{'C' * 43}", issuer.token()
-    for before, after in ((old, f"{old},{new}"), (f"{old},{new}", f"{new},{old}")):
-        async with (
-            api_client(service_settings, token, request_secret_keys=before) as first,
-            api_client(service_settings, token, request_secret_keys=after) as second,
-        ):
-            for maker, opener in ((first, second), (second, first)):
-                made = await create(maker)
-                opened = await opener.get(f"/v1/request/{made['uuid']}", headers=bearer(made["secret"]))
-                assert opened.status_code == 200
 
 
 def on_the_page(language: str, words: dict[str, str]) -> list[str]:

@@ -13,8 +13,7 @@ from aio_pika.abc import AbstractChannel
 from service.api.openapi.examples import FULL_REQUEST
 from service.authentication import api_keys
 from service.postgres.pool import Connection
-from tests.end_to_end.callers import client_of, create
-from tests.end_to_end.events import publish_calculation
+from tests.end_to_end.parties import client_of, create, publish_calculation
 from tests.harness.endpoints import ENDPOINTS, Endpoint
 from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 from tests.harness.http import bearer
@@ -135,10 +134,10 @@ def calls_with_credentials(record: dict[str, Any], issuer: Issuer) -> list[Call]
 
 
 async def test_logs_of_the_worker_hold_nothing_personal_or_secret(
-    *, api, worker_settings, issuer, channel, subscriber, mail_server, database, tmp_path
+    *, api, caller, worker_settings, channel, subscriber, mail_server, database, tmp_path
 ):
     worker = worker_process(worker_settings, tmp_path, LOG_LEVEL="DEBUG")
-    token, records = issuer.token(), []
+    records = []
 
     async def create_one() -> str:
         records.append(await create(caller, A_MARKED_REQUEST))
@@ -150,7 +149,7 @@ async def test_logs_of_the_worker_hold_nothing_personal_or_secret(
     async def logs(part: str) -> None:
         await eventually(lambda: part in worker.output)
 
-    async with started(api, worker), client_of(api, token) as caller:
+    async with started(api, worker):
         mail_server.data_reply = f"451 4.3.0 {MARK}-customer@customer.example.com: later"
         await create_one()
         await logs('"outcome":"postponed"')
@@ -178,7 +177,7 @@ async def test_logs_of_the_worker_hold_nothing_personal_or_secret(
         await poison_both_queues(channel)
 
     secrets = [record["secret"] for record in records]
-    assert_lines_for_machines_with_nothing_to_hide(worker.output, token, *secrets)
+    assert_lines_for_machines_with_nothing_to_hide(worker.output, *secrets)
 
 
 @asynccontextmanager

@@ -16,14 +16,14 @@ from service.addresses import EventLoop
 from service.authentication import api_keys
 from service.authentication.signing_keys import SigningKeys
 from service.postgres.pool import connect
-from tests.end_to_end.callers import (
+from tests.end_to_end.parties import (
     another_request,
     answers,
     become_alive_but_not_ready,
+    complete,
     create,
     create_if_possible,
 )
-from tests.end_to_end.events import complete
 from tests.harness.command_line import run
 from tests.harness.databases import as_role
 from tests.harness.examples import CONVEYANCER

@@ -2,8 +2,6 @@
 
 import random
 from collections import Counter
-from email import message_from_bytes, policy
-from email.message import EmailMessage, Message
 from functools import partial
 from typing import Any
 
@@ -16,7 +14,7 @@ from service.calculation_requests.email_changes import EmailId
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
-from tests.harness import bounces, databases, postfix, relayed_mail, scratch, stored
+from tests.harness import bounces, databases, postfix, scratch, stored
 from tests.harness.processes import started, worker_process
 from tests.harness.relayed_mail import MISSING_DOMAIN
 from tests.harness.servers import KillableServer
@@ -68,42 +66,6 @@ async def ends(database: Connection) -> Counter[Any]:
 async def all_are_settled(database: Connection, count: int) -> bool:
     states = await ends(database)
     return states.total() - states[_PENDING] == count
-
-
-def _of_sender(reply: str) -> dict[str, str]:
-    return {"smtpd_sender_restrictions": f"check_sender_access static:{{{reply}}}"}
-
-
-_OUR_DOMAIN_TOO = "customer.example.com service.example.com"
-# Each of these is the reply to RCPT, because of Postfix's default smtpd_delay_reject = yes.
-_FAULTS_OF_OURS = {
-    "450 4.1.8": {"smtpd_sender_restrictions": "reject_unknown_sender_domain"},
-    "550 5.1.0": {"virtual_mailbox_domains": _OUR_DOMAIN_TOO, "smtpd_reject_unlisted_sender": "yes"},
-    "550 5.1.8": _of_sender("550 5.1.8 Domain not found"),
-    "550 5.1.7": _of_sender("550 5.1.7 Undeliverable address"),
-    "553 5.7.1": _of_sender("553 5.7.1 not owned by user calculations"),
-    "454 4.7.1": {"virtual_mailbox_domains": "", "smtpd_relay_restrictions": "defer_unauth_destination"},
-    "554 5.7.1": {"virtual_mailbox_domains": ""},
-    "504 5.5.2": {"smtpd_helo_restrictions": "reject_non_fqdn_helo_hostname"},
-}
-
-
-@pytest.mark.parametrize("reply", _FAULTS_OF_OURS)
-async def test_fault_of_our_settings_fails_no_email(worker_settings, tmp_path, database, reply):
-    await store(database, *(f"customer-{number}@customer.example.com" for number in range(4)))
-    name = "worker" if reply == "504 5.5.2" else "worker.example.com"
-
-    with postfix.running(**_FAULTS_OF_OURS[reply]) as server:
-        variables = {"SMTP_URL": server.url, "SMTP_HELO_NAME": name}
-        async with started(worker_process(worker_settings, tmp_path, **variables)):
-            await eventually(lambda: server.log.count(f": {reply} <") > 4)  # so one was tried again
-            assert await ends(database) == {_PENDING: 4}
-            assert await database.fetchval("SELECT left(max(server_reply), 9) FROM email") == reply
-            server.reload()
-            await eventually(lambda: all_are_settled(database, 4))
-            await eventually(lambda: len(server.mailbox) == 4)
-
-    assert await ends(database) == {_SENT: 4}
 
 
 async def test_killed_mail_server_loses_no_email_and_repeats_only_unanswered_ones(
@@ -216,61 +178,3 @@ async def test_full_mailbox_and_huge_messages_take_little_memory(worker, mail_sy
 
     assert grown < 60
     assert before + grown < 200
-
-
-_SPAM = b"550 5.7.1 Message rejected as spam"
-_GREYLISTED = b"451 4.7.1 Greylisted, try again in five minutes"
-# By the kept report: the replies of the customer's server to RCPT, and to the content.
-_REPLIES: dict[str, tuple[bytes, bytes]] = {
-    "postfix_unknown_user": (f"550 5.1.1 <{_ADA}>: Recipient address rejected: User unknown".encode(), b""),
-    "postfix_full_mailbox": (b"552 5.2.2 The mailbox is full", b""),
-    "postfix_refused_content": (b"", _SPAM),
-    "postfix_headers_alone": (b"", _SPAM),  # of a large e-mail
-    "postfix_missing_domain": (b"", b""),
-    "postfix_delay": (_GREYLISTED, b""),
-    "postfix_expired": (_GREYLISTED, b""),
-}
-
-
-@pytest.mark.parametrize("name", _REPLIES)
-async def test_postfix_reports_what_it_cannot_deliver_as_kept_in_the_harness(authority, name):
-    to_recipient, to_content = _REPLIES[name]
-    recipient = f"ada@{MISSING_DOMAIN}" if name == "postfix_missing_domain" else _ADA
-    lines = 10_000 if name == "postfix_headers_alone" else 1
-    original = bounces.message("original").replace(b"Dear", b"\r\n".join(lines * [b"Dear"]))
-    expiring = {"maximal_queue_lifetime": "1s", "delay_warning_time": "0"}
-    settings = expiring if name == "postfix_expired" else {}
-    async with relayed_mail.running(authority, **settings) as system:
-        system.customers.refusals = {_ADA: to_recipient} if to_recipient else {}
-        system.customers.content_refusals = {_ADA: to_content} if to_content else {}
-        await system.send(original, sender=system.mail_from, recipient=recipient)
-        (report,) = await eventually(lambda: system.mailbox.messages)
-        if name == "postfix_delay":  # The delivery that follows is not reported.
-            system.customers.refusals.clear()
-            system.relay.flush()
-            await eventually(lambda: "status=sent (250 OK accepted)" in system.relay.log)
-            assert len(system.mailbox.messages) == 1
-
-    assert shape(report.content) == shape(bounces.message(name))
-
-
-# Fields and headers that differ each time. Message-Id is that of a report.
-_OF_ONE_RUN = {"Arrival-Date", "Content-Type", "Date", "Message-Id", "Received", "Will-Retry-Until"}
-_OF_ONE_RUN |= {"X-Postfix-Queue-ID"}
-
-
-def shape(message: bytes) -> list[Any]:
-    """Return the type of each part, with its fields or headers that are the same in each run."""
-    return [(part.get_content_type(), _fields(part)) for part in _parsed(message).walk()]
-
-
-def _parsed(message: bytes) -> EmailMessage:
-    parsed = message_from_bytes(message, policy=policy.default)
-    assert isinstance(parsed, EmailMessage)
-    return parsed
-
-
-def _fields(part: Message) -> dict[str, str]:
-    if part.get_content_type() == "text/rfc822-headers":
-        part = _parsed(str(part.get_payload()).encode())
-    return {name: value for name, value in part.items() if name not in _OF_ONE_RUN}

@@ -11,8 +11,7 @@ from msgspec.inspect import FloatType, IntType, StructType, type_info
 
 from service.settings import ServiceSettings
 from tests.deploy.manifests import grace_seconds
-from tests.end_to_end.callers import another_request, answers, client_of, create
-from tests.end_to_end.events import complete
+from tests.end_to_end.parties import another_request, answers, client_of, complete, create
 from tests.harness.processes import api_process, started, worker_process
 from tests.harness.waiting import eventually
 from worker.settings import EmailSettings
