@@ -8,9 +8,8 @@ from pathlib import Path
 
 from tests.harness.processes import Process
 
-# The types of the events of a request that was clicked through, in order.
-EVENTS = ["request.created", "request.email_sent", "request.calculated"]
-EVENTS_AFTER_A_FAILURE = [EVENTS[0], "request.email_failed", "request.corrected", *EVENTS[1:]]
+# The types of the events of a request that was clicked through after a failed e-mail, in order.
+EVENTS = [f"request.{name}" for name in ("created", "email_failed", "corrected", "email_sent", "calculated")]
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,3 @@ def link_in(email: str) -> str:
     """Return the link of an e-mail's HTML, with the secret."""
     (link,) = re.findall('href="([^"]+)"', email)
     return html.unescape(link)
-
-
-def secret_of(link: str) -> str:
-    return link.partition("?secret=")[2]

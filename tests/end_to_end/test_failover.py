@@ -159,21 +159,16 @@ listen_port = {port}
 """
 
 
-def login_retry() -> str:
-    """Return `server_login_retry` of the pooler in the manifests. Needs no kustomize."""
-    text = (K8S / "overlays" / "production" / "postgres.yaml").read_text()
-    objects = [msgspec.yaml.decode(part) for part in text.split("\n---\n")]
-    (found,) = (each["spec"] for each in objects if each["kind"] == "Pooler")
-    return str(found["pgbouncer"]["parameters"]["server_login_retry"])
-
-
 def pgbouncer(database_url: str, folder: Path) -> Process:
-    """Return a PgBouncer with three connections for each user, not yet started."""
+    """Return a PgBouncer, not yet started, with three connections for each user."""
     command, port = debian_program("pgbouncer"), free_port()
     folder.chmod(0o755)
     settings, users = folder / "pgbouncer.ini", folder / "users.txt"
     users.write_text("".join(f'"{databases.user_of(role)}" "made-up"\n' for role in databases.ROLES))
-    server, retry = URL(database_url), login_retry()
+    server, production = URL(database_url), K8S / "overlays" / "production" / "postgres.yaml"
+    objects = map(msgspec.yaml.decode, production.read_text().split("\n---\n"))
+    (pooler,) = (each["spec"]["pgbouncer"] for each in objects if each["kind"] == "Pooler")
+    retry = pooler["parameters"]["server_login_retry"]
     settings.write_text(_SETTINGS.format(server=server, users=users, retry=retry, port=port))
     for file in (settings, users):
         file.chmod(0o644)

@@ -1,4 +1,4 @@
-"""What the pages begin with, as printed: the calls of a firm, and the program of a calculation team."""
+"""What integrators begin with: the calls and programs on the pages, and generated clients."""
 
 import asyncio
 import os
@@ -6,24 +6,31 @@ import re
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 from contextlib import suppress
 from functools import partial
+from importlib import resources
 from pathlib import Path
 
+import msgspec
 import pytest
 from aio_pika.exceptions import ChannelNotFoundEntity
 from yarl import URL
 
 from deploy.local import environment as environments
-from deploy.local.machine.folders import CHECKOUT, Place
-from deploy.local.machine.processes import run_command
+from deploy.local.machine.folders import CHECKOUT, LOCAL, Place
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from service import app
+from service.identifiers import uuid_of
+from service.outbox.events import SENT, event_id
 from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.pages import API, README, code_blocks
+from tests.end_to_end.client_programs import GENERATED, JAVA, PYTHON, TYPESCRIPT
 from tests.end_to_end.parties import create
+from tests.harness import stored
 from tests.harness.command_line import run
+from tests.harness.examples import A_REQUEST
 from tests.harness.processes import Process, bare_environment, started, worker_process
 from tests.harness.queues import count, declare_topology, holds, is_refused, open_channel, read, write
 from tests.harness.servers import run_as_operator
@@ -32,18 +39,15 @@ from worker.rabbitmq import topology
 
 QUEUE = "calculator"  # of the program
 
-needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+
+def printed_by(folder: Path, *command: str) -> str:
+    """Run a command in *folder* to its end; return what it printed."""
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stdout[-1000:] + ended.stderr[-3000:]
+    return ended.stdout
 
 
-async def printed_by(block: str, folder: Path) -> str:
-    """Return what the block of a page prints, beside a stack described by `.local/env` in *folder*."""
-    shell = ("sh", "-euc", block)
-    return await asyncio.to_thread(
-        run_command, "sh", shell, environment=os.environ, folder=folder, seconds=60
-    )
-
-
-@needs_curl
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 async def test_first_calls_are_answered_and_lead_to_one_email_each_that_only_its_owner_can_read(
     *, api, worker_settings, issuer, tmp_path
 ):
@@ -59,9 +63,11 @@ async def test_first_calls_are_answered_and_lead_to_one_email_each_that_only_its
     with mail_catcher(mails) as port:
         worker = worker_process(worker_settings, tmp_path, SMTP_URL=f"smtp://127.0.0.1:{port}")
         async with started(api, worker):
-            first, again = [await printed_by(block, tmp_path) for block in (calls + more_calls, calls)]
-            token = f"ACCESS_TOKEN={issuer.token()}"
-            of_document = await printed_by(f"BASE_URL={api.base_url} {token}\n{described}", tmp_path)
+            document = f"BASE_URL={api.base_url} ACCESS_TOKEN={issuer.token()}\n{described}"
+            first, again, of_document = [
+                await asyncio.to_thread(printed_by, tmp_path, "sh", "-euc", block)
+                for block in (calls + more_calls, calls, document)
+            ]
 
     uuids = [set(re.findall(r'"uuid": ?"(\w+)"', printed)) for printed in (first, again)]
     for printed, answered in ((first, 4), (again, 1)):
@@ -154,3 +160,86 @@ async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_els
         assert await is_refused(url, partial(write, exchange=topology.REQUESTS))
         assert await is_refused(url, partial(read, queue=topology.NOTIFICATIONS.name))
         assert await is_refused(url, lambda ours: ours.queue_delete(topology.NOTIFICATIONS.name))
+
+
+BODY = A_REQUEST | {"property_value": 300_000, "meta_data": {"source": "website"}}
+
+
+def in_python(folder: Path) -> list[str]:
+    """Generate a client; return the command that calls the API with it."""
+    (folder / "configuration.json").write_text('{"post_hooks": []}')
+    (folder / "calls.py").write_text(PYTHON)
+    options = ("--path", "openapi.json", "--meta", "none", "--output-path", "calculations_client")
+    options += ("--config", "configuration.json", "--fail-on-warning")
+    printed_by(folder, sys.executable, "-m", "openapi_python_client", "generate", *options)
+    return [sys.executable, "calls.py"]
+
+
+def in_java(folder: Path) -> list[str]:
+    """Generate a client, and compile it; return the command that calls the API with it."""
+    if not shutil.which("javac"):
+        pytest.skip("Java is not installed")
+    # Without the lookup, the client finds that an event is another event, too, and refuses it.
+    options = "openApiNullable=false,useOneOfDiscriminatorLookup=true"
+    jar = generate(folder, "java", "--library", "native", "--additional-properties", options)
+    (folder / "Calls.java").write_text(JAVA)
+    (folder / "Generated.java").write_text(GENERATED)
+    sources = [str(source) for source in folder.rglob("*.java") if "test" not in source.parts]
+    printed_by(folder, "javac", "-proc:none", "-nowarn", "-cp", jar, "-d", "classes", *sources)
+    return ["java", "-cp", f"classes{os.pathsep}{jar}", "Calls"]
+
+
+def in_typescript(folder: Path) -> list[str]:
+    """Generate a client, and compile it; return the command that calls the API with it."""
+    compiler = LOCAL / "node/node_modules/typescript/bin/tsc"
+    if not (shutil.which("node") and compiler.exists()):
+        pytest.skip("TypeScript is not installed")
+    generate(folder, "typescript-fetch")
+    (folder / "calls.ts").write_text(f"declare const process: {{ argv: string[] }};{TYPESCRIPT}")
+    printed_by(
+        folder, "node", str(compiler), "--strict", "--target", "es2022", "--module", "commonjs", "calls.ts"
+    )
+    return ["node", "calls.js"]
+
+
+def generate(folder: Path, *options: str) -> str:
+    """Run openapi-generator; return its archive, which also has the libraries that the Java uses."""
+    pytest.importorskip("openapi_generator_cli", reason="openapi-generator is installed by `make test-long`")
+    if not shutil.which("java"):
+        pytest.skip("Java is not installed")
+    jar = str(resources.files("openapi_generator_cli") / "openapi-generator.jar")
+    printed_by(folder, "java", "-jar", jar, "generate", "-i", "openapi.json", "-o", ".", "-g", *options)
+    return jar
+
+
+@pytest.mark.parametrize(
+    "generated",
+    [in_python, *(pytest.param(each, marks=pytest.mark.long) for each in (in_java, in_typescript))],
+)
+async def test_generated_client_creates_reads_and_tells_events_of_each_type_apart(
+    *, generated, api, issuer, caller, database, tmp_path
+):
+    (tmp_path / "openapi.json").write_bytes(msgspec.json.encode(app.describe()))
+    command = generated(tmp_path)
+    request = await stored.insert_with_each_event(database)
+    body = msgspec.json.encode(BODY).decode()
+    async with started(api):
+        sent = (await caller.get(f"/v1/request/{request.uuid}/events")).json()
+        printed = printed_by(tmp_path, *command, api.base_url, issuer.token(), body, request.uuid)
+
+    created, read, questions, events, error, reason, *of_feed = msgspec.json.decode(printed)
+    assert created["data"].items() >= BODY.items()
+    assert created["errors"] is None
+    assert read["data"] == created["data"]
+    assert questions["data"]["questionnaire"][0]["ref"] == "case_ref"
+    assert error["data"] is None
+    assert error["errors"][0]["field"] == "customer_email"
+    assert reason == "refused"
+    for event, each in zip(events["data"]["events"], sent["data"]["events"], strict=True):
+        assert (event["type"], event["data"]) == (each["type"], each["data"])
+    if generated is in_python:
+        rows = await database.fetch("SELECT request_id, type, sequence FROM event")
+        kept = [event_id(uuid_of(request_id), *event) for request_id, *event in rows]
+        ids, kinds = of_feed
+        assert sorted(ids) == sorted(kept), "an event of the feed is missing, or came twice"
+        assert kinds == [*(f"{event.__name__}Event" for event in SENT), "AnotherEvent"]

@@ -1,23 +1,26 @@
-"""Callers that pipeline, send slowly or are too many: the API keeps its memory, and serves what it can.
-
-Callers that read slowly are the gateway's to bound.
-"""
+"""Callers that pipeline, send slowly or are too many, also behind gateways; and restarts behind them."""
 
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 
 import httpx
 import pytest
 
+from deploy.local.machine.ports import accepts
+from service.postgres.pool import Connection
 from service.server.limits import LARGEST_BODY, MOST_CONNECTIONS, MOST_PROBE_CONNECTIONS
-from tests.end_to_end.parties import client_of
+from tests.end_to_end.parties import another_request, client_of
+from tests.harness.databases import count_waiting_statements
 from tests.harness.examples import A_REQUEST, STRUCTURE
+from tests.harness.gateways import HAProxy, Nginx
 from tests.harness.processes import Process, api_process, started
 from tests.harness.raw_connection import connect_to, head_with
+from tests.harness.waiting import eventually
 
 _LARGEST_MEGABYTES = 200.0
 _ATTACK_SECONDS = 20.0
@@ -49,25 +52,16 @@ async def stall(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, 
     await asyncio.sleep(_ATTACK_SECONDS)
 
 
-@asynccontextmanager
-async def attacked(api: Process, *callers: tuple[int, Send]) -> AsyncIterator[None]:
-    """Keep as many connections of each kind open, reconnecting those that the server closes."""
-
-    async def keep_open(send: Send) -> None:
-        while True:
-            with suppress(OSError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", api.port, limit=1000)
-                try:
-                    await send(reader, writer)
-                finally:
-                    writer.transport.abort()
-            await asyncio.sleep(0.1)
-
-    tasks = [asyncio.create_task(keep_open(send)) for count, send in callers for _ in range(count)]
-    yield
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def keep_open(api: Process, send: Send) -> None:
+    """Keep a connection open: reconnect whenever the server closes it."""
+    while True:
+        with suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", api.port, limit=1000)
+            try:
+                await send(reader, writer)
+            finally:
+                writer.transport.abort()
+        await asyncio.sleep(0.1)
 
 
 async def others_are_served(api: Process, token: str) -> None:
@@ -105,10 +99,11 @@ async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(api, 
     token = issuer.token()
     body = head_with(token, f"Content-Length: {LARGEST_BODY}") + bytes(LARGEST_BODY - 1)
     begun = (body, _HEADERS, b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 15_000)
-    slow = [(40, partial(stall, data=data)) for data in begun]
+    callers = [(40, partial(stall, data=data)) for data in begun]
+    callers += [(50, partial(pipeline, reads=reads)) for reads in (True, False)]
     seconds, megabytes, closed = [], [], 0
-    quick = [(50, partial(pipeline, reads=reads)) for reads in (True, False)]
-    async with started(api), attacked(api, *quick, *slow):
+    async with started(api):
+        tasks = [asyncio.create_task(keep_open(api, send)) for count, send in callers for _ in range(count)]
         until = time.monotonic() + _ATTACK_SECONDS
         while time.monotonic() < until:
             began = time.monotonic()
@@ -119,6 +114,9 @@ async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(api, 
             seconds.append(time.monotonic() - began)
             megabytes.append(api.rss_megabytes())
             await asyncio.sleep(0.2)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     print(f"at most {max(megabytes):.0f} MB, {max(seconds):.1f} s")  # noqa: T201 - shown on failure
     assert max(megabytes) < _LARGEST_MEGABYTES
@@ -139,17 +137,6 @@ async def closed_loop(client: httpx.AsyncClient, seconds: float) -> float:
     return sum(served) / (time.perf_counter() - end + seconds)
 
 
-async def open_loop(client: httpx.AsyncClient, rate: float) -> list[httpx.Response]:
-    """Send *rate* requests a second, even if earlier ones are not answered."""
-    began = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        calls = []
-        for number in range(round(rate * _LOAD_SECONDS)):
-            await asyncio.sleep(max(0, began + number / rate - time.perf_counter()))
-            calls.append(group.create_task(client.post("/v1/request", json=A_REQUEST)))
-    return [sent.result() for sent in calls]
-
-
 @pytest.mark.long
 async def test_at_twice_the_load_it_can_bear_most_of_what_it_can_serve_is_served(
     service_settings, issuer, database, tmp_path
@@ -166,7 +153,12 @@ async def test_at_twice_the_load_it_can_bear_most_of_what_it_can_serve_is_served
     api = api_process(service_settings, tmp_path, **limits)
     async with started(api), client_of(api, issuer.token()) as client:
         capacity = await closed_loop(client, 2.0)
-        answers = await open_loop(client, 2 * _CAPACITY)
+        began, calls = time.perf_counter(), []
+        async with asyncio.TaskGroup() as group:  # at this rate, even if earlier ones are not answered
+            for number in range(round(2 * _CAPACITY * _LOAD_SECONDS)):
+                await asyncio.sleep(max(0, began + number / (2 * _CAPACITY) - time.perf_counter()))
+                calls.append(group.create_task(client.post("/v1/request", json=A_REQUEST)))
+        answers = [call.result() for call in calls]
         after = [await closed_loop(client, 1.0) for _ in range(5)]  # Others use the machine, too.
 
     goodput = sum(answer.is_success for answer in answers) / _LOAD_SECONDS
@@ -179,3 +171,130 @@ async def test_at_twice_the_load_it_can_bear_most_of_what_it_can_serve_is_served
     assert "Traceback" not in api.output
     stored = await database.fetchval("SELECT count(*) FROM calculation_request")
     assert stored >= goodput * _LOAD_SECONDS
+
+
+_BUNDLE = b"GET /schema/rapidoc-min.js HTTP/1.1\r\nHost: api\r\n\r\n"
+_SLOW_READERS = 60  # of the 64 connections that a client may have
+_CALLERS, _CREATES_PER_SECOND, _ROUNDS = 20, 100, 2
+
+
+@pytest.fixture
+def apis(service_settings, tmp_path):
+    """Two APIs, not yet started, which end within five seconds."""
+    return [api_process(service_settings, tmp_path, SHUTDOWN_SECONDS="5") for _ in range(2)]
+
+
+@pytest.fixture(params=[Nginx, HAProxy])
+async def gateway(request, apis, tmp_path):
+    gateway: Nginx | HAProxy = request.param(apis, tmp_path)
+    async with started(*apis), started(gateway, ready=False):
+        await eventually(lambda: accepts(gateway.port))
+        yield gateway
+
+
+class Creates:
+    """Creates, none of which the caller repeats, and what came of them."""
+
+    def __init__(self) -> None:
+        self.statuses: Counter[int | str] = Counter()
+        self.answered: list[str] = []  # the external_id of each that was answered with 200
+
+    async def create(self, client: httpx.AsyncClient, *, has_key: bool = False) -> None:
+        """Send a create, and record what came of it."""
+        body = another_request()
+        headers = {"Idempotency-Key": body["external_id"]} if has_key else {}
+        try:
+            response = await client.post("/v1/request", json=body, headers=headers)
+        except httpx.TransportError as error:
+            self.statuses[repr(error)] += 1
+            return
+        self.statuses[response.status_code] += 1
+        if response.is_success:
+            self.answered.append(body["external_id"])
+
+    async def are_stored_once(self, database: Connection) -> bool:
+        """Whether each that was answered is stored exactly once."""
+        rows = await database.fetch("SELECT external_id FROM calculation_request")
+        times = Counter(row["external_id"] for row in rows)
+        return all(times[external_id] == 1 for external_id in self.answered)
+
+
+@pytest.mark.long
+async def test_process_taken_out_before_sigterm_fails_no_create(apis, gateway, issuer, database):
+    creates, is_over = Creates(), asyncio.Event()
+
+    async def call() -> None:
+        async with client_of(gateway, issuer.token()) as client:
+            if gateway.closes_connections:
+                client.headers["Connection"] = "close"
+            while not is_over.is_set():
+                await asyncio.gather(creates.create(client), asyncio.sleep(_CALLERS / _CREATES_PER_SECOND))
+
+    async def answer_more() -> None:
+        enough = len(creates.answered) + 50
+        await eventually(lambda: len(creates.answered) >= enough)
+
+    async with asyncio.TaskGroup() as callers:
+        for _ in range(_CALLERS):
+            callers.create_task(call())
+        for api in apis * _ROUNDS:
+            await answer_more()
+            await gateway.take_out(api)
+            assert await api.stop() == 0
+            api.start()
+            await api.becomes_ready()
+            await gateway.put_in(api)
+        await answer_more()
+        is_over.set()
+
+    assert creates.statuses.keys() == {200}
+    assert await creates.are_stored_once(database)
+
+
+@pytest.mark.long
+async def test_process_that_dies_fails_only_creates_that_the_gateway_must_not_repeat(
+    *, apis, gateway, issuer, database, other_connection
+):
+    creates, failed = Creates(), 2 if gateway.repeats_creates_with_key else 4
+    dies, survives = apis
+
+    async def are_waiting(number: int) -> bool:
+        return await count_waiting_statements(database) == number
+
+    await gateway.take_out(survives)
+    async with (
+        client_of(gateway, issuer.token()) as client,
+        asyncio.TaskGroup() as calls,
+        other_connection.transaction(),
+    ):
+        await other_connection.execute("LOCK TABLE calculation_request")
+        for number in range(4):
+            calls.create_task(creates.create(client, has_key=number % 2 == 0))
+            await eventually(partial(are_waiting, number + 1))
+        await gateway.put_in(survives)
+        await dies.kill()
+        await eventually(lambda: creates.statuses[502] == failed, seconds=8)
+
+    assert creates.statuses == Counter({200: 4 - failed, 502: failed})
+    assert await creates.are_stored_once(database)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gateway", [Nginx], indirect=True)  # HAProxy does not read responses ahead
+async def test_slow_callers_cost_the_api_nothing(apis, gateway, issuer):
+    before = max(api.rss_megabytes() for api in apis)
+    slow, half_sent = [
+        [await connect_to(gateway.base_url) for _ in range(count)] for count in (_SLOW_READERS, 50)
+    ]
+    for connection in slow:
+        connection.send(_BUNDLE * 5)
+    for connection in half_sent:
+        connection.send(head_with(issuer.token(), line="GET /v1/request HTTP/1.1")[:-2])
+    async with client_of(gateway, issuer.token()) as caller:
+        for _ in range(20):
+            assert (await caller.post("/v1/request", json=another_request())).status_code == 200
+    assert [await connection.rest() for connection in half_sent] == [b""] * 50
+
+    assert max(api.rss_megabytes() for api in apis) < before + 60
+    for connection in slow:
+        connection.hang_up()

@@ -1,29 +1,46 @@
-"""Every process has its own users and no other secret; logins are replaced; servers prove who they are."""
+"""Every process has its own users; logins and keys are replaced; servers prove who they are."""
 
 import asyncio
+import json
 import re
-from contextlib import AsyncExitStack
+import shutil
+import signal
+import ssl
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import asyncpg
+import httpx
 import msgspec
 import pytest
-from msgspec.structs import fields
+from cryptography.hazmat.primitives.asymmetric import ec
+from jwt.algorithms import ECAlgorithm
+from msgspec.structs import fields, replace
 from yarl import URL
 
-from deploy.local.machine.folders import CHECKOUT
-from deploy.local.machine.ports import free_port
+from deploy.local.machine.folders import CHECKOUT, LOCAL
+from deploy.local.machine.ports import accepts, free_port
 from service.commands.doctor import examine_service
 from tests.deploy.manifests import K8S, OF_RABBITMQ, of_kind
 from tests.deploy.pages import INSTALLATION, code_blocks, section
 from tests.end_to_end.parties import ALL_ARE_DONE, client_of, complete, create, publish_calculation
 from tests.harness import processes
-from tests.harness.certificates import Authority, context_with, faulty_certificate
+from tests.harness.certificates import context_with, faulty_certificate
 from tests.harness.command_line import run
+from tests.harness.examples import A_REQUEST, CONVEYANCER, STRUCTURE
 from tests.harness.fixed_answers import answering, http_answer
+from tests.harness.http import bearer
+from tests.harness.in_process import api_client
 from tests.harness.mail_server import Login, MailServer
-from tests.harness.processes import Process, api_process, environment_of, started, worker_process
+from tests.harness.processes import (
+    Process,
+    api_process,
+    bare_environment,
+    environment_of,
+    started,
+    worker_process,
+)
 from tests.harness.queues import holds, is_refused, read, write
 from tests.harness.servers import run_as_operator
 from tests.harness.tcp_proxy import TcpProxy
@@ -64,21 +81,15 @@ def broker_urls(own_broker):
     return {name: with_login(own_broker.url, name) for name in permissions}
 
 
-def not_for(role: str) -> dict[str, str]:
-    """Return the settings that a role does not get, unset."""
-    of_role = {name: {each.encode_name for each in fields(ROLES[name].settings)} for name in ROLES}
-    return dict.fromkeys(set().union(*of_role.values()) - of_role[role], "")
-
-
 async def test_chain_works_with_a_user_and_the_secrets_of_each_process(
     *, api, caller, worker_settings, broker_urls, database, environment, channel, mail_server, tmp_path
 ):
-    workers = [
-        worker_process(
-            worker_settings, tmp_path, role, **({"AMQP_URL": broker_urls.get(role, "")} | not_for(role))
-        )
-        for role in ROLES
-    ]
+    of_role = {name: {each.encode_name for each in fields(role.settings)} for name, role in ROLES.items()}
+    workers = []
+    for role, own in of_role.items():  # The settings of the others are unset.
+        unset = dict.fromkeys(set().union(*of_role.values()) - own, "")
+        variables = {"AMQP_URL": broker_urls.get(role, ""), **unset}
+        workers.append(worker_process(worker_settings, tmp_path, role, **variables))
     urls = {"DATABASE_URL": environment["DATABASE_URL"], "AMQP_URL": broker_urls["operator"]}
     dead = partial(holds, channel, CALCULATION_RESULTS.dead_letters, 1)
     async with started(api, *workers):
@@ -100,12 +111,8 @@ async def test_chain_works_with_a_user_and_the_secrets_of_each_process(
 @pytest.mark.parametrize("user", [*OF_RABBITMQ, "operator", "autoscaler"])
 async def test_broker_refuses_a_user_what_its_process_does_not_do(broker_urls, user):
     reads = {"notifications": NOTIFICATIONS.name, "calculations": CALCULATION_RESULTS.name}.get(user)
-    consumers = {"notifications", "calculations"}
-    writers = {
-        topology.REQUESTS: {"relay"},
-        topology.NOTIFICATIONS_ALONE: {"relay"},
-        topology.DEAD_LETTERS: consumers,
-    }
+    writers = {topology.REQUESTS: {"relay"}, topology.NOTIFICATIONS_ALONE: {"relay"}}
+    writers[topology.DEAD_LETTERS] = {"notifications", "calculations"}
     for attempt in (
         *(partial(read, queue=queue.name) for queue in topology.QUEUES if queue.name != reads),
         *(partial(write, exchange=each) for each in topology.EXCHANGES if user not in writers.get(each, ())),
@@ -127,7 +134,7 @@ def on_the_page(language: str, words: dict[str, str]) -> list[str]:
 async def test_new_logins_work_beside_the_old_ones_and_after_them(
     *, service_settings, worker_settings, administrator, own_broker, issuer, channel, subscriber, tmp_path
 ):
-    """That a process is replaced without a failed call is shown in test_gateway.py."""
+    """That a process is replaced without a failed call is shown in test_load.py."""
     urls = (service_settings.database_url, worker_settings.database_url)
     groups = [str(URL(url).user) for url in urls]
     add, drop = (
@@ -190,13 +197,6 @@ _SAYS = {
 }
 
 
-def trusting(authority: Authority) -> dict[str, str]:
-    """Return the variables that components/trust sets, with the file of *authority*."""
-    patch = msgspec.yaml.decode((K8S / "components" / "trust" / "every-process.yaml").read_bytes())
-    (container,) = patch["spec"]["template"]["spec"]["containers"]
-    return {variable["name"]: str(authority.file) for variable in container["env"]}
-
-
 def at(scheme: str, real: str, port: int | None = None) -> str:
     """Return the address of a *real* server in the form that the page has for this scheme."""
     page, server = _ADDRESSES[scheme], URL(real)
@@ -204,57 +204,112 @@ def at(scheme: str, real: str, port: int | None = None) -> str:
     return str(own.with_port(port or server.port).with_path(server.path).with_query(page.query))
 
 
-@pytest.fixture
-async def serving(own_broker, issuer, database_url):
-    """Let every server show a certificate. Returns their addresses by scheme.
-
-    A proxy shows that of Postgres, because not every Postgres is built with TLS.
-    """
-
-    async def serve(certificate: Path) -> dict[str, str]:
-        context, listener = context_with(certificate), free_port()
-        options = f'[{{certfile, "{certificate}"}}, {{keyfile, "{certificate}"}}]'
-        listen = f'rabbit_networking:start_ssl_listener({{"127.0.0.1", {listener}}}, {options}, 2).'
-        run_as_operator(f"rabbitmqctl eval '{listen}'", own_broker)
-        postgres = await stack.enter_async_context(TcpProxy(database_url, context=context))
-        login = Login("worker", "hunter2")
-        mail = [MailServer(scheme, context, login) for scheme in ("smtp+starttls", "smtps")]
-        for server in mail:
-            await stack.enter_async_context(server)
-        jwks = http_answer("200 OK", issuer.jwks.read_bytes())
-        keys = await stack.enter_async_context(answering(jwks, context))
-        return {
-            "postgresql": at("postgresql", postgres.url),
-            "amqps": at("amqps", own_broker.url, listener),
-            **{URL(server.url).scheme: at(URL(server.url).scheme, server.url) for server in mail},
-            "https": str(_ADDRESSES["https"].with_host("127.0.0.1").with_port(keys)),
-        }
-
-    async with AsyncExitStack() as stack:
-        yield serve
-
-
 @pytest.mark.parametrize("kind", _SAYS)
 async def test_doctor_accepts_servers_only_with_a_valid_certificate_for_their_host_from_our_authority(
-    *, kind, serving, service_settings, worker_settings, authority, tmp_path, monkeypatch
+    *, kind, own_broker, issuer, database_url, environment, worker_settings, authority, tmp_path, monkeypatch
 ):
-    is_right = kind == "right"
-    certificate = authority.certificate() if is_right else faulty_certificate(kind, authority, tmp_path)
-    addresses = await serving(certificate)
-    for variable, value in trusting(authority).items():
-        monkeypatch.setenv(variable, value)
-    environment = environment_of(worker_settings) | environment_of(service_settings)
-    environment |= {"DATABASE_URL": addresses["postgresql"], "AMQP_URL": addresses["amqps"]}
-    environment |= {"AUTH_JWKS_URL": addresses["https"]}
+    certificate = faulty_certificate(kind, authority, tmp_path) if _SAYS[kind] else authority.certificate()
+    context, listener = context_with(certificate), free_port()
+    options = f'[{{certfile, "{certificate}"}}, {{keyfile, "{certificate}"}}]'
+    listen = f'rabbit_networking:start_ssl_listener({{"127.0.0.1", {listener}}}, {options}, 2).'
+    run_as_operator(f"rabbitmqctl eval '{listen}'", own_broker)
+    patch = msgspec.yaml.decode((K8S / "components" / "trust" / "every-process.yaml").read_bytes())
+    (container,) = patch["spec"]["template"]["spec"]["containers"]
+    for variable in container["env"]:
+        monkeypatch.setenv(variable["name"], str(authority.file))
+    login, jwks = Login("worker", "hunter2"), http_answer("200 OK", issuer.jwks.read_bytes())
+    async with (
+        TcpProxy(database_url, context=context) as postgres,  # Not every Postgres has TLS.
+        MailServer("smtp+starttls", context, login) as submission,
+        MailServer("smtps", context, login) as smtps,
+        answering(jwks, context) as keys,
+    ):
+        environment |= environment_of(worker_settings)
+        environment["DATABASE_URL"] = at("postgresql", postgres.url)
+        environment["AMQP_URL"] = at("amqps", own_broker.url, listener)
+        environment["AUTH_JWKS_URL"] = str(_ADDRESSES["https"].with_host("127.0.0.1").with_port(keys))
+        found = {each.check: each for each in await examine_service(environment)}
+        said = {"https": found["signing keys"]}
+        for scheme, server in (("smtp+starttls", submission), ("smtps", smtps)):
+            findings = await examine_worker(environment | {"SMTP_URL": at(scheme, server.url)})
+            found = {each.check: each for each in findings}
+            said |= {scheme: found["mail server"], "postgresql": found["postgres"]}
+            said["amqps"] = found["rabbitmq"]
 
-    found = {each.check: each for each in await examine_service(environment)}
-    said = {"https": found["signing keys"]}
-    for scheme in ("smtp+starttls", "smtps"):
-        findings = await examine_worker(environment | {"SMTP_URL": addresses[scheme]})
-        found = {each.check: each for each in findings}
-        said |= {scheme: found["mail server"], "postgresql": found["postgres"], "amqps": found["rabbitmq"]}
-
-    assert said.keys() == addresses.keys()
-    assert {each.state for each in said.values()} == {"ok" if is_right else "wrong"}
+    assert said.keys() == _ADDRESSES.keys()
+    assert {each.state for each in said.values()} == {"wrong" if _SAYS[kind] else "ok"}
     refused = f"its certificate is not accepted: {_SAYS[kind]}"
-    assert is_right or all(each.says.endswith(refused) for each in said.values())
+    assert not _SAYS[kind] or all(each.says.endswith(refused) for each in said.values())
+
+
+_NODE_MODULES = LOCAL / "node" / "node_modules"
+_RESOURCE = "https://calculations.example.com"  # RFC 8707 asks for a URI
+_SECRET = "hunter2"  # of the only client, CONVEYANCER
+
+
+def write_key(file: Path) -> None:
+    key = ECAlgorithm.to_jwk(ec.generate_private_key(ec.SECP256R1()), as_dict=True)
+    file.write_text(json.dumps({"keys": [{**key, "use": "sig", "alg": "ES256"}]}))
+
+
+@pytest.fixture
+def provider(authority, tmp_path):
+    """The server, not yet started. Its keys are in keys.json."""
+    node, port = shutil.which("node"), free_port()
+    if node is None or not (_NODE_MODULES / "oidc-provider").exists():
+        pytest.skip("oidc-provider is not installed: `make test-long` installs it if there is node")
+    write_key(tmp_path / "keys.json")
+    program = Path(__file__).with_name("authorization_server.cjs")
+    files = program, str(port), authority.certificate(), tmp_path / "keys.json"
+    environment = bare_environment(NODE_PATH=str(_NODE_MODULES))
+    command = [node, *files, _RESOURCE, CONVEYANCER, _SECRET]
+    return Process("oidc-provider", command, environment=environment, port=port, folder=tmp_path)
+
+
+@pytest.mark.long
+async def test_token_opens_what_its_scopes_allow_also_after_a_rotation_and_an_opaque_one_gets_401(
+    provider, authority, service_settings, tmp_path
+):
+    url, trust = f"https://127.0.0.1:{provider.port}", ssl.create_default_context(cafile=authority.file)
+    server = httpx.AsyncClient(base_url=url, auth=(CONVEYANCER, _SECRET), verify=trust, timeout=30.0)
+
+    async def token(**form: str) -> str:
+        """Return a new access token of CONVEYANCER, by the client-credentials grant."""
+        response = await server.post("/token", data={"grant_type": "client_credentials", **form})
+        assert response.status_code == 200, response.text
+        return str(response.json()["access_token"])
+
+    async def answers_to(**form: str) -> list[httpx.Response]:
+        client.headers.update(bearer(await token(**form)))
+        create = await client.post("/v1/request", json=A_REQUEST)
+        return [create, await client.get("/v1/request"), await client.get(STRUCTURE)]
+
+    async def new_key_is_accepted() -> bool:
+        if (await server.get("/jwks")).content == published:
+            return False
+        client.headers.update(bearer(await token(resource=_RESOURCE, scope="request:read")))
+        return bool((await client.get("/v1/request")).is_success)
+
+    async with server, started(provider, ready=False):
+        await eventually(lambda: accepts(provider.port))
+        metadata: dict[str, Any] = (await server.get("/.well-known/openid-configuration")).json()
+        settings = replace(
+            service_settings,
+            auth_issuer=metadata["issuer"],
+            auth_jwks_url=metadata["jwks_uri"],
+            auth_audience=_RESOURCE,
+        )
+        async with api_client(settings, None) as client:
+            reading, writing = [
+                await answers_to(resource=_RESOURCE, scope=f"request:{name}") for name in ("read", "write")
+            ]
+            opaque = await answers_to(scope="request:read")
+            published = (await server.get("/jwks")).content
+            write_key(tmp_path / "keys.json")
+            provider.running.send_signal(signal.SIGHUP)
+            await eventually(new_key_is_accepted)
+
+    statuses = [[each.status_code for each in answers] for answers in (reading, writing, opaque)]
+    assert statuses == [[403, 200, 200], [200, 403, 200], [401, 401, 401]]
+    cause = "The token is no JWT, as access tokens are"
+    assert all(cause in each.headers["WWW-Authenticate"] for each in opaque)

@@ -1,16 +1,19 @@
-"""The page at /schema in a browser: on a phone and on a desk it can be read, and calls tried out."""
+"""The page at /schema, and the pages of `make run`, in a browser: on a phone, on a desk, by keyboard."""
 
 import json
 import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
 
 from service import app
+from tests.end_to_end.journeys import EVENTS, JourneyStack, link_in
 
 pytest.importorskip("playwright", reason="Playwright is installed by `make test-long`")
-from playwright.async_api import Page, expect
+from playwright.async_api import Locator, Page, expect
 
 from tests.harness.browser import SCREENS, SCREENSHOTS, faults, watched
 
@@ -96,3 +99,104 @@ async def test_calls_can_be_tried_out(page, reader, issuer, database):
     assert issuer.token() not in create.url
     kept = await page.evaluate("[Object.keys(localStorage), Object.keys(sessionStorage), document.cookie]")
     assert kept == [[], [], ""]
+
+
+BANNER = "A stand-in for another team. Not part of the product."
+DONE = "Done: the firm has its calculation."
+
+Press = Callable[[Page, Locator], Awaitable[None]]
+Look = Callable[[Page, str], Awaitable[None]]
+
+
+async def click(_: Page, target: Locator) -> None:
+    """Press with the mouse or a finger."""
+    await target.click()
+
+
+async def by_keyboard(page: Page, target: Locator) -> None:
+    """Press with the keyboard: Tab until the target has the focus, then Enter."""
+    await expect(target).to_be_visible()
+    for _ in range(100):
+        await page.keyboard.press("Tab")
+        with suppress(AssertionError):
+            await expect(target).to_be_focused(timeout=50)
+            await page.keyboard.press("Enter")
+            return
+    raise AssertionError(f"{target} cannot be reached with Tab")
+
+
+def button(page: Page, name: str) -> Locator:
+    return page.get_by_role("button", name=name, exact=True)
+
+
+async def click_through(journey: JourneyStack, page: Page, press: Press, look: Look) -> list[str]:
+    """Press on until the firm has its calculation, and return the events that it sees."""
+    await page.goto(journey.pages.base_url)
+    await look(page, "firm")
+    await page.get_by_label("E-mail address").fill("perm-fail@example.test")
+    await press(page, button(page, "Send"))
+    await expect(button(page, "Correct the address")).to_be_visible()
+    await look(page, "failed")
+    await press(page, button(page, "Correct the address"))
+    link = page.frame_locator("iframe").get_by_role("link")
+    await expect(link).to_be_visible()
+    await look(page, "inbox")
+    async with page.context.expect_page() as opened:
+        await press(page, link)
+    form = await opened.value
+    await expect(button(form, "Continue")).to_be_visible()
+    await look(form, "form")
+    while not await button(form, "Send the answers").is_visible():
+        async with form.expect_navigation():
+            await press(form, button(form, "Continue"))
+    await press(form, button(form, "Send the answers"))
+    await expect(form.get_by_role("heading", name="Thank you")).to_be_visible()
+    await look(form, "thanks")
+    await page.bring_to_front()  # In a hidden tab, a click may reach what was there before it scrolled.
+    if await page.get_by_role("link", name="Look again").is_visible():  # only without scripts
+        await press(page, page.get_by_role("link", name="Look again"))
+    await expect(button(page, "Announce the calculation")).to_be_visible()
+    await look(page, "calculation")
+    await press(page, button(page, "Announce the calculation"))
+    await expect(page.get_by_text(DONE)).to_be_visible()
+    await look(page, "done")
+    created = page.get_by_role("link", name="created")
+    await expect(created).to_have_count(1)  # Before the style sheet comes, the line for phones has it, too.
+    await press(page, created)
+    await expect(page.get_by_text('"type": "request.created"')).to_be_in_viewport()
+    return await page.locator(".feed b").all_inner_texts()
+
+
+@pytest.mark.parametrize(
+    ("screen", "scheme", "press", "scripts"),
+    [
+        *((screen, scheme, click, True) for screen in SCREENS for scheme in ("light", "dark")),
+        ("desk", "light", by_keyboard, True),
+        ("desk", "light", click, False),
+    ],
+)
+async def test_journey_works_on_any_screen_and_is_accessible_and_the_secret_stays_where_it_is(
+    *, journey, chromium, screen, scheme, press, scripts
+):
+    sources: list[str] = []
+
+    async def look(page: Page, name: str) -> None:
+        sources.append(page.url + await page.content())
+        await expect(page.get_by_role("banner")).to_have_text(BANNER)
+        if scripts:
+            await expect(page.locator("h1, section.now h2").last).to_be_in_viewport()
+            await page.screenshot(path=SCREENSHOTS / f"journey-{name}-{screen}-{scheme}.png")
+            assert await page.evaluate("document.documentElement.scrollWidth <= screen.width")
+            assert await faults(page) == []
+
+    async with watched(chromium, SCREENS[screen], scheme, scripts=scripts) as (page, requests):
+        events = await click_through(journey, page, press, look)
+        link = link_in(await page.frame_locator("iframe").locator("html").inner_html())
+
+    secret = link.partition("?secret=")[2]
+    assert secret
+    assert events == EVENTS
+    assert not any(secret in text for text in (*sources, journey.logs))
+    assert [url for url, _ in requests if secret in url] == [link]
+    assert not any(secret in referer for _, referer in requests)
+    assert {url.split("/")[2] for url, _ in requests} == {link.split("/")[2]}
