@@ -75,8 +75,7 @@ async def journey(
     """The pages of `make run`, with the API, the worker and the mail catcher that they need."""
     port, mails = free_port(), tmp_path / "mails"
     with mail_catcher(mails) as smtp_port:
-        app_url = f"http://127.0.0.1:{port}"
-        smtp_url = f"smtp://127.0.0.1:{smtp_port}"
+        app_url, smtp_url = f"http://127.0.0.1:{port}", f"smtp://127.0.0.1:{smtp_port}"
         api = api_process(service_settings, tmp_path, APP_URL=app_url)
         worker = worker_process(worker_settings, tmp_path, APP_URL=app_url, SMTP_URL=smtp_url)
         environment = processes.bare_environment(

@@ -205,17 +205,6 @@ async def shows_all(alerts: Alerting) -> bool:
     return True
 
 
-async def look_for_the_cause(world: World, outage: Outage) -> None:
-    """See that the doctor, and the runbook's entry of each alert, lead to the cause."""
-    if outage.doctor:
-        ended = await run("worker", "doctor", environment=world.operator)
-        assert re.match(outage.doctor, ended.output), ended.output
-    fired = {one.name: one for one in world.alerting.fired if one.name in outage.alerts}
-    for one in fired.values():
-        shown = await world.evidence(one.runbook_url)
-        assert re.search(outage.cause, shown), f"{one.name} leads to {shown}"
-
-
 async def end(world: World, outage: Outage) -> None:
     """Start the server again, and wait until its alerts are resolved, and no longer pending."""
     await outage.start()
@@ -237,7 +226,12 @@ async def test_each_outage_fires_its_alerts_and_no_other_and_the_runbook_leads_t
         began = time.time()
         await outage.stop()
         await eventually(lambda: outage.alerts <= world.firing)  # noqa: B023 - awaited here
-        await look_for_the_cause(world, outage)
+        if outage.doctor:
+            ended = await run("worker", "doctor", environment=world.operator)
+            assert re.match(outage.doctor, ended.output), ended.output
+        for one in {one.name: one for one in world.alerting.fired if one.name in outage.alerts}.values():
+            shown = await world.evidence(one.runbook_url)
+            assert re.search(outage.cause, shown), f"{one.name} leads to {shown}"
         if outage.server != "RabbitMQ":  # Its plugin would then listen on every interface.
             await end(world, outage)
         fired = {one.name: round(one.at - began, 1) for one in world.alerting.fired if one.at >= began}

@@ -85,7 +85,7 @@ async def test_first_calls_are_answered_and_lead_to_one_email_each_that_only_its
 
 def first_consumer(amqp_url: str, folder: Path) -> Process:
     """Return the program, not yet started."""
-    program = CHECKOUT / "tests" / "end_to_end" / "first_consumer.py"
+    program = Path(__file__).with_name("first_consumer.py")
     environment = bare_environment(AMQP_URL=amqp_url)
     return Process("consumer", [sys.executable, program], environment=environment, port=0, folder=folder)
 
@@ -138,8 +138,7 @@ async def test_requests_get_a_calculation_once_even_after_a_stop_and_a_replay(
 
 @pytest.mark.long
 async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_else(tmp_path):
-    page = CHECKOUT / "worker" / "README.md"
-    account = code_blocks(page, "First queue to first calculation", "sh")[-1]
+    account = code_blocks(CHECKOUT / "worker/README.md", "First queue to first calculation", "sh")[-1]
     reader = account.replace("calculations|", "").replace("calculator", "reader")
     event = b'{"data": {"uuid": "req_01a9ZkW3mT6qPxB8vNcR4d"}}'
     # A node of its own, because accounts stay.
@@ -169,16 +168,14 @@ def in_python(folder: Path) -> list[str]:
     """Generate a client; return the command that calls the API with it."""
     (folder / "configuration.json").write_text('{"post_hooks": []}')
     (folder / "calls.py").write_text(PYTHON)
-    options = ("--path", "openapi.json", "--meta", "none", "--output-path", "calculations_client")
-    options += ("--config", "configuration.json", "--fail-on-warning")
+    options = ["--path", "openapi.json", "--meta", "none", "--output-path", "calculations_client"]
+    options += ["--config", "configuration.json", "--fail-on-warning"]
     printed_by(folder, sys.executable, "-m", "openapi_python_client", "generate", *options)
     return [sys.executable, "calls.py"]
 
 
 def in_java(folder: Path) -> list[str]:
     """Generate a client, and compile it; return the command that calls the API with it."""
-    if not shutil.which("javac"):
-        pytest.skip("Java is not installed")
     # Without the lookup, the client finds that an event is another event, too, and refuses it.
     options = "openApiNullable=false,useOneOfDiscriminatorLookup=true"
     jar = generate(folder, "java", "--library", "native", "--additional-properties", options)
@@ -196,16 +193,15 @@ def in_typescript(folder: Path) -> list[str]:
         pytest.skip("TypeScript is not installed")
     generate(folder, "typescript-fetch")
     (folder / "calls.ts").write_text(f"declare const process: {{ argv: string[] }};{TYPESCRIPT}")
-    printed_by(
-        folder, "node", str(compiler), "--strict", "--target", "es2022", "--module", "commonjs", "calls.ts"
-    )
+    options = ("--strict", "--target", "es2022", "--module", "commonjs")
+    printed_by(folder, "node", str(compiler), *options, "calls.ts")
     return ["node", "calls.js"]
 
 
 def generate(folder: Path, *options: str) -> str:
     """Run openapi-generator; return its archive, which also has the libraries that the Java uses."""
     pytest.importorskip("openapi_generator_cli", reason="openapi-generator is installed by `make test-long`")
-    if not shutil.which("java"):
+    if not (shutil.which("java") and shutil.which("javac")):
         pytest.skip("Java is not installed")
     jar = str(resources.files("openapi_generator_cli") / "openapi-generator.jar")
     printed_by(folder, "java", "-jar", jar, "generate", "-i", "openapi.json", "-o", ".", "-g", *options)

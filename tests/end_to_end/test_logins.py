@@ -254,7 +254,10 @@ def write_key(file: Path) -> None:
 
 @pytest.fixture
 def provider(authority, tmp_path):
-    """The server, not yet started. Its keys are in keys.json."""
+    """A real authorization server, not yet started: npm's, which has the OpenID Foundation's certificates.
+
+    With PyPI's Authlib, the test would have to bring the endpoints, and the publication of the keys, itself.
+    """
     node, port = shutil.which("node"), free_port()
     if node is None or not (_NODE_MODULES / "oidc-provider").exists():
         pytest.skip("oidc-provider is not installed: `make test-long` installs it if there is node")

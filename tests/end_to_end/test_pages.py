@@ -20,22 +20,15 @@ from tests.harness.browser import SCREENS, SCREENSHOTS, faults, watched
 pytestmark = pytest.mark.long
 
 DOCUMENT: dict[str, Any] = msgspec.to_builtins(app.describe())
-OPERATIONS = [operation for item in DOCUMENT["paths"].values() for operation in item.values()]
 CREATE = "[id='post-/v1/request']"
 MAIN = "rapi-doc [part=section-main-content]"
 
 
 # The page's width and its colors have nothing to do with each other, so each appears in one of two readers.
 @pytest.fixture(params=[("phone", "dark"), ("desk", "light")], ids="-".join)
-def reader(request):
-    """A reader's screen, and the color scheme of the reader's system."""
-    return request.param
-
-
-@pytest.fixture
-async def page(chromium, reader, client):
+async def page(request, chromium, client):
     """The page as the reader sees it. Its console must stay empty, and it may load nothing from elsewhere."""
-    screen, scheme = reader
+    screen, scheme = request.param
     async with watched(chromium, SCREENS[screen], scheme) as (opened, requests):
         await opened.goto(f"{client.base_url}/schema")
         await expect(opened.locator(CREATE)).to_be_visible()
@@ -43,30 +36,31 @@ async def page(chromium, reader, client):
     assert {"/".join(url.split("/")[:3]) for url, _ in requests} == {str(client.base_url)}
 
 
-async def check(page: Page, *name: str) -> None:
+async def check(page: Page, name: str) -> None:
     """Check that nothing is wider than the window, and that axe finds nothing serious."""
+    assert page.viewport_size
+    width = page.viewport_size["width"]
     # The window is made as high as the page, because axe judges the contrast only of what is in the window.
     height = await page.locator(MAIN).evaluate("(main) => main.scrollHeight")
-    assert page.viewport_size
-    await page.set_viewport_size({"width": page.viewport_size["width"], "height": height + 100})
-    await page.screenshot(path=SCREENSHOTS / f"{'-'.join(name)}.png")
+    await page.set_viewport_size({"width": width, "height": height + 100})
+    await page.screenshot(path=SCREENSHOTS / f"{name}-{width}.png")
     assert await page.locator(MAIN).evaluate("(main) => main.scrollWidth <= main.clientWidth")
     assert await faults(page) == []
 
 
-async def test_text_is_readable_without_a_click_and_accessible_and_shows_no_names_of_types(page, reader):
-    for operation in OPERATIONS:
+async def test_text_is_readable_without_a_click_and_accessible_and_shows_no_names_of_types(page):
+    for operation in (each for item in DOCUMENT["paths"].values() for each in item.values()):
         await expect(page.get_by_role("heading", name=operation["summary"], exact=True)).to_be_visible()
     await expect(page.locator(CREATE).get_by_text("Waives the conveyancer").first).to_be_visible()
     assert await page.get_by_text("customer_email").count()
     # The first three are words that the page has for other reasons. The last contains itself.
     names = {*DOCUMENT["components"]["schemas"]} - {"Meta", "Status", "Question", "ResponseOption"}
     assert [name for name in names if await page.get_by_text(name).count()] == []
-    await check(page, "api", *reader)
+    await check(page, "api")
 
     for example in await page.get_by_role("button", name="EXAMPLE", exact=True).all():
         await example.click()
-    await check(page, "api-examples", *reader)
+    await check(page, "api-examples")
 
 
 async def test_contents_lead_to_an_operation(page):
@@ -79,7 +73,7 @@ async def test_contents_lead_to_an_operation(page):
     assert page.url.endswith("/schema#post-/v1/request")
 
 
-async def test_calls_can_be_tried_out(page, reader, issuer, database):
+async def test_calls_can_be_tried_out(page, issuer, database):
     sent: list[Any] = []
     page.on("request", lambda each: sent.append(each))  # noqa: PLW0108 - Playwright takes no builtin
     await page.get_by_role("link", name="Authentication").click()
@@ -91,7 +85,7 @@ async def test_calls_can_be_tried_out(page, reader, issuer, database):
     assert await page.get_by_text("HTTP Bearer").count() == 0
     await page.locator(CREATE).get_by_role("button", name="TRY", exact=True).click()
     await expect(page.get_by_text("Response Status: OK:200")).to_be_visible()
-    await check(page, "tried-out", *reader)
+    await check(page, "tried-out")
 
     (create,) = sent
     stored = await database.fetchval("SELECT customer_email FROM calculation_request")
@@ -100,9 +94,6 @@ async def test_calls_can_be_tried_out(page, reader, issuer, database):
     kept = await page.evaluate("[Object.keys(localStorage), Object.keys(sessionStorage), document.cookie]")
     assert kept == [[], [], ""]
 
-
-BANNER = "A stand-in for another team. Not part of the product."
-DONE = "Done: the firm has its calculation."
 
 Press = Callable[[Page, Locator], Awaitable[None]]
 Look = Callable[[Page, str], Awaitable[None]]
@@ -158,7 +149,7 @@ async def click_through(journey: JourneyStack, page: Page, press: Press, look: L
     await expect(button(page, "Announce the calculation")).to_be_visible()
     await look(page, "calculation")
     await press(page, button(page, "Announce the calculation"))
-    await expect(page.get_by_text(DONE)).to_be_visible()
+    await expect(page.get_by_text("Done: the firm has its calculation.")).to_be_visible()
     await look(page, "done")
     created = page.get_by_role("link", name="created")
     await expect(created).to_have_count(1)  # Before the style sheet comes, the line for phones has it, too.
@@ -182,7 +173,9 @@ async def test_journey_works_on_any_screen_and_is_accessible_and_the_secret_stay
 
     async def look(page: Page, name: str) -> None:
         sources.append(page.url + await page.content())
-        await expect(page.get_by_role("banner")).to_have_text(BANNER)
+        await expect(page.get_by_role("banner")).to_have_text(
+            "A stand-in for another team. Not part of the product."
+        )
         if scripts:
             await expect(page.locator("h1, section.now h2").last).to_be_in_viewport()
             await page.screenshot(path=SCREENSHOTS / f"journey-{name}-{screen}-{scheme}.png")
