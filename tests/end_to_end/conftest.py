@@ -13,8 +13,7 @@ from service.authentication import api_keys
 from service.postgres.pool import Connection
 from service.settings import ServiceSettings
 from tests.deploy.mail_catching import mail_catcher
-from tests.end_to_end.journeys import JourneyStack
-from tests.end_to_end.parties import Subscriber, client_of
+from tests.end_to_end.parties import JourneyStack, Subscriber, client_of
 from tests.harness import processes
 from tests.harness.examples import CONVEYANCER
 from tests.harness.issuer import Issuer

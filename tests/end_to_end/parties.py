@@ -1,8 +1,13 @@
-"""Callers of the API, and other teams on RabbitMQ: a subscriber to the events, and a calculation team."""
+"""Callers of the API, other teams on RabbitMQ, and the pages of `make run`, as the tests see them."""
 
+import html
 import itertools
 import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -94,3 +99,28 @@ async def complete(uuid: str, channel: AbstractChannel, subscriber: Subscriber) 
     await eventually(lambda: "request.email_sent" in subscriber.types(uuid))
     await publish_calculation(channel, uuid, "calc-1")
     await eventually(lambda: "request.calculated" in subscriber.types(uuid))
+
+
+# The types of the events of a request that was clicked through after a failed e-mail, in order.
+EVENTS = [f"request.{name}" for name in ("created", "email_failed", "corrected", "email_sent", "calculated")]
+
+
+@dataclass(frozen=True)
+class JourneyStack:
+    """The pages, and what they need."""
+
+    pages: Process
+    api: Process
+    worker: Process
+    mails: Path
+    environment: Mapping[str, str]  # of the pages
+
+    @property
+    def logs(self) -> str:
+        return self.pages.output + self.api.output + self.worker.output
+
+
+def link_in(email: str) -> str:
+    """Return the link of an e-mail's HTML, with the secret."""
+    (link,) = re.findall('href="([^"]+)"', email)
+    return html.unescape(link)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from aio_pika.abc import AbstractChannel
 
-from tests.end_to_end.journeys import EVENTS, JourneyStack, link_in
+from tests.end_to_end.parties import EVENTS, JourneyStack, link_in
 from tests.harness.queues import holds, write
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology

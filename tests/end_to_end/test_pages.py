@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from service import app
-from tests.end_to_end.journeys import EVENTS, JourneyStack, link_in
 
 pytest.importorskip("playwright", reason="Playwright is installed by `make test-long`")
 from playwright.async_api import Locator, Page, expect
 
+from tests.end_to_end.parties import EVENTS, JourneyStack, link_in
 from tests.harness.browser import SCREENS, SCREENSHOTS, faults, watched
 
 pytestmark = pytest.mark.long
