@@ -25,7 +25,6 @@ from worker.settings import WorkerSettings
 
 @pytest.fixture(scope="module")
 async def chromium() -> AsyncIterator[Any]:
-    """A browser."""
     from tests.harness import browser  # noqa: PLC0415 - only some tests need Playwright
 
     async with browser.running() as running:
@@ -46,7 +45,6 @@ def worker(worker_settings: WorkerSettings, tmp_path: Path) -> Process:
 
 @pytest.fixture
 async def caller(api: Process, issuer: Issuer) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the API with a token of CONVEYANCER."""
     async with client_of(api, issuer.token()) as client:
         yield client
 

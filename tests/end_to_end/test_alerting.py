@@ -81,20 +81,20 @@ class World(NamedTuple):
     def outages(self) -> list[Outage]:
         """Every outage, in order. The budgets still burn after that of Postgres."""
         postgres, broker, worker, api = self.servers.postgres, self.servers.broker, self.worker, self.api
-        mail, no_mail = "wrong +mail server", {"EmailsNotSent"}
+        mail, queue = "wrong +mail server", "(warning|wrong) +queue notifications"
         absent = {f"ProcessAbsent {role}" for role in ROLES}
         no_postgres = {"PostgresUnavailable", "ApiBudgetBurning"}
         no_rabbitmq = {"RelayNotConnected", "OutboxNotDraining"} | _NOT_READING
-        doctor = {"worker": "(warning|wrong) +queue notifications", "Postgres": "wrong +postgres"}
-        doctor |= {"mail server": mail, "RabbitMQ": "wrong +rabbitmq"}
-        outages = (
-            ("mail server", self._stop_mail, self.mail.start, no_mail, mail),
-            ("worker", worker.kill, partial(_start, worker), absent, "The worker was killed"),
-            ("API", api.kill, partial(_start, api), {"ProcessAbsent api"}, "The api was killed"),
-            ("Postgres", postgres.kill, postgres.start, no_postgres, "The Postgres server was killed"),
-            ("RabbitMQ", broker.kill, broker.start, no_rabbitmq, "ConnectionRefusedError|RabbitMQ .+ killed"),
-        )
-        return [Outage(*each, doctor.get(each[0], "")) for each in outages]
+        refused = "ConnectionRefusedError|The RabbitMQ server was killed"
+        return [
+            Outage("mail server", self._stop_mail, self.mail.start, {"EmailsNotSent"}, mail, mail),
+            Outage("worker", worker.kill, partial(_start, worker), absent, "The worker was killed", queue),
+            Outage("API", api.kill, partial(_start, api), {"ProcessAbsent api"}, "The api was killed"),
+            Outage(
+                "Postgres", postgres.kill, postgres.start, no_postgres, "server was killed", "wrong +postgres"
+            ),
+            Outage("RabbitMQ", broker.kill, broker.start, no_rabbitmq, refused, "wrong +rabbitmq"),
+        ]
 
     async def _stop_mail(self) -> None:
         self.mail.stop()

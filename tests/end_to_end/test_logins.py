@@ -113,12 +113,13 @@ async def test_broker_refuses_a_user_what_its_process_does_not_do(broker_urls, u
     reads = {"notifications": NOTIFICATIONS.name, "calculations": CALCULATION_RESULTS.name}.get(user)
     writers = {topology.REQUESTS: {"relay"}, topology.NOTIFICATIONS_ALONE: {"relay"}}
     writers[topology.DEAD_LETTERS] = {"notifications", "calculations"}
-    for attempt in (
+    attempts: list[Any] = [
         *(partial(read, queue=queue.name) for queue in topology.QUEUES if queue.name != reads),
         *(partial(write, exchange=each) for each in topology.EXCHANGES if user not in writers.get(each, ())),
         lambda ours: ours.declare_queue("of-another-team"),
         lambda ours: ours.queue_delete(NOTIFICATIONS.name),
-    ):
+    ]
+    for attempt in attempts:
         assert await is_refused(broker_urls[user], attempt)
 
 

@@ -1,6 +1,5 @@
 """Postgres goes back to an earlier moment: what is repeated, lost, and to be done again."""
 
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -58,21 +57,6 @@ def operate(environment, worker_settings):
     return run
 
 
-@pytest.fixture
-def all_but_emails(service_settings, worker_settings, issuer):
-    """Run the processes that the page starts first; yields a client of the API."""
-
-    @asynccontextmanager
-    async def run() -> Any:
-        async with (
-            worker_probes(worker_settings, "relay", "calculations"),
-            api_client(service_settings, issuer.token()) as client,
-        ):
-            yield client
-
-    return run
-
-
 def to(record: dict[str, Any], mail_server: MailServer) -> list[str]:
     """Return the Message-IDs of the e-mails to the customer of a request, in order."""
     mails = [each.message for each in mail_server.accepted if record["customer_email"] in each.recipients]
@@ -80,9 +64,12 @@ def to(record: dict[str, Any], mail_server: MailServer) -> list[str]:
 
 
 async def test_what_came_after_the_moment_is_lost_or_repeated_as_the_page_says(
-    *, postgres, worker_settings, all_but_emails, operate, stored, channel, subscriber, mail_server
+    *, postgres, service_settings, worker_settings, issuer, operate, stored, channel, subscriber, mail_server
 ):
-    async with all_but_emails() as client:
+    async with (
+        worker_probes(worker_settings, "relay", "calculations"),
+        api_client(service_settings, issuer.token()) as client,
+    ):
         async with worker_probes(worker_settings, "notifications"):
             finished, uncalculated = await create(client), await create(client)
             await publish_calculation(channel, finished["uuid"], "calculation")
@@ -108,7 +95,10 @@ async def test_what_came_after_the_moment_is_lost_or_repeated_as_the_page_says(
     assert all(len(to(record, mail_server)) == 1 for record in (finished, uncalculated, unsent, queued, lost))
 
     await postgres.restore(moment)
-    async with all_but_emails() as client:
+    async with (
+        worker_probes(worker_settings, "relay", "calculations"),
+        api_client(service_settings, issuer.token()) as client,
+    ):
         paths = [f"/v1/request/{each['uuid']}" for each in (finished, queued, lost)]
         assert [(await client.get(path)).status_code for path in paths] == [200, 200, 404]
         assert (await client.get(paths[-1], headers=bearer(lost["secret"]))).status_code == 401
