@@ -16,17 +16,10 @@ from service.addresses import EventLoop
 from service.authentication import api_keys
 from service.authentication.signing_keys import SigningKeys
 from service.postgres.pool import connect
-from tests.end_to_end.parties import (
-    another_request,
-    answers,
-    become_alive_but_not_ready,
-    complete,
-    create,
-    create_if_possible,
-)
+from tests.end_to_end.parties import answers, become_alive_but_not_ready, complete, create, create_if_possible
 from tests.harness.command_line import run
 from tests.harness.databases import as_role
-from tests.harness.examples import CONVEYANCER
+from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.http import bearer
 from tests.harness.in_process import api_and_probes, api_client, worker_probes
 from tests.harness.issuer import HttpsIssuer, status
@@ -109,7 +102,7 @@ async def test_both_start_without_postgres_say_so_in_time_when_it_is_away_and_re
             uuid = await recover()
             await outage(network)
             responses = await asyncio.gather(
-                caller.post("/v1/request", json=another_request()),
+                caller.post("/v1/request", json=A_REQUEST),
                 caller.get(f"/v1/request/{uuid}"),
                 caller.get("/v1/questionnaire/structure", headers=key),
             )

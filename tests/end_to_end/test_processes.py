@@ -39,7 +39,7 @@ from worker.settings import EmailSettings
 
 # Not at their bounds: the ports, and the time that the API goes on serving after SIGTERM.
 _LEFT_OUT = {"PORT", "HEALTH_PORT", "SHUTDOWN_SECONDS"}
-_SHUTDOWN_SECONDS = 10
+_SHUTDOWN_SECONDS = 15  # The API serves for a fifth of it.
 
 
 def at_bounds(kind: type[msgspec.Struct], bound: str) -> dict[str, str]:
