@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
-from msgspec.structs import fields, replace
+from msgspec.structs import fields
 from yarl import URL
 
 from deploy.local.machine.folders import CHECKOUT, LOCAL
@@ -297,13 +297,8 @@ async def test_token_opens_what_its_scopes_allow_also_after_a_rotation_and_an_op
     async with server, started(provider, ready=False):
         await eventually(lambda: accepts(provider.port))
         metadata: dict[str, Any] = (await server.get("/.well-known/openid-configuration")).json()
-        settings = replace(
-            service_settings,
-            auth_issuer=metadata["issuer"],
-            auth_jwks_url=metadata["jwks_uri"],
-            auth_audience=_RESOURCE,
-        )
-        async with api_client(settings, None) as client:
+        found = {"auth_issuer": metadata["issuer"], "auth_jwks_url": metadata["jwks_uri"]}
+        async with api_client(service_settings, None, auth_audience=_RESOURCE, **found) as client:
             reading, writing = [
                 await answers_to(resource=_RESOURCE, scope=f"request:{name}") for name in ("read", "write")
             ]

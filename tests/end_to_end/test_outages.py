@@ -133,9 +133,9 @@ async def test_second_host_of_postgres_takes_over_within_seconds_if_the_first_fa
 
         api, worker = (
             replace(each, database_url=behind(each.database_url), database_timeout_seconds=seconds)
-            for each, seconds in ((service_settings, 2.0), (worker_settings, 0.5))
+            for each, seconds in ((service_settings, 2.0), (worker_settings, 1.0))
         )
-        worker = replace(worker, broker_timeout_seconds=1.0)  # A pass of the relay has twice both timeouts.
+        worker = replace(worker, broker_timeout_seconds=2.0)  # A pass of the relay has twice both timeouts.
         stranger = URL(service_settings.database_url).with_user("nobody").with_password("made-up")
         async with worker_probes(worker) as probes, api_client(api, issuer.token()) as caller:
             await eventually(lambda: answers(probes, "/readyz", 200))
@@ -145,7 +145,7 @@ async def test_second_host_of_postgres_takes_over_within_seconds_if_the_first_fa
             await asyncio.gather(*(create(caller) for _ in range(20)))
             await complete(made["uuid"], channel, subscriber)
             with pytest.raises(asyncpg.InvalidAuthorizationSpecificationError):
-                await connect(behind(str(stranger)), timeout=2.0)
+                await connect(behind(str(stranger)), timeout=5.0)
             examined = await run("service", "doctor", environment=environment_of(api))
             first.resume()
 
