@@ -36,9 +36,6 @@ from tests.harness.waiting import eventually
 from worker.consumers.calculations import Result, record_results
 from worker.mail import ledger
 
-_SECONDS = 0.5  # for what cannot succeed
-_PATIENCE_SECONDS = 30.0  # for what must
-
 
 @pytest.fixture
 async def servers():
@@ -97,7 +94,7 @@ async def test_work_is_done_only_once_a_standby_has_it_and_is_there_after_a_fail
 
     async def are_done(pool: Pool) -> bool:
         with suppress(PostgresUnavailable):
-            async with connections.acquired(pool, seconds=_SECONDS) as connection:
+            async with connections.acquired(pool, seconds=0.5) as connection:
                 return bool(await connection.fetchval(_WORKS_ARE_DONE, *(each.id for each in requests)))
         return False
 
@@ -109,16 +106,16 @@ async def test_work_is_done_only_once_a_standby_has_it_and_is_there_after_a_fail
         await servers.cut_off()
         attempts = []
         for _ in range(2):
-            attempts.append(await attempt(pool, _SECONDS))
+            attempts.append(await attempt(pool, seconds=0.5))
             await servers.end_waits()
         async with databases.connected(servers.primary_url) as other:
             await other.execute("BEGIN")  # It ends with the connection: a COMMIT would wait, too.
             # `record_end` skips this request, and finds that the e-mail has ended.
             await other.execute("SELECT FROM calculation_request WHERE id = $1 FOR UPDATE", requests[2].id)
-            attempts.append(await attempt(pool, _SECONDS))
+            attempts.append(await attempt(pool, seconds=0.5))
             await servers.end_waits()
         await servers.admit()
-        attempts.append(await attempt(pool, _PATIENCE_SECONDS))
+        attempts.append(await attempt(pool, seconds=30))
         await servers.fail_over()
         await eventually(lambda: are_done(pool))
 
