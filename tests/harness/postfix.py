@@ -3,7 +3,6 @@
 import os
 import pwd
 import re
-import signal
 from contextlib import AbstractContextManager
 from email import message_from_bytes
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.processes import Program, run_command
+from deploy.local.machine.processes import Program
 from tests.harness import mail_daemon
 from tests.harness.mail_daemon import MailDaemon
 from tests.harness.programs import debian_package
@@ -61,11 +60,10 @@ class Postfix(MailDaemon):
         self._configure(**settings)
         libraries = f"{self._root}/usr/lib/postfix:{packages.library_path(self._root)}"
         environment = {"MAIL_CONFIG": f"{folder}/config", "RES_OPTIONS": "timeout:1 attempts:1"}
-        self._environment = os.environ | environment | {"LD_LIBRARY_PATH": libraries}
         program = Program(
             name="Postfix",
             command=[f"{self._root}/usr/lib/postfix/sbin/master", "-d"],
-            environment=self._environment,
+            environment=os.environ | environment | {"LD_LIBRARY_PATH": libraries},
             folder=folder,
             log=folder / "output",
         )
@@ -105,16 +103,6 @@ class Postfix(MailDaemon):
         }
         lines = [f"{name} = {value}\n" for name, value in (usual | settings).items()]
         (self.folder / "config" / "main.cf").write_text("".join(lines))
-
-    def reload(self) -> None:
-        """Return to its usual settings."""
-        self._configure()
-        self._process.send_signal(signal.SIGHUP)
-
-    def flush(self) -> None:
-        """Try at once to deliver what waits."""
-        command = [f"{self._root}/usr/sbin/postqueue", "-f"]
-        run_command("postqueue -f", command, folder=self.folder, seconds=30, environment=self._environment)
 
     @property
     def mailbox(self) -> list[Delivered]:

@@ -55,12 +55,12 @@ class MailSystem:
 
 
 @asynccontextmanager
-async def running(authority: Authority, **settings: str) -> AsyncIterator[MailSystem]:
-    """Run it until the block is left. *settings* are Postfix's. Raises LocalStackError."""
+async def running(authority: Authority) -> AsyncIterator[MailSystem]:
+    """Run it until the block is left. Raises LocalStackError."""
     domain = LOGIN.partition("@")[2]
     async with CustomersServer() as customers:
         routes = f"{{ {MISSING_DOMAIN} = smtp: }} {{ {domain} = virtual: }}"
-        usual = {
+        settings = {
             "virtual_mailbox_domains": domain,
             "virtual_mailbox_maps": f"inline:{{ {{ {LOGIN} = {postfix.MAILBOX}/ }} }}",
             "transport_maps": f"inline:{{ {routes} {{ * = smtp:[127.0.0.1]:{customers.port} }} }}",
@@ -73,7 +73,7 @@ async def running(authority: Authority, **settings: str) -> AsyncIterator[MailSy
             "smtp_connection_cache_on_demand": "no",
         }
         with (
-            postfix.running(**(usual | settings)) as relay,
+            postfix.running(**settings) as relay,
             dovecot.running(authority, relay.folder / postfix.MAILBOX) as mailbox,
         ):
             yield MailSystem(relay, mailbox, customers)
