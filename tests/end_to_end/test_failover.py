@@ -3,7 +3,6 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -174,7 +173,7 @@ def pgbouncer(database_url: str, folder: Path) -> Process:
 
 
 @asynccontextmanager
-async def pooled(database_url: str, folder: Path) -> AsyncIterator[dict[str, dict[str, str]]]:
+async def pooled(database_url: str, folder: Path):
     """Run it; yields the variables with which each process uses it."""
     process = pgbouncer(database_url, folder)
     url = str(URL(database_url).with_host("127.0.0.1").with_port(process.port))

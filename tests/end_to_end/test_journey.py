@@ -4,13 +4,11 @@ import asyncio
 import html
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
 
 import httpx
 import pytest
-from aio_pika.abc import AbstractChannel
 
-from tests.end_to_end.parties import EVENTS, JourneyStack, link_in
+from tests.end_to_end.parties import EVENTS, link_in
 from tests.harness.queues import holds, write
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
@@ -31,7 +29,7 @@ class Visitor(httpx.AsyncClient):
         self.pages.append(response.text)
         return html.unescape(re.sub("</?b>", "", response.text))
 
-    async def submit(self, path: str, answers: Mapping[str, str]) -> str:
+    async def submit(self, path: str, answers: dict[str, str]) -> str:
         """Send a form, and return the path that it leads to."""
         response = await self.post(path, data=answers)
         assert response.status_code == 303, (path, response.text)
@@ -47,7 +45,7 @@ class Visitor(httpx.AsyncClient):
 
 
 @pytest.fixture
-async def visitor(journey: JourneyStack) -> AsyncIterator[Visitor]:
+async def visitor(journey):
     origin = {"Origin": journey.pages.base_url}
     async with Visitor(base_url=journey.pages.base_url, headers=origin, timeout=30) as client:
         client.pages = []
@@ -63,7 +61,7 @@ def red_arrows(page: str) -> list[tuple[str, str]]:
     return re.findall(r'class="gone bad">\s*<path .+\s*<a href="#(\w+)"><text .+?>([\w ]+)<', page)
 
 
-async def correct_the_address(visitor: Visitor, path: str, uuid: str, channel: AbstractChannel) -> None:
+async def correct_the_address(visitor: Visitor, path: str, uuid: str, channel) -> None:
     """See that the e-mail has failed, and send it to another address. Malformed events change nothing."""
     await eventually(lambda: shows(visitor, path, "Step 2 of 5: the e-mail has failed."))
     failed = await visitor.read(path)

@@ -4,7 +4,6 @@ import asyncio
 import statistics
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
@@ -12,7 +11,6 @@ import httpx
 import pytest
 
 from deploy.local.machine.ports import accepts
-from service.postgres.pool import Connection
 from service.server.limits import LARGEST_BODY, MOST_CONNECTIONS, MOST_PROBE_CONNECTIONS
 from tests.end_to_end.parties import another_request, client_of
 from tests.harness.databases import count_waiting_statements
@@ -32,8 +30,6 @@ _CAPACITY = _CONNECTIONS / STATEMENT_SECONDS  # requests a second, at best
 _LOAD_SECONDS = 10.0
 _LONGEST_WAIT_SECONDS = 2.5  # The service refuses after 0.5 s at most; the rest is for a busy machine.
 
-Send = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
 
 async def pipeline(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, reads: bool) -> None:
     """Send as many requests as the server takes, and read all answers, or none."""
@@ -50,7 +46,7 @@ async def stall(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, 
     await asyncio.sleep(_ATTACK_SECONDS)
 
 
-async def keep_open(api: Process, send: Send) -> None:
+async def keep_open(api: Process, send) -> None:
     """Keep a connection open: reconnect whenever the server closes it."""
     while True:
         with suppress(OSError):
@@ -210,7 +206,7 @@ class Creates:
         if response.is_success:
             self.answered.append(body["external_id"])
 
-    async def are_stored_once(self, database: Connection) -> bool:
+    async def are_stored_once(self, database) -> bool:
         """Whether each that was answered is stored exactly once."""
         rows = await database.fetch("SELECT external_id FROM calculation_request")
         times = Counter(row["external_id"] for row in rows)

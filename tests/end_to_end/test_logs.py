@@ -2,22 +2,18 @@
 
 import json
 import re
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
 from aio_pika import Message
-from aio_pika.abc import AbstractChannel
 
 from service.api.openapi.examples import FULL_REQUEST
 from service.authentication import api_keys
-from service.postgres.pool import Connection
 from tests.end_to_end.parties import client_of, create, publish_calculation
 from tests.harness.endpoints import ENDPOINTS, Endpoint
 from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
 from tests.harness.http import bearer
-from tests.harness.issuer import Issuer
 from tests.harness.processes import api_process, started, worker_process
 from tests.harness.queues import holds
 from tests.harness.raw_connection import connect_to, head
@@ -113,7 +109,7 @@ def bodies_of(endpoint: Endpoint) -> list[Options]:
     ]
 
 
-def calls_with_credentials(record: dict[str, Any], issuer: Issuer) -> list[Call]:
+def calls_with_credentials(record: dict[str, Any], issuer) -> list[Call]:
     """Return calls with invalid credentials, and with the secret where it belongs and where it does not."""
     secret = record["secret"]
     claims: list[Options] = [{"aud": MARK}, {"iss": MARK}, {"scope": MARK}, {"client_id": MARK}, {"exp": 1}]
@@ -181,14 +177,14 @@ async def test_logs_of_the_worker_hold_nothing_personal_or_secret(
 
 
 @asynccontextmanager
-async def refused_rows(database: Connection) -> AsyncIterator[None]:
+async def refused_rows(database):
     """Let Postgres refuse each request that is written: its message quotes all of the row."""
     await database.execute("ALTER TABLE calculation_request ADD CONSTRAINT none CHECK (false) NOT VALID")
     yield
     await database.execute("ALTER TABLE calculation_request DROP CONSTRAINT none")
 
 
-async def poison_both_queues(channel: AbstractChannel) -> None:
+async def poison_both_queues(channel) -> None:
     bodies = [
         *(MARK.encode(), b"\xff" + MARK.encode(), b"[" * 50_000),
         json.dumps({"request_uuid": MARK, "calculation_id": f"{MARK}@customer"}).encode(),

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from typing import Any
 
@@ -153,7 +152,7 @@ async def test_second_host_of_postgres_takes_over_within_seconds_if_the_first_fa
 
 
 @contextmanager
-def silent_server(port: int, *, accepts: bool) -> Iterator[None]:
+def silent_server(port: int, *, accepts: bool):
     """Listen without a word. Linux drops the packets of those who connect while the backlog is full."""
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server((_SILENT_ADDRESS, port), backlog=100 * accepts))

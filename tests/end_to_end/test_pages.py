@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -95,10 +94,6 @@ async def test_calls_can_be_tried_out(page, issuer, database):
     assert kept == [[], [], ""]
 
 
-Press = Callable[[Page, Locator], Awaitable[None]]
-Look = Callable[[Page, str], Awaitable[None]]
-
-
 async def click(_: Page, target: Locator) -> None:
     """Press with the mouse or a finger."""
     await target.click()
@@ -120,7 +115,7 @@ def button(page: Page, name: str) -> Locator:
     return page.get_by_role("button", name=name, exact=True)
 
 
-async def click_through(journey: JourneyStack, page: Page, press: Press, look: Look) -> list[str]:
+async def click_through(journey: JourneyStack, page: Page, press: Any, look: Any) -> list[str]:
     """Press on until the firm has its calculation, and return the events that it sees."""
     await page.goto(journey.pages.base_url)
     await look(page, "firm")

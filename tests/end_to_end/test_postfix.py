@@ -13,7 +13,6 @@ from deploy.local.servers.server import trouble_of_postgres
 from service.calculation_requests.email_changes import EmailId
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import uuid_of
-from service.postgres.pool import Connection
 from tests.harness import bounces, databases, postfix, scratch, stored
 from tests.harness.processes import started, worker_process
 from tests.harness.relayed_mail import MISSING_DOMAIN
@@ -49,7 +48,7 @@ def worker(worker_settings, tmp_path, mail_system):
     return worker_process(worker_settings, tmp_path, **variables, BOUNCES_POLL_SECONDS="1")
 
 
-async def store(database: Connection, *addresses: str) -> dict[str, CalculationRequest]:
+async def store(database, *addresses: str) -> dict[str, CalculationRequest]:
     """Store requests, whose e-mails the worker sends."""
     requests = {address: stored.new_request(customer_email=address) for address in addresses}
     for request in requests.values():
@@ -57,7 +56,7 @@ async def store(database: Connection, *addresses: str) -> dict[str, CalculationR
     return requests
 
 
-async def ends(database: Connection) -> Counter[Any]:
+async def ends(database) -> Counter[Any]:
     """Return how many e-mails have each state, and reason and code of the failure."""
     return Counter(map(tuple, await database.fetch("SELECT state, reason, smtp_code FROM email")))
 

@@ -249,8 +249,7 @@ async def test_traces_have_errors_and_nothing_personal_or_secret_and_no_call_tha
     *, service_settings, worker_settings, issuer, collector, subscriber
 ):
     settings = replace(service_settings, otel_exporter_otlp_endpoint=collector.endpoint)
-    token = issuer.token()
-    nowhere = "postgresql://nobody:hidden@127.0.0.1:9/nothing"
+    token, nowhere = issuer.token(), "postgresql://nobody:hidden@127.0.0.1:9/nothing"
     with ExitStack() as exporting:
         exporting.enter_context(tracing.exporting(settings, service="tests"))
         async with api_client(settings, token, database_url=nowhere) as caller:

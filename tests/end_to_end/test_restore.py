@@ -9,7 +9,6 @@ from tests.end_to_end.parties import another_request, create, publish_calculatio
 from tests.harness import command_line, databases
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client, worker_probes
-from tests.harness.mail_server import MailServer
 from tests.harness.queues import holds
 from tests.harness.restorable import restorable
 from tests.harness.waiting import eventually
@@ -57,7 +56,7 @@ def operate(environment, worker_settings):
     return run
 
 
-def to(record: dict[str, Any], mail_server: MailServer) -> list[str]:
+def to(record: dict[str, Any], mail_server) -> list[str]:
     """Return the Message-IDs of the e-mails to the customer of a request, in order."""
     mails = [each.message for each in mail_server.accepted if record["customer_email"] in each.recipients]
     return [mail["Message-ID"] for mail in mails]
