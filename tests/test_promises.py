@@ -107,8 +107,8 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("in the first 256 KiB", "worker.mail.reports:LARGEST_BYTES", 256 * KIB),
         ("A message has at most 16 KiB", "worker.consumers.incoming:LARGEST_BODY", 16 * KIB),
         ("share one queue: 5,000 repeats", "tests.faults.catalogue.floods:_REPEATS", 5_000),
-        ("less than 200 MB and still", "tests.end_to_end.test_hostile_callers:_LARGEST_MEGABYTES", 200),
-        ("at most 40 ms for a request", "tests.end_to_end.test_overload:STATEMENT_SECONDS", 0.04),
+        ("less than 200 MB and still", "tests.end_to_end.test_load:_LARGEST_MEGABYTES", 200),
+        ("at most 40 ms for a request", "tests.end_to_end.test_load:STATEMENT_SECONDS", 0.04),
     ],
 )
 def test_figure_on_a_page_is_that_of_the_code(text, constant, value):

@@ -5,9 +5,7 @@ import pytest
 from deploy.local.machine.ports import accepts, free_port
 from service.authentication import api_keys
 from tests.deploy.mail_catching import mail_catcher
-from tests.end_to_end.callers import client_of
-from tests.end_to_end.events import Subscriber
-from tests.end_to_end.journeys import JourneyStack
+from tests.end_to_end.parties import JourneyStack, Subscriber, client_of
 from tests.harness.examples import CONVEYANCER
 from tests.harness.processes import Process, api_process, bare_environment, python, started, worker_process
 from tests.harness.waiting import eventually
@@ -26,12 +24,6 @@ async def chromium():
 def api(service_settings, tmp_path):
     """An API on the test's database, not yet started."""
     return api_process(service_settings, tmp_path)
-
-
-@pytest.fixture
-def apis(service_settings, tmp_path):
-    """Two APIs on the test's database, not yet started, which end within five seconds."""
-    return [api_process(service_settings, tmp_path, SHUTDOWN_SECONDS="5") for _ in range(2)]
 
 
 @pytest.fixture
@@ -61,11 +53,9 @@ async def subscriber(channel):
 @pytest.fixture
 async def journey(service_settings, worker_settings, issuer, database, tmp_path):
     """The pages of `make run`, with the API, the worker and the mail catcher that they need."""
-    port = free_port()
-    mails = tmp_path / "mails"
+    port, mails = free_port(), tmp_path / "mails"
     with mail_catcher(mails) as smtp_port:
-        app_url = f"http://127.0.0.1:{port}"
-        smtp_url = f"smtp://127.0.0.1:{smtp_port}"
+        app_url, smtp_url = f"http://127.0.0.1:{port}", f"smtp://127.0.0.1:{smtp_port}"
         api = api_process(service_settings, tmp_path, APP_URL=app_url)
         worker = worker_process(worker_settings, tmp_path, APP_URL=app_url, SMTP_URL=smtp_url)
         environment = bare_environment(

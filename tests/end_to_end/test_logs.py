@@ -2,24 +2,20 @@
 
 import json
 import re
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
 from aio_pika import Message
-from aio_pika.abc import AbstractChannel
 
 from service.api.openapi.examples import FULL_REQUEST
 from service.authentication import api_keys
-from service.postgres.pool import Connection
-from tests.end_to_end.callers import client_of
-from tests.end_to_end.events import publish_calculation
-from tests.harness import queues
+from tests.end_to_end.parties import client_of, create, publish_calculation
 from tests.harness.endpoints import ENDPOINTS, Endpoint
 from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
-from tests.harness.issuer import Issuer
+from tests.harness.http import bearer
 from tests.harness.processes import api_process, started, worker_process
+from tests.harness.queues import holds
 from tests.harness.raw_connection import connect_to, head
 from tests.harness.stored import ANY_TEXTS
 from tests.harness.waiting import eventually
@@ -29,8 +25,6 @@ MARK = "zqmark"  # in every value that must not be logged
 PHONE = "+44 7700 900123"
 Options: TypeAlias = dict[str, Any]
 Call: TypeAlias = tuple[str, str, Options]  # method, path, and what httpx sends
-
-AN_EMAIL_ADDRESS = re.compile(r"[\w.+-]+@[\w-]+")
 
 A_MARKED_REQUEST: dict[str, Any] = {
     **FULL_REQUEST,
@@ -52,20 +46,20 @@ BAD_VALUES: dict[str, Any] = {
 
 
 async def test_logs_of_the_api_hold_nothing_personal_or_secret(service_settings, issuer, database, tmp_path):
-    verbose_api = api_process(service_settings, tmp_path, LOG_LEVEL="DEBUG")
-    token = issuer.token()
-    api_key = await api_keys.create(database, CONVEYANCER)
-    async with started(verbose_api), client_of(verbose_api, token) as caller:
-        created = await caller.post("/v1/request", json=A_MARKED_REQUEST)
-        record = created.json()["data"]
-        calls = [*calls_with_access(record, api_key), *calls_with_credentials(record, issuer)]
-        seen = {
-            (await caller.request(method, path, **options)).status_code for method, path, options in calls
-        }
+    api = api_process(service_settings, tmp_path, LOG_LEVEL="DEBUG")
+    token, api_key = issuer.token(), await api_keys.create(database, CONVEYANCER)
+    async with started(api), client_of(api, token) as caller:
+
+        async def statuses(*calls: Call) -> set[int]:
+            return {(await caller.request(method, path, **sent)).status_code for method, path, sent in calls}
+
+        record = await create(caller, A_MARKED_REQUEST)
+        seen = await statuses(*calls_with_access(record, api_key), *calls_with_credentials(record, issuer))
+        valid = ("POST", "/v1/request", {"json": A_MARKED_REQUEST})
         async with refused_rows(database):
-            seen.add((await caller.post("/v1/request", json=A_MARKED_REQUEST)).status_code)
+            seen |= await statuses(valid)
         await database.execute(f"ALTER TABLE calculation_request RENAME customer_email TO {MARK}")
-        seen.add((await caller.post("/v1/request", json=A_MARKED_REQUEST)).status_code)
+        seen |= await statuses(valid)
         await database.execute(f"ALTER TABLE calculation_request RENAME {MARK} TO customer_email")
         malformed = f"GET /{MARK} HTTP/{MARK}\r\n\r\n".encode()
         interrupted = head(caller, f"Cookie: {MARK}", "Content-Length: 500") + f'{{"notes": "{MARK}'.encode()
@@ -73,10 +67,10 @@ async def test_logs_of_the_api_hold_nothing_personal_or_secret(service_settings,
             connection = await connect_to(caller)
             connection.send(sent)
             connection.hang_up()
-        await verbose_api.becomes_ready()
+        await api.becomes_ready()
 
     assert seen >= {200, 400, 401, 403, 404, 405, 413, 415, 422, 500}
-    assert_lines_for_machines_with_nothing_to_hide(verbose_api.output, token, api_key, record["secret"])
+    assert_lines_for_machines_with_nothing_to_hide(api.output, token, api_key, record["secret"])
 
 
 def calls_with_access(record: dict[str, Any], api_key: str) -> list[Call]:
@@ -93,9 +87,7 @@ def calls_with_access(record: dict[str, Any], api_key: str) -> list[Call]:
     ]
     for endpoint in ENDPOINTS:
         names = [each["name"] for each in endpoint.operation["parameters"] if each.get("in") == "query"]
-        headers = {"traceparent": MARK}
-        if "api_key" in endpoint.schemes:
-            headers["Authorization"] = f"Bearer {api_key}"
+        headers = {"traceparent": MARK} | (bearer(api_key) if "api_key" in endpoint.schemes else {})
         sent: Options = {"params": dict.fromkeys(names, MARK) or secret, "headers": headers}
         bodies = bodies_of(endpoint) if endpoint.body else [{}]
         calls += [(endpoint.method, endpoint.at(record["uuid"]), sent | body) for body in bodies]
@@ -117,7 +109,7 @@ def bodies_of(endpoint: Endpoint) -> list[Options]:
     ]
 
 
-def calls_with_credentials(record: dict[str, Any], issuer: Issuer) -> list[Call]:
+def calls_with_credentials(record: dict[str, Any], issuer) -> list[Call]:
     """Return calls with invalid credentials, and with the secret where it belongs and where it does not."""
     secret = record["secret"]
     claims: list[Options] = [{"aud": MARK}, {"iss": MARK}, {"scope": MARK}, {"client_id": MARK}, {"exp": 1}]
@@ -127,94 +119,86 @@ def calls_with_credentials(record: dict[str, Any], issuer: Issuer) -> list[Call]
         *(secret, secret[:-1], f"{secret}x", f"{secret}.{secret}.{secret}"),
         *[issuer.token(**each) for each in claims],
     ]
-    uuids = (record["uuid"], "req_0000000000000000000000", secret)
-    called = {(each.method, each.at(uuid), bool(each.body)) for each in ENDPOINTS for uuid in uuids}
     calls: list[Call] = [("GET", f"/v1/request/{secret}", {})]
-    for authorization in (f"Basic {MARK}", *[f"Bearer {bearer}" for bearer in bearers]):
-        options: Options = {"headers": {"Authorization": authorization, "Cookie": f"session={MARK}"}}
-        for method, path, has_body in called:
-            calls.append((method, path, options | ({"json": A_MARKED_REQUEST} if has_body else {})))
+    uuids = (record["uuid"], "req_0000000000000000000000", secret)
+    for authorization in (f"Basic {MARK}", *[f"Bearer {each}" for each in bearers]):
+        sent: Options = {"headers": {"Authorization": authorization, "Cookie": f"session={MARK}"}}
+        for each in ENDPOINTS:
+            options = sent | ({"json": A_MARKED_REQUEST} if each.body else {})
+            calls += {each.at(uuid): (each.method, each.at(uuid), options) for uuid in uuids}.values()
     return calls
 
 
 async def test_logs_of_the_worker_hold_nothing_personal_or_secret(
-    *, api, worker_settings, issuer, channel, subscriber, mail_server, database, tmp_path
+    *, api, caller, worker_settings, channel, subscriber, mail_server, database, tmp_path
 ):
-    verbose_worker = worker_process(worker_settings, tmp_path, LOG_LEVEL="DEBUG")
-    token = issuer.token()
+    worker = worker_process(worker_settings, tmp_path, LOG_LEVEL="DEBUG")
+    records = []
 
-    async def create() -> dict[str, Any]:
-        record: dict[str, Any] = (await caller.post("/v1/request", json=A_MARKED_REQUEST)).json()["data"]
-        secrets.append(record["secret"])
-        return record
+    async def create_one() -> str:
+        records.append(await create(caller, A_MARKED_REQUEST))
+        return str(records[-1]["uuid"])
 
     async def gets(event_type: str) -> None:
-        await eventually(lambda: event_type in subscriber.types(record["uuid"]))
+        await eventually(lambda: event_type in subscriber.types(records[-1]["uuid"]))
 
     async def logs(part: str) -> None:
-        await eventually(lambda: part in verbose_worker.output)
+        await eventually(lambda: part in worker.output)
 
-    secrets: list[str] = []
-    async with started(api, verbose_worker), client_of(api, token) as caller:
+    async with started(api, worker):
         mail_server.data_reply = f"451 4.3.0 {MARK}-customer@customer.example.com: later"
-        record = await create()
+        await create_one()
         await logs('"outcome":"postponed"')
         mail_server.data_reply = f"250 OK {MARK}-customer@customer.example.com"
         await gets("request.email_sent")
 
         mail_server.rcpt_reply = f"550 5.1.1 <{MARK}-customer@customer.example.com>: no such user"
-        record = await create()
+        await create_one()
         await gets("request.email_failed")
         mail_server.rcpt_reply = "250 OK"
 
-        record = await create()
+        uuid = await create_one()
         for calculation_id in ("calc-1", "calc-2"):
-            await publish_calculation(channel, record["uuid"], calculation_id)
+            await publish_calculation(channel, uuid, calculation_id)
         await gets("request.calculated")
-        await eventually(lambda: queues.holds(channel, topology.CALCULATION_RESULTS.dead_letters, 1))
+        await eventually(lambda: holds(channel, topology.CALCULATION_RESULTS.dead_letters, 1))
 
-        record = await create()
+        uuid = await create_one()
         await gets("request.email_sent")
         async with refused_rows(database):
-            await publish_calculation(channel, record["uuid"], "calc-1")
+            await publish_calculation(channel, uuid, "calc-1")
             await logs("CheckViolationError")
         await gets("request.calculated")
 
         await poison_both_queues(channel)
 
-    assert_lines_for_machines_with_nothing_to_hide(verbose_worker.output, token, *secrets)
+    secrets = [record["secret"] for record in records]
+    assert_lines_for_machines_with_nothing_to_hide(worker.output, *secrets)
 
 
 @asynccontextmanager
-async def refused_rows(database: Connection) -> AsyncIterator[None]:
+async def refused_rows(database):
     """Let Postgres refuse each request that is written: its message quotes all of the row."""
     await database.execute("ALTER TABLE calculation_request ADD CONSTRAINT none CHECK (false) NOT VALID")
     yield
     await database.execute("ALTER TABLE calculation_request DROP CONSTRAINT none")
 
 
-async def poison_both_queues(channel: AbstractChannel) -> None:
+async def poison_both_queues(channel) -> None:
     bodies = [
-        MARK.encode(),
-        b"\xff" + MARK.encode(),
-        b"[" * 50_000,
+        *(MARK.encode(), b"\xff" + MARK.encode(), b"[" * 50_000),
         json.dumps({"request_uuid": MARK, "calculation_id": f"{MARK}@customer"}).encode(),
         json.dumps({"request_uuid": f"req_{MARK.ljust(22, '0')}", "calculation_id": PHONE}).encode(),
         json.dumps({"request_uuid": "req_" + "0" * 22, "calculation_id": f"{MARK} {PHONE}"}).encode(),
         json.dumps({"specversion": "1.0", "id": MARK, "source": MARK, "type": MARK, "data": MARK}).encode(),
     ]
+    marked: Options = {"message_id": f"{MARK}@customer.example.com", "type": MARK, "correlation_id": MARK}
+    marked["headers"] = {"traceparent": MARK, MARK: MARK}
     for queue in topology.QUEUES:
         for body in bodies:
-            message = Message(
-                body,
-                message_id=f"{MARK}@customer.example.com",
-                type=MARK,
-                correlation_id=MARK,
-                headers={"traceparent": MARK, MARK: MARK},
-            )
-            await channel.default_exchange.publish(message, queue.name)
+            await channel.default_exchange.publish(Message(body, **marked), queue.name)
         dead = len(bodies) + (queue is topology.CALCULATION_RESULTS)  # which has calc-2, too
-        await eventually(partial(queues.holds, channel, queue.dead_letters, dead))
+        await eventually(partial(holds, channel, queue.dead_letters, dead))
 
 
 def assert_lines_for_machines_with_nothing_to_hide(output: str, *secrets: str) -> None:
@@ -224,7 +208,7 @@ def assert_lines_for_machines_with_nothing_to_hide(output: str, *secrets: str) -
     assert output
     for line in output.splitlines():
         assert json.loads(line).keys() >= {"event", "level", "timestamp"}, line
-        assert not AN_EMAIL_ADDRESS.search(line)
+        assert not re.search(r"[\w.+-]+@[\w-]+", line), "an address of an e-mail"
         line = re.sub('"timestamp":"[^"]*"', "", line)  # noqa: PLW2901 - a date of the request may be today
         for secret in (*keys, *personal, *secrets, *A_REQUEST.values()):
             assert secret not in line, f"{secret!r} in {line}"

@@ -16,12 +16,16 @@ def series(name: str, **labels: str) -> Series:
 
 
 async def scrape(client: httpx.AsyncClient) -> dict[Series, float]:
-    response = await client.get("/metrics")
-    assert response.status_code == 200, response.text
+    response = (await client.get("/metrics")).raise_for_status()
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return read(response.text)
+
+
+def read(text: str) -> dict[Series, float]:
+    """Return the value of every series in the text format of Prometheus."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(response.text)
+        for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
 

@@ -3,7 +3,6 @@
 import os
 import pwd
 import re
-import signal
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ import pytest
 
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
-from deploy.local.machine.processes import run_command
 from tests.harness import dovecot
 from tests.harness.certificates import Authority
 from tests.harness.dovecot import LOGIN, Dovecot
@@ -72,14 +70,6 @@ class Postfix(MailDaemon):
         lines = [f"{name} = {value}\n" for name, value in settings.items()]
         (self.folder / "config" / "main.cf").write_text(usual + "".join(lines))
 
-    def reload(self) -> None:
-        self._configure()
-        self._process.send_signal(signal.SIGHUP)
-
-    def flush(self) -> None:
-        command = [f"{self._root}/usr/sbin/postqueue", "-f"]
-        run_command("postqueue -f", command, folder=self.folder, seconds=30, environment=self._environment)
-
     @property
     def mailbox(self) -> list[Delivered]:
         files = (self.folder / MAILBOX).glob("new/*")
@@ -134,12 +124,12 @@ class MailSystem:
 
 
 @asynccontextmanager
-async def mail_system(authority: Authority, **settings: str) -> AsyncIterator[MailSystem]:
-    """Run it until the block is left. *settings* are Postfix's. Raises LocalStackError."""
+async def mail_system(authority: Authority) -> AsyncIterator[MailSystem]:
+    """Run it until the block is left. Raises LocalStackError."""
     domain = LOGIN.partition("@")[2]
     async with CustomersServer() as customers:
         routes = f"{{ {MISSING_DOMAIN} = smtp: }} {{ {domain} = virtual: }}"
-        usual = {
+        settings = {
             "virtual_mailbox_domains": domain,
             "virtual_mailbox_maps": f"inline:{{ {{ {LOGIN} = {MAILBOX}/ }} }}",
             "transport_maps": f"inline:{{ {routes} {{ * = smtp:[127.0.0.1]:{customers.port} }} }}",
@@ -152,7 +142,7 @@ async def mail_system(authority: Authority, **settings: str) -> AsyncIterator[Ma
             "smtp_connection_cache_on_demand": "no",
         }
         with (
-            running(**(usual | settings)) as relay,
+            running(**settings) as relay,
             dovecot.running(authority, relay.folder / MAILBOX) as mailbox,
         ):
             yield MailSystem(relay, mailbox, customers)

@@ -1,7 +1,7 @@
 """Reports of e-mails that were not delivered, and one e-mail of ours, with {TOKEN} in place of its token.
 
-Those named `postfix_…` are Postfix 3.7's: `end_to_end/test_mail_system.py` compares them with today's. The
-others are written after public documents and reports, with made-up names, and shortened:
+Those named `postfix_…` are Postfix 3.7's. The others are written after public documents and reports, with
+made-up names, and shortened:
 
 - `exchange_online`: codes of Microsoft's page on non-delivery reports in Exchange Online, and the form of
   reports in the tests of two libraries, Sisimai and MailBounceDetector.
