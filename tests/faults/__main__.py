@@ -7,19 +7,20 @@ import math
 import secrets
 import signal
 import sys
+from functools import partial
 
 import uvloop
 
 from deploy.local.errors import LocalStackError
 from tests.faults.broken_programs import BREAKAGES
 from tests.faults.catalogue.fault import CLUSTER_FAULTS, FAULTS
-from tests.faults.plan import LOCAL, Plan
-from tests.faults.run import run
+from tests.faults.run import LOCAL, Plan, run
 from tests.faults.verdict.invariants import check_all
 from tests.faults.verdict.records import Record
 from tests.faults.verdict.report import table, verdict
 
 _ROUND_SECONDS = 210.0  # in which every fault is injected once, mixed or alone
+_say = partial(print, flush=True)
 
 
 def main() -> int:
@@ -30,12 +31,11 @@ def main() -> int:
         arguments.requests = round(arguments.seconds * arguments.rate)
     if arguments.times is None:
         arguments.times = max(1, round(arguments.seconds / _ROUND_SECONDS))
-    plan = Plan(**vars(arguments))
     LOCAL.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=LOCAL / "harness.log", filemode="w", level=logging.WARNING)
-    _say(f"seed {plan.seed}")
+    _say(f"seed {arguments.seed}")
     try:
-        record = uvloop.run(_run_until_signal(plan))
+        record = uvloop.run(_run_until_signal(Plan(**vars(arguments))))
     except asyncio.CancelledError:
         _say("stopped")
         return 130
@@ -43,7 +43,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     breaches = check_all(record)
-    print("", table(record), "", verdict(breaches), sep="\n", flush=True)
+    _say("", table(record), "", verdict(breaches), sep="\n")
     return 1 if breaches else 0
 
 
@@ -53,10 +53,6 @@ async def _run_until_signal(plan: Plan) -> Record:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     return await running
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--recovery", type=float, default=5.0, help="seconds allowed after a fault; more on a busy machine")
     add("--drain", type=float, default=120.0, help="seconds allowed to finish at the end")
     add("--seed", type=int, default=secrets.randbelow(10**9), help="of every random choice (default: random)")
-    add("--broken", choices=sorted(BREAKAGES), help="break the programs on purpose")
+    add("--broken", choices=BREAKAGES, help="break the programs on purpose")
     servers = "three nodes of RabbitMQ and a pair of Postgres, each of whose faults is injected once"
     add("--cluster", action="store_true", help=servers)
     names = sorted(fault.name for fault in (*FAULTS, *CLUSTER_FAULTS))

@@ -23,8 +23,7 @@ class Fault(msgspec.Struct, frozen=True):
         """Inject it, and record from when until when, and whether its effect was seen."""
         began = time.monotonic()
         is_seen = await self.inject(world)
-        span = Span(self.name, began, time.monotonic(), self.repeats_events, is_seen)
-        world.record.spans.append(span)
+        world.record.spans.append(Span(self.name, began, time.monotonic(), self.repeats_events, is_seen))
 
 
 CLOCKS = "clocks"  # touched by faults that need libfaketime
@@ -33,7 +32,7 @@ CLUSTER_FAULTS: list[Fault] = []  # of a cluster of RabbitMQ and a pair of Postg
 
 
 def fault(
-    name: str, *touches: str, repeats: bool, among: list[Fault] = FAULTS
+    name: str, *touches: str, repeats: bool = False, among: list[Fault] = FAULTS
 ) -> Callable[[Injection], Injection]:
     """Add the decorated function to a list. It returns when the fault has ended, however it ends.
 

@@ -1,17 +1,20 @@
-"""Floods: what one caller or one team's account can send at once, and what others get meanwhile."""
+"""What one caller or one team's account can send: floods, and what can never be handled."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 
 import msgspec
-from aio_pika import Message
+from aio_pika import DeliveryMode, Message
 
+from service.calculation_requests.changing import WRITE_EVENTS
+from service.identifiers import new_request_id, uuid_of
 from service.outbox.events import CalculationCreated
+from tests.faults.catalogue.connections import each
 from tests.faults.catalogue.fault import fault
-from tests.faults.catalogue.malformed import poison_id
 from tests.faults.verdict.invariants import uuid_in
 from tests.faults.verdict.records import CALCULATED, LIVEZ, Interval
 from tests.faults.world.teams import calculation_of
@@ -20,6 +23,8 @@ from tests.faults.world.world import World
 from tests.harness import queues
 from tests.harness.examples import A_REQUEST, STRUCTURE
 from tests.harness.raw_connection import connect_to, head_with
+from tests.harness.raw_messages import UNDECODABLE, RawMessage
+from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually, until
 from worker.rabbitmq import topology
 
@@ -36,12 +41,15 @@ _EMPTY_OBJECTS: list[dict[str, str]] = [{}] * 87_000  # 255 KiB of JSON, and sev
 _DEEP_MESSAGE = msgspec.json.encode({"a": [{}] * 43_600})  # almost the largest that RabbitMQ takes
 _DEEP_MESSAGES = 240
 _REPEATS = 5_000
+_UNDECODABLE = [raw for raw in UNDECODABLE.values() if raw[0] != "message_id"]  # by which they are found
+_TOO_LONG_A_TYPE = "request." + "x" * 300  # a routing key holds 255 bytes
+_CALCULATED = "SELECT id FROM calculation_request WHERE calculation_id IS NOT NULL ORDER BY id DESC LIMIT 1"
 
 
-@fault("made-up keys", "api", repeats=False)
+@fault("made-up keys", "api")
 async def send_made_up_keys(world: World) -> bool:
     """Calls over hundreds of connections, with tokens whose key the issuer does not publish."""
-    api = world.chance.choice(world.of_role("api"))
+    api = world.one_of("api")
     kids = [f"made-up-{world.chance.random()}" for _ in range(_CONNECTIONS * _TOKENS_EACH)]
     calls = [head_with(world.issuer.token(headers={"kid": kid}), line=_QUESTIONNAIRE) for kid in kids]
 
@@ -49,45 +57,40 @@ async def send_made_up_keys(world: World) -> bool:
         await asyncio.sleep(number / _CONNECTIONS)
         answered = False
         for call in calls[number::_CONNECTIONS]:
-            answered, _ = await asyncio.gather(
-                _call(api.base_url, call), asyncio.sleep(_BETWEEN_TOKENS_SECONDS)
-            )
+            pause = asyncio.sleep(_BETWEEN_TOKENS_SECONDS)
+            answered, _ = await asyncio.gather(_call(api.base_url, call), pause)
         return answered
 
     async with _observed(world, [api]):
         return any(await asyncio.gather(*map(send, range(_CONNECTIONS))))
 
 
-@fault("large wrong bodies", "api", "postgres links", repeats=False)
+@fault("large wrong bodies", "api", "postgres links")
 async def send_large_wrong_bodies(world: World) -> bool:
     """Creates with one large wrong field, while the API waits for Postgres."""
-    api = world.chance.choice(world.of_role("api"))
-    token, wrong = world.issuer.token(), A_REQUEST | {"calculation_fee_exempt": True}
+    api = world.one_of("api")
+    wrong_fields = ({"calculation_fee_exempt_reason": _EMPTY_OBJECTS}, {"meta_data": {"a": _EMPTY_OBJECTS}})
     bodies = [
-        msgspec.json.encode(wrong | {"calculation_fee_exempt_reason": _EMPTY_OBJECTS}),
-        msgspec.json.encode(wrong | {"meta_data": {"a": _EMPTY_OBJECTS}}),
+        msgspec.json.encode(A_REQUEST | {"calculation_fee_exempt": True} | wrong) for wrong in wrong_fields
     ]
+    token = world.issuer.token()
     calls = [head_with(token, f"Content-Length: {len(body)}") + body for body in bodies] * _LARGE_BODIES
-    api.postgres.hold()
-    try:
-        async with _observed(world, [api]):
-            return any(await asyncio.gather(*(_call(api.base_url, call) for call in calls)))
-    finally:
-        api.postgres.resume()
+    async with each([api.postgres], TcpProxy.hold, TcpProxy.resume), _observed(world, [api]):
+        return any(await asyncio.gather(*(_call(api.base_url, call) for call in calls)))
 
 
-@fault("deep messages", "messages", "broker", "calculations", repeats=False)
+@fault("deep messages", "messages", "broker", "calculations")
 async def send_deep_messages(world: World) -> bool:
     """Malformed messages that are small for RabbitMQ, and large once they are decoded."""
-    ids = [poison_id(world, topology.CALCULATION_RESULTS) for _ in range(_DEEP_MESSAGES)]
-    return await _publish_results(world, [Message(_DEEP_MESSAGE, message_id=each) for each in ids])
+    ids = [_poison_id(world, topology.CALCULATION_RESULTS) for _ in range(_DEEP_MESSAGES)]
+    return await _publish_results(world, [Message(_DEEP_MESSAGE, message_id=id_) for id_ in ids])
 
 
-@fault("one calculation repeated", "messages", "broker", "calculations", repeats=False)
+@fault("one calculation repeated", "messages", "broker", "calculations")
 async def repeat_calculation(world: World) -> bool:
     """A calculation that was recorded arrives again, thousands of times at once."""
     arrivals = world.record.arrivals
-    recorded = await eventually(lambda: [each.event_id for each in arrivals if each.type == CALCULATED])
+    recorded = await eventually(lambda: [event.event_id for event in arrivals if event.type == CALCULATED])
     uuid = uuid_in(recorded[-1])
     body = msgspec.json.encode(CalculationCreated(uuid, calculation_of(uuid)))
     return await _publish_results(world, [Message(body)] * _REPEATS)
@@ -111,8 +114,16 @@ async def _publish_results(world: World, messages: Sequence[Message]) -> bool:
 @asynccontextmanager
 async def _observed(world: World, victims: Sequence[Worker]) -> AsyncIterator[None]:
     """Call the processes as others do during a flood, and record what they get, and the memory it took."""
-    others = [asyncio.create_task(_call_on(world, victim, LIVEZ)) for victim in victims]
-    others += [asyncio.create_task(_call_on(world, api, _RETRIEVE)) for api in victims if api.role == "api"]
+
+    async def call_on(url: str, line: str) -> None:
+        call = head_with(world.issuer.token(), line=line)
+        while True:
+            world.record.calls[line].append(await _call(url, call))
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    others = [asyncio.create_task(call_on(victim.probes_url, LIVEZ)) for victim in victims]
+    apis = [victim for victim in victims if victim.role == "api"]
+    others += [asyncio.create_task(call_on(api.base_url, _RETRIEVE)) for api in apis]
     try:
         yield
     finally:
@@ -120,16 +131,7 @@ async def _observed(world: World, victims: Sequence[Worker]) -> AsyncIterator[No
             other.cancel()
         await asyncio.wait(others)
         for victim in victims:
-            peak = victim.peak_megabytes()
-            world.record.peaks[victim.name] = max(peak, world.record.peaks.get(victim.name, 0.0))
-
-
-async def _call_on(world: World, worker: Worker, line: str) -> None:
-    call = head_with(world.issuer.token(), line=line)
-    while True:
-        url = worker.probes_url if line == LIVEZ else worker.base_url
-        world.record.calls.setdefault(line, []).append(await _call(url, call))
-        await asyncio.sleep(_PAUSE_SECONDS)
+            world.record.peaks[victim.name].append(victim.peak_megabytes())
 
 
 async def _call(url: str, call: bytes) -> bool:
@@ -144,3 +146,54 @@ async def _call(url: str, call: bytes) -> bool:
             connection.hang_up()
         return True
     return False
+
+
+@fault("poison rows", "rows", "postgres")
+async def poison_outbox(world: World) -> bool:
+    """Events that no AMQP message can carry, some with a good event behind them."""
+    rows = [new_request_id() for _ in range(world.chance.randint(1, 5))]
+    events = [(row, 1, _TOO_LONG_A_TYPE) for row in rows]
+    events += [(row, 2, CALCULATED) for row in rows if world.chance.random() < 0.5]
+    world.record.poison_rows.update(f"{uuid_of(row)} {event}" for row, _, event in events)
+    rest = ("poison", datetime.now(UTC), '{"poison": true}', None)
+    values = [(*event, *rest) for event in events]
+    await world.on_postgres(lambda connection: connection.executemany(WRITE_EVENTS, values))
+    return True
+
+
+@fault("poison messages", "messages", "broker")
+async def poison_queues(world: World) -> bool:
+    """Messages on both queues that can never be handled, and a second calculation for a request."""
+    unknown_request = uuid_of(new_request_id())
+    bodies = [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 10_000,
+        b'{"specversion": "1.0", "id": "x", "source": "x", "type": "other", "data": {}}',
+        msgspec.json.encode(CalculationCreated(unknown_request, "calculation-of-nothing")),
+    ]
+    calculated = await world.on_postgres(lambda connection: connection.fetchval(_CALCULATED))
+    async with queues.open_channel(world.servers.broker_url) as channel:
+        for queue in (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS):
+            sent = world.chance.sample(bodies, k=3)
+            if calculated and queue is topology.CALCULATION_RESULTS:
+                sent.append(msgspec.json.encode(CalculationCreated(uuid_of(calculated), "another")))
+            messages = [
+                Message(body, message_id=_poison_id(world, queue), delivery_mode=DeliveryMode.PERSISTENT)
+                for body in sent
+            ]
+            messages += [
+                RawMessage(b"{}", *undecodable, message_id=_poison_id(world, queue))
+                for undecodable in world.chance.sample(_UNDECODABLE, k=3)
+            ]
+            for message in messages:
+                await channel.default_exchange.publish(message, queue.name, mandatory=True)
+    return True
+
+
+def _poison_id(world: World, queue: topology.Queue) -> str:
+    """Return the id of a new message for a queue that is to become a dead letter."""
+    message_id = f"poison-{len(world.record.poison_messages)}"
+    world.record.poison_messages.add(f"{queue.name} {message_id}")
+    return message_id

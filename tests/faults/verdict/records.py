@@ -3,16 +3,16 @@
 Times are seconds of one monotonic clock.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
-CREATED = "request.created"
-CALCULATED = "request.calculated"
-EMAIL_SENT = "request.email_sent"
-EMAIL_FAILED = "request.email_failed"
+CREATED, CALCULATED = "request.created", "request.calculated"
+EMAIL_SENT, EMAIL_FAILED = "request.email_sent", "request.email_failed"
 LIVEZ = "GET /livez HTTP/1.1"
+MAIL_CONNECTIONS = "mail connections"
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
@@ -37,12 +37,6 @@ class Acceptance(msgspec.Struct, gc=False):
     answered: bool = True  # False: the connection broke before the sender can have read the reply
 
 
-class Commit(msgspec.Struct, frozen=True, gc=False):
-    """When a request was acknowledged."""
-
-    at: float
-
-
 class Stored(msgspec.Struct, frozen=True, gc=False):
     """A row of calculation_request at the end."""
 
@@ -59,15 +53,8 @@ class Span(msgspec.Struct, frozen=True):
     fault: str
     began: float
     ended: float
-    repeats_events: bool  # it may come between a confirm and its settling
+    repeats_events: bool = False  # it may come between a confirm and its settling
     is_seen: bool = True  # something other than the injection showed its effect
-
-
-class Kill(msgspec.Struct, frozen=True):
-    """A SIGKILL to one process."""
-
-    process: str
-    at: float
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -87,44 +74,36 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     is_replay: bool = False
 
 
-class Recovery(msgspec.Struct, frozen=True):
-    """The time from the end of faults until new requests are published within the bar again."""
-
-    faults: tuple[str, ...]
-    seconds: float
+_lists = partial(msgspec.field, default_factory=partial(defaultdict, list))
 
 
 class Record(msgspec.Struct, kw_only=True):
     """Everything that was observed during one run."""
 
-    acknowledged: dict[str, Commit] = msgspec.field(default_factory=dict)  # by key
-    unknown: set[str] = msgspec.field(default_factory=set)  # sent, with an unknown outcome
+    acknowledged: dict[str, float] = {}  # when, by key
     statuses: Counter[int] = msgspec.field(default_factory=Counter)  # of answers to creates without a key
-    answers: list[Answer] = msgspec.field(default_factory=list)  # to creates with a key
+    answers: list[Answer] = []  # to creates with a key
     stored: Sequence[Stored] = ()
-    arrivals: list[Arrival] = msgspec.field(default_factory=list)
-    acceptances: list[Acceptance] = msgspec.field(default_factory=list)
-    spans: list[Span] = msgspec.field(default_factory=list)
-    kills: list[Kill] = msgspec.field(default_factory=list)
-    freezes: list[Interval] = msgspec.field(default_factory=list)  # from a SIGSTOP to its SIGCONT
-    refusals: list[Interval] = msgspec.field(default_factory=list)  # while a queue refused every event
-    read_only: list[Interval] = msgspec.field(default_factory=list)  # while no process could write
-    floods: list[Interval] = msgspec.field(default_factory=list)  # while one team sent too much
-    calls: dict[str, list[bool]] = msgspec.field(default_factory=dict)  # of others: answered or not
-    peaks: dict[str, float] = msgspec.field(default_factory=dict)  # megabytes of memory, by process
-    recoveries: list[Recovery] = msgspec.field(default_factory=list)
+    arrivals: list[Arrival] = []
+    acceptances: list[Acceptance] = []
+    spans: list[Span] = []
+    kills: list[tuple[str, float]] = []  # the process that got a SIGKILL, and when
+    freezes: list[Interval] = []  # from a SIGSTOP to its SIGCONT
+    refusals: list[Interval] = []  # while a queue refused every event
+    read_only: list[Interval] = []  # while no process could write
+    floods: list[Interval] = []  # while one team sent too much
+    calls: dict[str, list[bool]] = _lists()  # of others: answered or not
+    peaks: dict[str, list[float]] = _lists()  # megabytes of memory, by process, and MAIL_CONNECTIONS
+    recoveries: list[tuple[Sequence[str], float]] = []  # the faults, and for how long latencies were high
     outbox_left: int = 0
-    held: set[str] = msgspec.field(default_factory=set)  # request id and type of each
-    poison_rows: set[str] = msgspec.field(default_factory=set)  # request id and type of each
-    poison_followers: set[str] = msgspec.field(default_factory=set)  # good events behind a poison row
-    poison_messages: set[str] = msgspec.field(default_factory=set)  # queue and message id of each
-    dead_letters: Sequence[str] = ()  # likewise
+    held: set[str] = set()  # request id and type of each
+    poison_rows: set[str] = set()  # likewise, with the good events behind them
+    dead_letters: set[str] = set()  # queue and message id of each
+    poison_messages: set[str] = set()  # likewise
     secrets_stored: Sequence[str] = ()  # the requests of e-mails whose stored reply contains a secret
-    mail_connections: int = 0  # that stayed open while the mail server refused the sender
-    log_lines: Sequence[str] = ()  # that show an unhandled exception
-    deaths: list[str] = msgspec.field(default_factory=list)  # of processes that no fault had killed
-    shortfalls: list[str] = msgspec.field(default_factory=list)  # of the plan, for lack of time
-    unnamed: list[str] = msgspec.field(default_factory=list)  # outages that /readyz or doctor did not name
+    exceptions: list[str] = []  # in logs, and deaths of processes that no fault had killed
+    shortfalls: list[str] = []  # of the plan, for lack of time
+    unnamed: list[str] = []  # outages that /readyz or doctor did not name
     seconds: float = 0.0
     email_claim_seconds: float = 30.0
     recovery_bar_seconds: float = 5.0

@@ -1,6 +1,7 @@
 """What is left at the end of a run: in the tables, the queues and the logs."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -19,13 +20,7 @@ from tests.harness.waiting import until
 from worker.rabbitmq import topology
 
 _EXPECTED = "message_not_settled"  # logged when a connection breaks, too
-_UNHANDLED = (
-    "Traceback",
-    "Task exception was never retrieved",
-    "Task was destroyed",
-    "Exception in callback",
-    "Unhandled",
-)
+_UNHANDLED = re.compile("Traceback|Task (exception was never|was destroyed)|Exception in callback|Unhandled")
 _QUEUES = (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS)
 
 
@@ -34,16 +29,16 @@ async def drained(world: World, *, seconds: float) -> dict[str, int]:
 
     Then wait for the last events to reach the auditor, and for poison to reach the dead letters.
     """
-    unfinished = partial(world.on_postgres, partial(_unfinished, world.record))
+    left: dict[str, int] = {}
 
     async def is_finished() -> bool:
-        return not any((await unfinished()).values())
+        left.update(await world.on_postgres(partial(_unfinished, world.record)))
+        return not any(left.values())
 
     finished = await until(is_finished, seconds=seconds, pause_seconds=0.25)
-    left = {} if finished else await unfinished()
     async with queues.open_channel(world.servers.broker_url) as channel:
         await until(lambda: _nothing_waits(channel, world.record), seconds=seconds, pause_seconds=0.25)
-    return left
+    return {} if finished else left
 
 
 async def _unfinished(record: Record, connection: Connection) -> dict[str, int]:
@@ -54,9 +49,9 @@ async def _unfinished(record: Record, connection: Connection) -> dict[str, int]:
                (SELECT count(*) FROM email WHERE state = 'pending') AS emails,
                (SELECT count(*) FROM calculation_request WHERE sequence < 3) AS requests
         """,
-        len(record.poison_rows) + len(record.poison_followers),
+        len(record.poison_rows),
     )
-    return dict(row) if row else {}
+    return dict(row or {})
 
 
 async def _nothing_waits(channel: AbstractChannel, record: Record) -> bool:
@@ -68,64 +63,49 @@ async def _nothing_waits(channel: AbstractChannel, record: Record) -> bool:
 
 async def take_stock(world: World) -> None:
     """Record the rows, the dead letters and the suspicious lines of the logs."""
-    record = world.record
     await world.on_postgres(partial(_read_tables, world))
     async with queues.open_channel(world.servers.broker_url) as channel:
-        record.dead_letters = [
-            message for queue in _QUEUES for message in await _dead_letters(channel, queue)
-        ]
-    record.log_lines = [line for worker in world.workers for line in _suspicious_lines(worker)]
+        world.record.dead_letters = {each async for each in _dead_letters(channel)}
+    for worker in world.workers:
+        world.record.exceptions += _suspicious_lines(worker)
 
 
 async def _read_tables(world: World, connection: Connection) -> None:
     record = world.record
     rows = await connection.fetch(
-        "SELECT id, external_id, customer_email, calculation_id FROM calculation_request"
+        "SELECT external_id, id, customer_email, calculation_id FROM calculation_request"
     )
     record.stored = [
-        Stored(
-            row["external_id"],
-            uuid_of(row["id"]),
-            row["customer_email"],
-            row["calculation_id"],
-            row["customer_email"].encode().startswith(REFUSED_RECIPIENT),
-        )
-        for row in rows
+        Stored(key, uuid_of(id_), email, calculation_id, email.encode().startswith(REFUSED_RECIPIENT))
+        for key, id_, email, calculation_id in rows
     ]
-    pending = "SELECT count(*) FROM outbox WHERE next_attempt_at IS NULL"
-    record.outbox_left = await connection.fetchval(pending)
-    held = await connection.fetch(
+    events = await connection.fetch(
         """
-        SELECT request_id, type
+        SELECT request_id, type, next_attempt_at IS NOT NULL AS is_held
           FROM outbox
-          JOIN event USING (request_id, sequence)
-         WHERE next_attempt_at IS NOT NULL
+          LEFT JOIN event USING (request_id, sequence)
         """
     )
-    record.held = {f"{uuid_of(row['request_id'])} {row['type']}" for row in held}
-    replies = await connection.fetch(
-        "SELECT request_id, server_reply FROM email WHERE server_reply LIKE '%http%'"
-    )
+    record.held = {f"{uuid_of(row['request_id'])} {row['type']}" for row in events if row["is_held"]}
+    record.outbox_left = sum(not row["is_held"] for row in events)
+    replies = await connection.fetch("SELECT request_id, server_reply FROM email WHERE server_reply <> ''")
     record.secrets_stored = [
         uuid_of(request_id)
         for request_id, reply in replies
-        if any(each in reply for each in world.mail.quoted)
+        if any(secret in reply for secret in world.mail.quoted)
     ]
 
 
-async def _dead_letters(channel: AbstractChannel, queue: topology.Queue) -> list[str]:
-    dead_letters = await channel.get_queue(queue.dead_letters, ensure=False)
-    found = []
-    while (message := await dead_letters.get(no_ack=True, fail=False)) is not None:
-        found.append(f"{queue.name} {message.message_id}")
-    return found
+async def _dead_letters(channel: AbstractChannel) -> AsyncIterator[str]:
+    for queue in _QUEUES:
+        dead_letters = await channel.get_queue(queue.dead_letters, ensure=False)
+        while (message := await dead_letters.get(no_ack=True, fail=False)) is not None:
+            yield f"{queue.name} {message.message_id}"
 
 
-def _suspicious_lines(worker: Worker) -> Iterable[str]:
+def _suspicious_lines(worker: Worker) -> Iterator[str]:
     with worker.log.open(errors="replace") as lines:
-        for line in lines:
-            if is_suspicious(line):
-                yield f"{worker.name}: {line.strip()[:400]}"
+        yield from (f"{worker.name}: {line.strip()[:400]}" for line in lines if is_suspicious(line))
 
 
 class _Line(msgspec.Struct):
@@ -138,7 +118,7 @@ def is_suspicious(line: str) -> bool:
 
     Errors of libraries are not ours: their events are sentences.
     """
-    if any(words in line for words in _UNHANDLED):
+    if _UNHANDLED.search(line):
         return True
     with suppress(msgspec.DecodeError):
         entry = msgspec.json.decode(line, type=_Line)

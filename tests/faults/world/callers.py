@@ -4,8 +4,8 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -13,11 +13,10 @@ import asyncpg
 import httpx
 
 from service.api import idempotency_key_header
-from service.identifiers import uuid_of
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
-from tests.faults.verdict.records import Answer, Commit, Record
+from tests.faults.verdict.records import Answer, Record
 from tests.faults.world.mail import REFUSED_RECIPIENT
 from tests.harness import stored
 from tests.harness.examples import A_REQUEST
@@ -38,13 +37,13 @@ _CUT_OFF = (httpx.TransportError, AttributeError)
 
 @dataclass
 class Callers:
-    """Creates requests, some at the same time, and records what becomes of each."""
+    """Creates requests, some at the same time, and records those that are acknowledged."""
 
     record: Record
     pool: Pool
     apis: Sequence[httpx.AsyncClient]
     chance: random.Random
-    numbers: Iterator[int] = field(default_factory=partial(count, 1))
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     async def run(self, rate: float, stop: asyncio.Event) -> None:
         """Create *rate* requests a second and a few under keys until *stop*, and wait for their outcomes."""
@@ -70,57 +69,47 @@ class Callers:
     async def _insert(self) -> None:
         key, body = self._next()
         request = stored.new_request(**body)
-        try:
+        with suppress(PostgresUnavailable, asyncpg.PostgresError):
             async with connections.acquired(self.pool, seconds=_COMMIT_SECONDS) as connection:
                 await stored.insert(connection, request)
-        except (PostgresUnavailable, asyncpg.PostgresError):
-            self._conclude(key, None)
-        else:
-            self._conclude(key, uuid_of(request.id))
+            self._acknowledge(key)
 
     async def post(self, api: httpx.AsyncClient | None = None) -> int | None:
         """Send a create to an API, or to any. Returns the status of the answer, if there is one."""
         key, body = self._next()
-        try:
+        with suppress(*_CUT_OFF):
             response = await (api or self.chance.choice(self.apis)).post("/v1/request", json=body)
-        except _CUT_OFF:
-            self._conclude(key, None)
-            return None
-        self.record.statuses[response.status_code] += 1
-        self._conclude(key, _uuid_in(response))
-        return response.status_code
+            self.record.statuses[response.status_code] += 1
+            if response.is_success:
+                self._acknowledge(key)
+            return response.status_code
+        return None
 
     async def create_with_key(self) -> None:
         """Send one create two or three times at once and then again, each until an API answers."""
         key, body = self._next()
-        found = await asyncio.gather(*(self._send(key, body) for _ in range(self.chance.randint(2, 3))))
-        uuid = next(filter(None, found), None)
-        self._conclude(key, uuid)
-        if uuid is not None:
+        sent = await asyncio.gather(*(self._send(key, body) for _ in range(self.chance.randint(2, 3))))
+        if any(sent):
+            self._acknowledge(key)
             await self._send(key, body)
 
-    async def _send(self, key: str, body: dict[str, Any]) -> str | None:
+    async def _send(self, key: str, body: dict[str, Any]) -> bool:
         """Send until an answer has a uuid, for 20 seconds; calls may be cut off or time out."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            impatient = self.chance.random() < _IMPATIENCE
-            try:
+            timeout = _IMPATIENT_SECONDS if self.chance.random() < _IMPATIENCE else 5.0
+            headers = {"Idempotency-Key": key}
+            with suppress(*_CUT_OFF):
                 response = await self.chance.choice(self.apis).post(
-                    "/v1/request",
-                    json=body,
-                    headers={"Idempotency-Key": key},
-                    timeout=_IMPATIENT_SECONDS if impatient else 5.0,
+                    "/v1/request", json=body, headers=headers, timeout=timeout
                 )
-            except _CUT_OFF:
-                pass
-            else:
-                uuid = _uuid_in(response)
+                uuid = response.json()["data"]["uuid"] if response.is_success else None
                 is_replay = idempotency_key_header.REPLAYED in response.headers
                 self.record.answers.append(Answer(key, response.status_code, uuid, is_replay))
                 if uuid is not None:
-                    return uuid
+                    return True
             await asyncio.sleep(self.chance.uniform(0.0, _PAUSE_SECONDS))
-        return None
+        return False
 
     def _next(self) -> tuple[str, dict[str, Any]]:
         """Return a new key and a body; every fortieth has a customer whom the mail server refuses."""
@@ -129,13 +118,5 @@ class Callers:
         prefix = REFUSED_RECIPIENT.decode() if number % _REFUSED_EVERY == 0 else ""
         return key, A_REQUEST | {"customer_email": f"{prefix}{key}@customer.example.com", "external_id": key}
 
-    def _conclude(self, key: str, uuid: str | None) -> None:
-        """Record a create as acknowledged, or without a uuid as one of unknown outcome."""
-        if uuid is None:
-            self.record.unknown.add(key)
-        else:
-            self.record.acknowledged[key] = Commit(time.monotonic())
-
-
-def _uuid_in(response: httpx.Response) -> str | None:
-    return response.json()["data"]["uuid"] if response.is_success else None
+    def _acknowledge(self, key: str) -> None:
+        self.record.acknowledged[key] = time.monotonic()

@@ -4,6 +4,9 @@ import asyncio
 import random
 import re
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
 from tests.faults.verdict.records import Acceptance, Record
@@ -13,7 +16,7 @@ REFUSED_RECIPIENT = b"refused-"  # addresses with this prefix are refused perman
 
 _MESSAGE_ID = re.compile(rb"^Message-ID:\s*<([^>]*)>", re.MULTILINE | re.IGNORECASE)
 _ADDRESS = re.compile(rb"<([^>]*)>")
-_LINK = re.compile(rb"https://\S+[?]secret=([\w-]{43})")
+_LINK = re.compile(rb"(https://\S+[?]secret=[\w-]{43})")
 _EVERYTHING = ("", "")
 
 
@@ -33,19 +36,27 @@ class MailServer(ScriptedMailServer):
         # The acceptances whose reply the sender may not have read yet.
         self._unread: WeakKeyDictionary[Session, Acceptance] = WeakKeyDictionary()
 
-    def stall(self) -> None:
-        """Reply to nothing until `release`."""
-        self.hold(*_EVERYTHING)
+    @contextmanager
+    def holding(self, process: str = "", command: str = "") -> Iterator[None]:
+        """Hold the replies to this command of this process, or all, until the end or `release`.
 
-    def hold(self, process: str, command: str) -> None:
-        """Hold the replies to this command of this process until `release`. Contents are accepted before."""
+        Contents of e-mails are accepted before.
+        """
         self._to_hold = process, command
         self._released.clear()
+        try:
+            yield
+        finally:
+            self.release()
 
     def release(self) -> None:
-        """End `hold` and `stall`."""
         self._to_hold = None
         self._released.set()
+
+    def refusing(self) -> AbstractContextManager[object]:
+        """Refuse every e-mail for now."""
+        refusal = b"451 4.3.0 try again later"
+        return patch.dict(self.replies, RCPT=refusal, content=refusal)
 
     def stop(self) -> None:
         """Break every connection. A reply that the sender may not have read counts as lost."""
@@ -76,21 +87,17 @@ class MailServer(ScriptedMailServer):
 
     def _accept(self, session: Session, content: bytes) -> bytes | None:
         """Accept an e-mail, and return the reply. None when the connection breaks instead of a reply."""
-        message_id, recipient = _MESSAGE_ID.search(content), _ADDRESS.search(session.recipient)
-        acceptance = Acceptance(
-            message_id[1].decode() if message_id else "",
-            recipient[1].decode() if recipient else "",
-            session.sender,
-            session.connected_at,
-            time.monotonic(),
+        message_id, recipient, link = (
+            found[1].decode() if (found := pattern.search(text)) else ""
+            for pattern, text in ((_MESSAGE_ID, content), (_ADDRESS, session.recipient), (_LINK, content))
         )
+        acceptance = Acceptance(message_id, recipient, session.sender, session.connected_at, time.monotonic())
         self._record.acceptances.append(acceptance)
         if self._chance.random() < self.death_rate:
             acceptance.answered = False
             return None
         self._unread[session] = acceptance
-        link = _LINK.search(content)
-        if link is None or not self.quotes:
+        if not self.quotes or not link:
             return ACCEPTED
-        self.quoted.add(link[1].decode())
-        return ACCEPTED + b": " + link[0]
+        self.quoted.add(link[-43:])  # the secret
+        return ACCEPTED + f": {link}".encode()

@@ -21,7 +21,6 @@ TEAM: Final = "harness.calculation-team"
 # request.created goes through an exchange of the harness: one unbinding takes it from every queue at once.
 SWITCH: Final = "harness.switch"
 
-_QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
 _PREFETCH = 50
 _PAUSE_SECONDS = 0.05
 _PUBLISH_SECONDS = 30.0
@@ -33,10 +32,11 @@ async def declare(channel: AbstractChannel) -> None:
     """Declare the product's topology, and the harness's queues."""
     await declare_topology(channel)
     switch = await channel.declare_exchange(SWITCH, ExchangeType.FANOUT, durable=True)
-    auditor = await channel.declare_queue(AUDITOR, durable=True, arguments=_QUORUM)
-    team = await channel.declare_queue(TEAM, durable=True, arguments=_QUORUM)
-    notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
-    for queue in (auditor, team, notifications):
+    quorum: dict[str, Any] = {"x-queue-type": "quorum"}
+    auditor, team = [
+        await channel.declare_queue(name, durable=True, arguments=quorum) for name in (AUDITOR, TEAM)
+    ]
+    for queue in (auditor, team, await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)):
         await queue.bind(switch)
     for event in (EMAIL_SENT, EMAIL_FAILED, CALCULATED):
         await auditor.bind(topology.REQUESTS, event)
@@ -51,9 +51,7 @@ async def audit(url: str, record: Record) -> None:
         assert event.id == message.message_id
         key, sequence = event.data["external_id"], event.data["sequence"]
         redelivered = bool(message.redelivered)
-        arrival = Arrival(event.id, key, event.type, sequence, time.monotonic(), redelivered)
-        record.arrivals.append(arrival)
-        await message.ack()
+        record.arrivals.append(Arrival(event.id, key, event.type, sequence, time.monotonic(), redelivered))
 
     await _read(url, AUDITOR, receive)
 
@@ -64,15 +62,10 @@ async def calculate(url: str) -> None:
     async def receive(channel: AbstractChannel, message: AbstractIncomingMessage) -> None:
         uuid = msgspec.json.decode(message.body, type=CloudEvent[RequestCreated]).data.uuid
         exchange = await channel.get_exchange(topology.CALCULATIONS, ensure=False)
-        answer = Message(
-            msgspec.json.encode(CalculationCreated(uuid, calculation_of(uuid))),
-            content_type="application/json",
-            delivery_mode=DeliveryMode.PERSISTENT,
-            message_id=calculation_of(uuid),
-        )
+        body = msgspec.json.encode(CalculationCreated(uuid, calculation_of(uuid)))
+        answer = Message(body, delivery_mode=DeliveryMode.PERSISTENT, message_id=calculation_of(uuid))
         async with asyncio.timeout(_PUBLISH_SECONDS):
             await exchange.publish(answer, topology.CALCULATION_RESULTS.routing_key, mandatory=True)
-        await message.ack()
 
     await _read(url, TEAM, receive)
 
@@ -92,4 +85,5 @@ async def _read(url: str, queue: str, receive: Receive) -> None:
                     await messages.consume()
                 async for message in messages:
                     await receive(channel, message)
+                    await message.ack()
         await asyncio.sleep(_PAUSE_SECONDS)

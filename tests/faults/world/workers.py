@@ -8,19 +8,16 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
-
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.ports import accepts, free_port
-from tests.faults.verdict.records import Interval, Kill, Record
+from tests.faults.verdict.records import Interval, Record
 from tests.harness import databases, programs
-from tests.harness.processes import Process, bare_environment, python, run_process
+from tests.harness.processes import Process, python
 from tests.harness.servers import Servers
 from tests.harness.tcp_proxy import TcpProxy
 from worker.process import ROLES
 
-RELAYS = ("relay-1", "relay-2", "relay-3")
-NAMES = ("api-1", "api-2", *RELAYS, *(f"{role}-{n}" for role in ROLES if role != "relay" for n in (1, 2)))
+NAMES = ("relay-3", *(f"{role}-{number}" for role in ("api", *ROLES) for number in (1, 2)))
 
 _EXIT_SECONDS = 30.0
 _ENDED_WHILE_STARTING = 128 + signal.SIGTERM
@@ -45,28 +42,26 @@ class Worker(Process):
         self.broker = TcpProxy(servers.broker_url, name=name)
         self._record = record
         self._expected_gone = False
-        probes_port = free_port()
-        port = free_port() if self.role == "api" else probes_port
+        is_api, probes_port = self.role == "api", free_port()
+        port = free_port() if is_api else probes_port
         module = [] if broken is None else ["tests.faults.broken_programs", broken]
-        module += ["service", "serve"] if self.role == "api" else ["worker", self.role]
-        database_url = databases.as_role(self.postgres.url, "api" if self.role == "api" else "worker")
-        links = {"DATABASE_URL": database_url, "AMQP_URL": self.broker.url}
-        ports = {"PORT": str(port), "HEALTH_PORT": str(probes_port)}
-        environment = bare_environment(**settings, **links, **ports, SMTP_HELO_NAME=name)
-        self._environment = environment
-        super().__init__(
-            name,
-            python(*module),
-            environment=environment,
-            port=port,
-            probes_port=probes_port,
-            folder=folder,
-        )
+        module += ["service", "serve"] if is_api else ["worker", self.role]
+        self._environment = {
+            **settings,
+            "DATABASE_URL": databases.as_role(self.postgres.url, "api" if is_api else "worker"),
+            "AMQP_URL": self.broker.url,
+            "PORT": str(port),
+            "HEALTH_PORT": str(probes_port),
+            "SMTP_HELO_NAME": name,
+        }
+        ports = {"port": port, "probes_port": probes_port}
+        super().__init__(name, python(*module), environment=self._environment, **ports, folder=folder)
 
     async def kill(self) -> int:
         """Send SIGKILL, and start it again. Returns the exit status."""
         self._expected_gone = True
-        status = await self._kill()
+        self._record.kills.append((self.name, time.monotonic()))
+        status = await super().kill()
         self._start_again()
         return status
 
@@ -88,8 +83,8 @@ class Worker(Process):
         """Send SIGTERM, as a rolling update does, and start it again, perhaps with a clock wrong by days."""
         await self.leave()
         clock = programs.variables_of_clock(clock_off_by) if clock_off_by else {}
-        self._program = replace(self._program, environment={**self._environment, **clock})
-        self.running.program = self._program
+        environment = {**self._environment, **clock}
+        self.running.program = replace(self.running.program, environment=environment)
         self._start_again()
 
     @property
@@ -103,20 +98,11 @@ class Worker(Process):
         clean = {0} if accepts(self.probes_port) else {0, _ENDED_WHILE_STARTING}
         self.terminate()
         try:
-            status = await self.exit_status(seconds=_EXIT_SECONDS)
-        except TimeoutError:
-            self._record.deaths.append(f"{self.name} ignores SIGTERM for {_EXIT_SECONDS:.0f} s")
-            await self._kill()
-        else:
-            if status not in clean:
-                self._record.deaths.append(f"after SIGTERM: {self.running.trouble()}")
-
-    async def explanations(self) -> tuple[str, str]:
-        """Return what its readiness probe answers, and what `doctor` prints with its settings."""
-        async with httpx.AsyncClient(base_url=self.probes_url, timeout=10.0) as client:
-            ready = (await client.get("/readyz")).text
-        program = "service" if self.role == "api" else "worker"
-        return ready, (await run_process(program, "doctor", environment=self._program.environment)).output
+            if await self.exit_status(seconds=_EXIT_SECONDS) not in clean:
+                self._record.exceptions.append(f"after SIGTERM: {self.running.trouble()}")
+        except TimeoutError as error:
+            self._record.exceptions.append(f"after SIGTERM: {error}")
+            await super().kill()
 
     async def watch(self) -> None:
         """Record each death that no fault caused, and start the process again, until cancelled."""
@@ -124,17 +110,13 @@ class Worker(Process):
             await asyncio.sleep(_WATCH_SECONDS)
             trouble = self.running.trouble()
             if trouble is not None and not self._expected_gone:
-                self._record.deaths.append(trouble)
+                self._record.exceptions.append(trouble)
                 self.start()
 
     async def may_become_ready(self) -> None:
         """Wait until it is ready, for at most a minute. If it dies meanwhile, `watch` records that."""
         with suppress(LocalStackError):
             await self.becomes_ready()
-
-    async def _kill(self) -> int:
-        self._record.kills.append(Kill(self.name, time.monotonic()))
-        return await super().kill()
 
     def _start_again(self) -> None:
         self.start()

@@ -7,16 +7,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import httpx
+
 from service.postgres import outages
 from service.postgres.pool import Connection
 from tests.faults.verdict.records import Record
 from tests.faults.world.callers import Callers
-from tests.faults.world.clustered import ClusteredServers
 from tests.faults.world.mail import MailServer
 from tests.faults.world.workers import Worker
 from tests.harness import databases
 from tests.harness.issuer import Issuer
+from tests.harness.processes import run_process
+from tests.harness.rabbitmq_cluster import Cluster
 from tests.harness.servers import Servers
+from tests.harness.standby import Replicated
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import until
 
@@ -25,6 +29,15 @@ Result = TypeVar("Result")
 HARNESS = "harness"  # application_name of the connections that no fault terminates
 _TRY_SECONDS = 60.0
 _PAUSE_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class ClusteredServers(Servers):
+    """All of them. `postgres` and `broker` are one of each; clients find the nodes in turn."""
+
+    nodes: Cluster
+    pair: Replicated
+    to_postgres: TcpProxy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,28 +60,15 @@ class World:
         return self.servers
 
     def of_role(self, role: str) -> list[Worker]:
-        """Return the processes with this role."""
         return [worker for worker in self.workers if worker.role == role]
+
+    def one_of(self, role: str) -> Worker:
+        return self.chance.choice(self.of_role(role))
 
     @property
     def broker_links(self) -> list[TcpProxy]:
         """The proxies between the processes and the broker."""
         return [worker.broker for worker in self.workers if worker.role != "api"]
-
-    @property
-    def postgres_links(self) -> list[TcpProxy]:
-        """The proxies between the processes and Postgres."""
-        return [worker.postgres for worker in self.workers]
-
-    def some_links(self, links: Sequence[TcpProxy]) -> list[TcpProxy]:
-        """Return one of the links, those of the relays, or all."""
-        match self.chance.randrange(3):
-            case 0:
-                return [self.chance.choice(links)]
-            case 1:
-                return [link for link in links if link.name.startswith("relay")]
-            case _:
-                return list(links)
 
     def some_seconds(self, longest: float = 3.0) -> float:
         """Return how long a fault lasts."""
@@ -82,11 +82,14 @@ class World:
 
     async def is_named(self, process: Worker, by_probe: str, by_doctor: str) -> bool:
         """Return whether both name in time what is wrong at this moment. Record it if they do not."""
-        said = "", ""
+        said = ["", ""]
+        doctor = ("service" if process.role == "api" else "worker", "doctor")
 
         async def are_right() -> bool:
-            nonlocal said
-            said = await process.explanations()
+            async with httpx.AsyncClient(timeout=10.0) as client:
+                said[0] = (await client.get(f"{process.probes_url}/readyz")).text
+            environment = process.running.program.environment
+            said[1] = (await run_process(*doctor, environment=environment)).output
             return by_probe in said[0] and by_doctor in said[1]
 
         is_named = await until(are_right, seconds=_TRY_SECONDS)
