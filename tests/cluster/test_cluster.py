@@ -1,31 +1,37 @@
 """`make cluster-check` with processes on this machine in place of pods, and what makes it fail."""
 
+import asyncio
+import json
+import signal
 import stat
+import sys
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from deploy.local.machine.folders import CHECKOUT
 from service.identifiers import uuid_of
-from tests.cluster.__main__ import Fault, run
-from tests.cluster.kubernetes import CheckFailed, Cluster
-from tests.cluster.local_cluster import LocalCluster
-from tests.cluster.verdict import Create, Run, Stored
-from tests.harness.processes import api_process, started, worker_process
+from service.postgres.pool import Connection
+from tests.cluster.__main__ import Faults, Run, run
+from tests.cluster.kubernetes import CALLERS, CheckFailed, Cluster, Create
+from tests.harness.mail_server import MailServer
+from tests.harness.processes import Process, api_process, started, worker_process
 
-_STORED = Stored("req_1", "calculation-of-req_1")
+_STORED = {f"run-0-{number}": (f"req_{number}", f"calculation-of-req_{number}") for number in (1, 2)}
 _RUN = Run(
     due=2.0,
     creates=[Create("run-0-1", "req_1"), Create("run-0-2", "req_2", ["503"])],
-    stored={"run-0-1": _STORED, "run-0-2": Stored("req_2", "calculation-of-req_2")},
+    stored=_STORED,
     recipients=["run-0-1@example.com", "run-0-2@example.com"],
     queued={"notifications": 0},
 )
-
-
-def test_run_that_lost_nothing_has_no_breach():
-    assert [*_RUN.breaches()] == []
-    assert _RUN.summary() == "2 creates, 0 e-mails repeated; tries that failed: 1 503"
+# As much of the API's Deployment as the check reads.
+_CONTAINER = {"image": "calculation-requests:dev", "securityContext": {}}
+_API = {"spec": {"template": {"spec": {"securityContext": {}, "containers": [_CONTAINER]}}}}
 
 
 @pytest.mark.parametrize(
@@ -34,12 +40,11 @@ def test_run_that_lost_nothing_has_no_breach():
         ({"due": 2.6}, "2 creates, but 3 were due"),
         ({"creates": [Create("run-0-1", None, ["401"])] * 2}, "run-0-1 never got 200: ['401']"),
         ({"creates": [Create("run-0-1", "req_9")] * 2}, "run-0-1 got req_9, but req_1 is stored"),
-        ({"stored": {**_RUN.stored, "run-0-1": Stored("req_1", None)}}, "run-0-1 has the calculation None"),
+        ({"stored": _STORED | {"run-0-1": ("req_1", None)}}, "run-0-1 has the calculation None"),
         ({"recipients": ["run-0-2@example.com"]}, "run-0-1@example.com: 0 e-mails"),
         ({"recipients": [*_RUN.recipients, "run-9-9@example.com"]}, "run-9-9@example.com: 1 e-mails"),
         ({"recipients": [*_RUN.recipients] * 2}, "2 e-mails were repeated, after 0 kills"),
         ({"queued": {"notifications.dead": 1}}, "notifications.dead has 1 messages"),
-        ({"undelivered": 1}, "1 events are in the outbox"),
         ({"failed": ["kubectl get: timed out"]}, "kubectl get: timed out"),
     ],
 )
@@ -47,7 +52,9 @@ def test_each_breach_is_found(changes, breach):
     assert {*msgspec.structs.replace(_RUN, **changes).breaches()} == {breach}
 
 
-def test_run_of_nothing_fails():
+def test_run_that_lost_nothing_has_no_breach_and_run_of_nothing_fails():
+    assert [*_RUN.breaches()] == []
+    assert _RUN.summary() == "2 creates, 0 e-mails repeated; tries that failed: 1 503"
     assert [*Run().breaches()] == ["0 creates, but 1 were due"]
 
 
@@ -61,6 +68,86 @@ async def test_kubectl_that_fails_is_quoted(tmp_path, monkeypatch):
         await Cluster("dev").kubectl("create", "-f", "-", sent="{}")
 
 
+class LocalCluster(Cluster):
+    """Does what each command does in a cluster, unless *broken* says what goes wrong."""
+
+    broken = ""
+    restarts = exit_status = 0
+
+    def __init__(
+        self,
+        processes: Mapping[str, Process],
+        database: Connection,
+        mail_server: MailServer,
+        variables: dict[str, str],  # of the callers
+        log: Path,  # likewise
+    ) -> None:
+        super().__init__("local")
+        self.processes, self.variables = processes, variables
+        self._database, self._mail_server, self._log = database, mail_server, log
+        self._calling: asyncio.subprocess.Process | None = None
+
+    async def kubectl(self, *words: str, sent: str = "") -> str:
+        if self.broken and self.broken in " ".join(words):
+            raise CheckFailed(f"kubectl {' '.join(words[:2])}: forbidden")
+        match words:
+            case ("exec", pod, "--", "python", "-c", _):
+                await self._signal(pod)
+            case ("create", *_):
+                await self._call(json.loads(sent)["spec"]["containers"][0]["command"])
+            case ("rollout", "restart", *_):
+                for process in self.processes.values():
+                    await process.stop()
+                    process.start()
+            case ("rollout", "status", *_):
+                await asyncio.gather(*(each.becomes_ready() for each in self.processes.values()))
+            case ("wait", _, "--for=jsonpath={.status.phase}=Succeeded", _):
+                if self._calling is None or await self._calling.wait() != 0:
+                    raise CheckFailed("kubectl wait: timed out")
+            case ("delete", *_) if self._calling is not None and self._calling.returncode is None:
+                self._calling.kill()
+        return str(await self._read(*words))
+
+    async def _read(self, *words: str) -> Any:
+        """Return what a command prints."""
+        match words:
+            case ("exec", "statefulset/postgres", *_, statement):
+                return await self._database.fetchval(statement) or ""
+            case ("logs", *_):
+                return self._log.read_text()
+            case ("get", "pod", "--selector", selector, *_):
+                return selector.rpartition("=")[2]
+            case ("get", "pod", _, "-o", path):
+                return self.exit_status if "exitCode" in path else self.restarts
+            case ("get", "deploy", *_):
+                return json.dumps(_API)
+            case ("get", "--raw", _):
+                to = [{"Address": each} for mail in self._mail_server.accepted for each in mail.recipients]
+                return json.dumps({"total": len(to), "messages": [{"To": [each]} for each in to]})
+        return ""
+
+    async def _call(self, command: list[str]) -> None:
+        here = {"python": sys.executable, "http://api": self.processes["api"].base_url}
+        words = [here.get(word, word) for word in command]
+        with self._log.open("wb") as log:
+            self._calling = await asyncio.create_subprocess_exec(
+                *words, env=self.variables, cwd=CHECKOUT, stdout=log, stderr=log
+            )
+
+    async def _signal(self, pod: str) -> None:
+        """Send a signal to the process in a pod. A process that was killed is started again."""
+        if pod == CALLERS:
+            assert self._calling is not None
+            self._calling.send_signal(signal.SIGKILL if self.broken == "crash" else signal.SIGTERM)
+            return
+        process = self.processes[pod]
+        process.running.send_signal(signal.SIGTERM if self.broken == "no kill" else signal.SIGKILL)
+        status = await process.exit_status()
+        self.exit_status, self.restarts = (status if status >= 0 else 128 - status), self.restarts + 1
+        process.start()
+        await process.becomes_ready()
+
+
 @pytest.fixture
 async def cluster(service_settings, worker_settings, issuer, database, mail_server, tmp_path):
     worker = worker_process(worker_settings, tmp_path, EMAIL_CLAIM_SECONDS="5")
@@ -71,8 +158,8 @@ async def cluster(service_settings, worker_settings, issuer, database, mail_serv
 
 
 async def check(cluster: LocalCluster) -> Run:
-    faults: list[Fault] = [("rolling restart", cluster.restart)]
-    faults += [(f"{name} killed", partial(cluster.kill, name)) for name in cluster.processes]
+    faults: Faults = {f"{name} killed": partial(cluster.kill, name) for name in cluster.processes}
+    faults["rolling restart"] = cluster.restart
     return await run(cluster, faults, rate=8, between_seconds=0.5, drain_seconds=20.0)
 
 
@@ -84,8 +171,7 @@ async def test_check_passes_where_nothing_is_lost(cluster, database):
     assert record.kills == 1
     assert any(create.failures for create in record.creates)
     rows = await database.fetch("SELECT idempotency_key, id FROM calculation_request")
-    stored = {row["idempotency_key"]: uuid_of(row["id"]) for row in rows}
-    assert {create.key: create.uuid for create in record.creates} == stored
+    assert {each.key: each.uuid for each in record.creates} == {key: uuid_of(id_) for key, id_ in rows}
 
 
 @pytest.mark.long
@@ -104,7 +190,7 @@ async def test_check_fails_and_keeps_its_figures(cluster, broken, breach):
 
     assert any(failure.startswith(breach) for failure in record.failed)
     assert record.creates or broken == "create -f -"
-    assert all(create.uuid == record.stored[create.key].uuid for create in record.creates)
+    assert all(create.uuid == record.stored[create.key][0] for create in record.creates)
 
 
 @pytest.mark.long
