@@ -4,15 +4,10 @@ import asyncio
 from functools import partial
 
 from tests.faults.catalogue.fault import CLUSTER_FAULTS, fault
-from tests.faults.world.world import World
+from tests.faults.world import World
 from tests.harness.rabbitmq_cluster import Node
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BLOCKED
-
-_DOWN_SECONDS = 5.0
-_DYING_SECONDS = 1.0
-_FROZEN_SECONDS = 30.0
-_APART_SECONDS = 60.0
 
 _of_cluster = partial(fault, repeats=True, among=CLUSTER_FAULTS)
 
@@ -22,9 +17,9 @@ async def kill_leader(world: World) -> bool:
     """SIGKILL to the leader of our queue. What the relays sent it in its last second is lost with it."""
     leader = await _connect_relays_to_leader(world)
     leader.freeze()
-    await asyncio.sleep(_DYING_SECONDS)
+    await asyncio.sleep(1.0)
     await leader.kill()
-    await asyncio.sleep(_DOWN_SECONDS)
+    await asyncio.sleep(5.0)
     is_down = not leader.is_up
     await leader.start()
     return is_down
@@ -47,7 +42,7 @@ async def freeze_leader(world: World) -> bool:
     leader = await _connect_relays_to_leader(world)
     leader.freeze()
     try:
-        await asyncio.sleep(_FROZEN_SECONDS)
+        await asyncio.sleep(30.0)
         return not await leader.answers()
     finally:
         leader.thaw()
@@ -60,7 +55,7 @@ async def cut_leader_off(world: World) -> bool:
     others = world.cluster.nodes.others(leader)
     await leader.cut_off(others)
     try:
-        await asyncio.sleep(_APART_SECONDS)
+        await asyncio.sleep(60.0)
         return not leader.is_up
     finally:
         await leader.rejoin(others)

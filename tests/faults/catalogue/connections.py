@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from tests.faults.catalogue.fault import fault
-from tests.faults.world.world import World
+from tests.faults.world import World
 from tests.harness.tcp_proxy import TcpProxy
 
 _KEEPALIVE_SECONDS = 30.0  # until Postgres learns of a lost client from the network; by default two hours

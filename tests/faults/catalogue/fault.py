@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from tests.faults.verdict.records import Span
-from tests.faults.world.world import World
+from tests.faults.records import Span
+from tests.faults.world import World
 
 Injection = Callable[[World], Awaitable[bool]]
 

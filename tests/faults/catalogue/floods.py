@@ -15,11 +15,11 @@ from service.identifiers import new_request_id, uuid_of
 from service.outbox.events import CalculationCreated
 from tests.faults.catalogue.connections import each
 from tests.faults.catalogue.fault import fault
-from tests.faults.verdict.invariants import uuid_in
-from tests.faults.verdict.records import CALCULATED, LIVEZ, Interval
-from tests.faults.world.teams import calculation_of
-from tests.faults.world.workers import Worker
-from tests.faults.world.world import World
+from tests.faults.invariants import uuid_in
+from tests.faults.others import calculation_of
+from tests.faults.records import CALCULATED, LIVEZ, Interval
+from tests.faults.workers import Worker
+from tests.faults.world import World
 from tests.harness import queues
 from tests.harness.examples import A_REQUEST, STRUCTURE
 from tests.harness.raw_connection import connect_to, head_with
@@ -28,37 +28,27 @@ from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually, until
 from worker.rabbitmq import topology
 
-_RETRIEVE = "GET /v1/request/req_0 HTTP/1.1"
-_QUESTIONNAIRE = f"GET {STRUCTURE} HTTP/1.1"
-_PATIENCE_SECONDS = 5.0  # of every caller
-_PAUSE_SECONDS = 0.05  # between two calls of another caller
-_LONGEST_SECONDS = 30.0  # for the queue to be empty again
 _CONNECTIONS = 530
-_TOKENS_EACH = 3
-_BETWEEN_TOKENS_SECONDS = 1.0
-_LARGE_BODIES = 75  # of each kind
 _EMPTY_OBJECTS: list[dict[str, str]] = [{}] * 87_000  # 255 KiB of JSON, and seven megabytes of Python objects
 _DEEP_MESSAGE = msgspec.json.encode({"a": [{}] * 43_600})  # almost the largest that RabbitMQ takes
-_DEEP_MESSAGES = 240
 _REPEATS = 5_000
 _UNDECODABLE = [raw for raw in UNDECODABLE.values() if raw[0] != "message_id"]  # by which they are found
-_TOO_LONG_A_TYPE = "request." + "x" * 300  # a routing key holds 255 bytes
-_CALCULATED = "SELECT id FROM calculation_request WHERE calculation_id IS NOT NULL ORDER BY id DESC LIMIT 1"
 
 
 @fault("made-up keys", "api")
 async def send_made_up_keys(world: World) -> bool:
     """Calls over hundreds of connections, with tokens whose key the issuer does not publish."""
     api = world.one_of("api")
-    kids = [f"made-up-{world.chance.random()}" for _ in range(_CONNECTIONS * _TOKENS_EACH)]
-    calls = [head_with(world.issuer.token(headers={"kid": kid}), line=_QUESTIONNAIRE) for kid in kids]
+    kids = [f"made-up-{world.chance.random()}" for _ in range(3 * _CONNECTIONS)]
+    calls = [
+        head_with(world.issuer.token(headers={"kid": kid}), line=f"GET {STRUCTURE} HTTP/1.1") for kid in kids
+    ]
 
     async def send(number: int) -> bool:
         await asyncio.sleep(number / _CONNECTIONS)
         answered = False
         for call in calls[number::_CONNECTIONS]:
-            pause = asyncio.sleep(_BETWEEN_TOKENS_SECONDS)
-            answered, _ = await asyncio.gather(_call(api.base_url, call), pause)
+            answered, _ = await asyncio.gather(_call(api.base_url, call), asyncio.sleep(1.0))
         return answered
 
     async with _observed(world, [api]):
@@ -74,7 +64,7 @@ async def send_large_wrong_bodies(world: World) -> bool:
         msgspec.json.encode(A_REQUEST | {"calculation_fee_exempt": True} | wrong) for wrong in wrong_fields
     ]
     token = world.issuer.token()
-    calls = [head_with(token, f"Content-Length: {len(body)}") + body for body in bodies] * _LARGE_BODIES
+    calls = [head_with(token, f"Content-Length: {len(body)}") + body for body in bodies] * 75
     async with each([api.postgres], TcpProxy.hold, TcpProxy.resume), _observed(world, [api]):
         return any(await asyncio.gather(*(_call(api.base_url, call) for call in calls)))
 
@@ -82,7 +72,7 @@ async def send_large_wrong_bodies(world: World) -> bool:
 @fault("deep messages", "messages", "broker", "calculations")
 async def send_deep_messages(world: World) -> bool:
     """Malformed messages that are small for RabbitMQ, and large once they are decoded."""
-    ids = [_poison_id(world, topology.CALCULATION_RESULTS) for _ in range(_DEEP_MESSAGES)]
+    ids = [_poison_id(world, topology.CALCULATION_RESULTS) for _ in range(240)]
     return await _publish_results(world, [Message(_DEEP_MESSAGE, message_id=id_) for id_ in ids])
 
 
@@ -106,7 +96,7 @@ async def _publish_results(world: World, messages: Sequence[Message]) -> bool:
         exchange = await channel.get_exchange(topology.CALCULATIONS, ensure=False)
         publish = partial(exchange.publish, routing_key=queue.routing_key, mandatory=True)
         confirms = await asyncio.gather(*map(publish, messages))
-        await until(lambda: queues.holds(channel, queue.name, 0), seconds=_LONGEST_SECONDS)
+        await until(lambda: queues.holds(channel, queue.name, 0), seconds=30.0)
     world.record.floods.append(Interval(began, time.monotonic()))
     return None not in confirms
 
@@ -119,11 +109,11 @@ async def _observed(world: World, victims: Sequence[Worker]) -> AsyncIterator[No
         call = head_with(world.issuer.token(), line=line)
         while True:
             world.record.calls[line].append(await _call(url, call))
-            await asyncio.sleep(_PAUSE_SECONDS)
+            await asyncio.sleep(0.05)
 
     others = [asyncio.create_task(call_on(victim.probes_url, LIVEZ)) for victim in victims]
     apis = [victim for victim in victims if victim.role == "api"]
-    others += [asyncio.create_task(call_on(api.base_url, _RETRIEVE)) for api in apis]
+    others += [asyncio.create_task(call_on(api.base_url, "GET /v1/request/req_0 HTTP/1.1")) for api in apis]
     try:
         yield
     finally:
@@ -140,7 +130,7 @@ async def _call(url: str, call: bytes) -> bool:
         connection = await connect_to(url)
         try:
             connection.send(call)
-            async with asyncio.timeout(_PATIENCE_SECONDS):
+            async with asyncio.timeout(5.0):
                 await connection.answer()
         finally:
             connection.hang_up()
@@ -151,8 +141,9 @@ async def _call(url: str, call: bytes) -> bool:
 @fault("poison rows", "rows", "postgres")
 async def poison_outbox(world: World) -> bool:
     """Events that no AMQP message can carry, some with a good event behind them."""
+    too_long = "request." + "x" * 300  # A routing key holds 255 bytes.
     rows = [new_request_id() for _ in range(world.chance.randint(1, 5))]
-    events = [(row, 1, _TOO_LONG_A_TYPE) for row in rows]
+    events = [(row, 1, too_long) for row in rows]
     events += [(row, 2, CALCULATED) for row in rows if world.chance.random() < 0.5]
     world.record.poison_rows.update(f"{uuid_of(row)} {event}" for row, _, event in events)
     rest = ("poison", datetime.now(UTC), '{"poison": true}', None)
@@ -173,7 +164,8 @@ async def poison_queues(world: World) -> bool:
         b'{"specversion": "1.0", "id": "x", "source": "x", "type": "other", "data": {}}',
         msgspec.json.encode(CalculationCreated(unknown_request, "calculation-of-nothing")),
     ]
-    calculated = await world.on_postgres(lambda connection: connection.fetchval(_CALCULATED))
+    newest = "SELECT id FROM calculation_request WHERE calculation_id IS NOT NULL ORDER BY id DESC LIMIT 1"
+    calculated = await world.on_postgres(lambda connection: connection.fetchval(newest))
     async with queues.open_channel(world.servers.broker_url) as channel:
         for queue in (topology.NOTIFICATIONS, topology.CALCULATION_RESULTS):
             sent = world.chance.sample(bodies, k=3)

@@ -8,18 +8,11 @@ from functools import partial
 
 from service.postgres import connections
 from tests.faults.catalogue.fault import CLOCKS, fault
-from tests.faults.world.stage import RETENTION_DAYS
-from tests.faults.world.workers import Worker
-from tests.faults.world.world import World
+from tests.faults.workers import Worker
+from tests.faults.world import RETENTION_DAYS, World
 from tests.harness.waiting import until
 from worker.process import ROLES
 
-_REPEATED_AT_ONCE = 10  # keys
-_HELD_SECONDS = 5.0
-_HELD_AT_ONCE = 3  # of the four that a process sends at once
-_FREEZING_SECONDS = 0.2  # from a SIGSTOP until the process has stopped
-_CREATES = 20
-_REFUSED_SECONDS = 1.5
 _LOCKS = ("postgres", "backends", "postgres links")
 
 
@@ -29,7 +22,7 @@ async def kill_apis_amid_repeats(world: World) -> bool:
     statuses = []
     async with asyncio.TaskGroup() as calling:
         for api in world.chance.sample(world.of_role("api"), k=2):
-            for _ in range(_REPEATED_AT_ONCE):
+            for _ in range(10):
                 calling.create_task(world.callers.create_with_key())
             await asyncio.sleep(world.chance.uniform(0.0, 0.2))
             statuses.append(await api.kill())
@@ -64,12 +57,13 @@ async def freeze_notifications(world: World) -> bool:
     Not after the content: other senders cannot know of an acceptance that the frozen one has not recorded.
     """
     sender = world.one_of("notifications")
-    seconds = world.record.email_claim_seconds + world.chance.uniform(3.0, 5.0)
+    seconds = world.record.plan.email_claim_seconds + world.chance.uniform(3.0, 5.0)
     with world.mail.holding(sender.name, "RCPT"):
-        are_held = await until(lambda: world.mail.held >= _HELD_AT_ONCE, seconds=_HELD_SECONDS)
+        # Three of the four that a process sends at once.
+        are_held = await until(lambda: world.mail.held >= 3, seconds=5.0)
         async with asyncio.TaskGroup() as group:
             frozen = group.create_task(sender.freeze_for(seconds))
-            await asyncio.sleep(_FREEZING_SECONDS)
+            await asyncio.sleep(0.2)  # from the SIGSTOP until the process has stopped
             world.mail.release()
     return are_held and frozen.result()
 
@@ -108,7 +102,7 @@ async def _of_sender(days: int, world: World) -> bool:
     """The mail server refuses e-mails for now. By the wrong clock, each may have been refused for days."""
     async with _wrong_clock(world, "notifications", days) as sender:
         with world.mail.refusing():
-            await asyncio.sleep(_REFUSED_SECONDS)
+            await asyncio.sleep(1.5)
         return sender.has_other_clock
 
 
@@ -116,7 +110,7 @@ async def _of_api(days: int, world: World) -> bool:
     """An API stores requests, and then a relay begins to erase. The tokens are valid by both clocks."""
     async with _wrong_clock(world, "api", days) as api:
         client = world.callers.apis[world.of_role("api").index(api)]
-        statuses = await asyncio.gather(*(world.callers.post(client) for _ in range(_CREATES)))
+        statuses = await asyncio.gather(*(world.callers.post(client) for _ in range(20)))
         # A process that has just started may have no time on a busy machine. But it refuses none.
         answered = [200 in statuses, *(status == 200 for status in statuses if status not in (None, 503))]
         world.record.calls["POST /v1/request, wrong clock"] += answered

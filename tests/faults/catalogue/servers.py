@@ -11,11 +11,11 @@ from aio_pika import Message
 
 from deploy.local.machine.ports import accepts
 from service.postgres.pool import Connection
+from tests.faults import others
 from tests.faults.catalogue.connections import each
 from tests.faults.catalogue.fault import fault
-from tests.faults.verdict.records import CREATED, MAIL_CONNECTIONS, Interval
-from tests.faults.world import teams
-from tests.faults.world.world import HARNESS, World
+from tests.faults.records import CREATED, MAIL_CONNECTIONS, Interval
+from tests.faults.world import HARNESS, World
 from tests.harness import databases, queues
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import until
@@ -24,12 +24,6 @@ from worker.rabbitmq import topology
 _PASS_SECONDS = 2.0  # after which a batch that had begun is done
 _LOCKED_SECONDS = 4.0
 _FULL = "harness.full"
-_SETTLED_SECONDS = 2.0  # a connection older than this has made its declarations
-_ALL_SETTLED_SECONDS = 30.0
-_ON_THE_WAY_SECONDS = 0.1
-_CONFIRM_SECONDS = 1.0
-_SLOW_SECONDS = 15.0  # less than a process that was sent SIGTERM has for a reply
-_HELD_SECONDS = 5.0
 
 
 @fault("backends terminated", "backends", "postgres", repeats=True)
@@ -125,7 +119,7 @@ async def alarm_broker(world: World) -> bool:
         async with queues.open_channel(world.servers.broker_url) as channel:
             publish = partial(channel.default_exchange.publish, Message(b""), "nowhere", mandatory=False)
             with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.gather(publish(), publish()), _CONFIRM_SECONDS)
+                await asyncio.wait_for(asyncio.gather(publish(), publish()), 1.0)
                 return False
             return True
     finally:
@@ -137,25 +131,25 @@ async def return_messages(world: World) -> bool:
     """No queue is bound to request.created, so mandatory messages are returned.
 
     A process declares the bindings when it connects and each minute after that. So all connect again, and
-    then new connections are refused. The product's queue is bound twice, to its exchange and to the
+    two seconds later new connections are refused. The product's queue is bound twice, to its exchange and to the
     harness's switch; the switch takes the events from all other queues at once.
     """
     links = world.broker_links
     await asyncio.gather(*(link.cut() for link in links))
     await until(
-        lambda: all(link.open_connections and link.youngest_seconds >= _SETTLED_SECONDS for link in links),
-        seconds=_ALL_SETTLED_SECONDS,
+        lambda: all(link.open_connections and link.youngest_seconds >= 2.0 for link in links),
+        seconds=30.0,
     )
     async with (
         each(links, TcpProxy.stop_listening, TcpProxy.start),
         queues.open_channel(world.servers.broker_url) as channel,
     ):
         notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
-        switch = await channel.get_exchange(teams.SWITCH, ensure=False)
+        switch = await channel.get_exchange(others.SWITCH, ensure=False)
         await notifications.unbind(topology.REQUESTS, CREATED)
         await switch.unbind(topology.REQUESTS, CREATED)
         try:
-            began = time.monotonic() + _ON_THE_WAY_SECONDS
+            began = time.monotonic() + 0.1  # for those on the way
             await asyncio.sleep(world.some_seconds(2.5))
             latest = world.record.arrivals[-100:]
             return not any(event.type == CREATED and event.at > began for event in latest)
@@ -173,7 +167,7 @@ async def refuse_messages(world: World) -> bool:
         try:
             await full.bind(topology.REQUESTS, "request.*")
             began = time.monotonic()
-            await asyncio.sleep(world.chance.uniform(1.0, world.longest_stall_seconds + 4.0))
+            await asyncio.sleep(world.chance.uniform(1.0, world.record.plan.longest_stall + 4.0))
             world.record.refusals.append(Interval(began, time.monotonic()))
             is_full = await queues.holds(channel, _FULL, 1)
             if world.chance.random() < 0.5:  # Its team consumes again, before the queue is deleted.
@@ -219,10 +213,10 @@ async def stop_amid_slow_acceptance(world: World) -> bool:
     """SIGTERM to a sender that waits for replies to contents, which the mail server has accepted."""
     sender = world.one_of("notifications")
     with world.mail.holding(sender.name, "content"):
-        is_held = await until(lambda: world.mail.held, seconds=_HELD_SECONDS)
+        is_held = await until(lambda: world.mail.held, seconds=5.0)
         async with asyncio.TaskGroup() as group:
             group.create_task(sender.restart())
-            await asyncio.sleep(_SLOW_SECONDS)
+            await asyncio.sleep(15.0)  # less than a process that was sent SIGTERM has for a reply
             world.mail.release()
     return is_held
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.ports import accepts, free_port
-from tests.faults.verdict.records import Interval, Record
+from tests.faults.records import Interval, Record
 from tests.harness import databases, programs
 from tests.harness.processes import Process, python
 from tests.harness.servers import Servers
@@ -19,23 +19,12 @@ from worker.process import ROLES
 
 NAMES = ("relay-3", *(f"{role}-{number}" for role in ("api", *ROLES) for number in (1, 2)))
 
-_EXIT_SECONDS = 30.0
-_ENDED_WHILE_STARTING = 128 + signal.SIGTERM
-_WATCH_SECONDS = 0.2
-
 
 class Worker(Process):
     """One process of the service. After a kill it is started again at once."""
 
     def __init__(
-        self,
-        name: str,
-        servers: Servers,
-        settings: Mapping[str, str],
-        record: Record,
-        folder: Path,
-        *,
-        broken: str | None,
+        self, name: str, servers: Servers, record: Record, folder: Path, settings: Mapping[str, str]
     ) -> None:
         self.role = name.partition("-")[0]
         self.postgres = TcpProxy(servers.postgres_url, name=name)
@@ -44,8 +33,9 @@ class Worker(Process):
         self._expected_gone = False
         is_api, probes_port = self.role == "api", free_port()
         port = free_port() if is_api else probes_port
-        module = [] if broken is None else ["tests.faults.broken_programs", broken]
-        module += ["service", "serve"] if is_api else ["worker", self.role]
+        command = ["service", "serve"] if is_api else ["worker", self.role]
+        if record.plan.broken:
+            command = ["tests.faults.broken_programs", record.plan.broken, *command]
         self._environment = {
             **settings,
             "DATABASE_URL": databases.as_role(self.postgres.url, "api" if is_api else "worker"),
@@ -55,7 +45,7 @@ class Worker(Process):
             "SMTP_HELO_NAME": name,
         }
         ports = {"port": port, "probes_port": probes_port}
-        super().__init__(name, python(*module), environment=self._environment, **ports, folder=folder)
+        super().__init__(name, python(*command), environment=self._environment, **ports, folder=folder)
 
     async def kill(self) -> int:
         """Send SIGKILL, and start it again. Returns the exit status."""
@@ -95,10 +85,10 @@ class Worker(Process):
     async def leave(self) -> None:
         """Send SIGTERM, and record an exit that is late or not clean."""
         self._expected_gone = True
-        clean = {0} if accepts(self.probes_port) else {0, _ENDED_WHILE_STARTING}
+        clean = {0} if accepts(self.probes_port) else {0, 128 + signal.SIGTERM}  # while it starts
         self.terminate()
         try:
-            if await self.exit_status(seconds=_EXIT_SECONDS) not in clean:
+            if await self.exit_status(seconds=30.0) not in clean:
                 self._record.exceptions.append(f"after SIGTERM: {self.running.trouble()}")
         except TimeoutError as error:
             self._record.exceptions.append(f"after SIGTERM: {error}")
@@ -107,7 +97,7 @@ class Worker(Process):
     async def watch(self) -> None:
         """Record each death that no fault caused, and start the process again, until cancelled."""
         while True:
-            await asyncio.sleep(_WATCH_SECONDS)
+            await asyncio.sleep(0.2)
             trouble = self.running.trouble()
             if trouble is not None and not self._expected_gone:
                 self._record.exceptions.append(trouble)

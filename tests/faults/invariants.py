@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from operator import attrgetter
 
-from tests.faults.verdict.records import (
+from tests.faults.others import calculation_of
+from tests.faults.records import (
     CALCULATED,
     CREATED,
     EMAIL_FAILED,
@@ -19,7 +20,6 @@ from tests.faults.verdict.records import (
     Record,
     Span,
 )
-from tests.faults.world.teams import calculation_of
 
 _BEFORE_SECONDS = 3.0  # an event may be confirmed this long before the fault that keeps it from being settled
 _AFTER_SECONDS = 15.0  # and come again this long after the fault: after timeouts, pauses and a backlog
@@ -159,7 +159,7 @@ def calculations_in_time(record: Record) -> Iterable[str]:
     for flood in filter(partial(_by_itself, record), record.floods):
         for key, created in at[CREATED].items():
             seconds = at[CALCULATED].get(key, math.inf) - created
-            if flood.began <= created <= flood.ended and seconds > record.recovery_bar_seconds:
+            if flood.began <= created <= flood.ended and seconds > record.plan.recovery:
                 yield f"{key}: {seconds:.1f} s"
 
 
@@ -214,7 +214,7 @@ def _was_frozen(record: Record, first: Acceptance, again: Acceptance) -> bool:
     return any(
         freeze.process == first.process != again.process
         and freeze.began - _RECORDING_SECONDS <= first.at <= freeze.began + _ON_THE_WAY_SECONDS
-        and freeze.began + record.email_claim_seconds / 2 <= again.at
+        and freeze.began + record.plan.email_claim_seconds / 2 <= again.at
         for freeze in record.freezes
     )
 
@@ -256,7 +256,7 @@ def _differences(found: set[str], expected: set[str]) -> Iterable[str]:
 def recovery_in_time(record: Record) -> Iterable[str]:
     """Soon after a fault, new requests are published within the bar."""
     for faults, seconds in record.recoveries:
-        if seconds > record.recovery_bar_seconds:
+        if seconds > record.plan.recovery:
             yield f"{seconds:.1f} s after {' + '.join(faults)}"
 
 

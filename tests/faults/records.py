@@ -15,6 +15,27 @@ LIVEZ = "GET /livez HTTP/1.1"
 MAIL_CONNECTIONS = "mail connections"
 
 
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a run is, and what happens in it, as the command line says."""
+
+    seconds: float = 0.0
+    requests: int = 0
+    times: int = 1  # for each fault, at least
+    rate: float = 20.0
+    seed: int = 0
+    broken: str | None = None
+    cluster: bool = False  # of three nodes of RabbitMQ, and a pair of Postgres
+    faults: Sequence[str] = ()  # the names of those to inject; all if empty
+    longest_stall: float = 13.0  # in seconds, as are the next two
+    recovery: float = 5.0
+    drain: float = 120.0
+
+    @property
+    def email_claim_seconds(self) -> float:
+        """Longer than Postgres is unreachable, plus the waits of a sender after that."""
+        return self.longest_stall + 17.0
+
+
 class Arrival(msgspec.Struct, frozen=True, gc=False):
     """An event that reached the auditor."""
 
@@ -80,6 +101,7 @@ _lists = partial(msgspec.field, default_factory=partial(defaultdict, list))
 class Record(msgspec.Struct, kw_only=True):
     """Everything that was observed during one run."""
 
+    plan: Plan = Plan()
     acknowledged: dict[str, float] = {}  # when, by key
     statuses: Counter[int] = msgspec.field(default_factory=Counter)  # of answers to creates without a key
     answers: list[Answer] = []  # to creates with a key
@@ -105,5 +127,3 @@ class Record(msgspec.Struct, kw_only=True):
     shortfalls: list[str] = []  # of the plan, for lack of time
     unnamed: list[str] = []  # outages that /readyz or doctor did not name
     seconds: float = 0.0
-    email_claim_seconds: float = 30.0
-    recovery_bar_seconds: float = 5.0

@@ -1,0 +1,198 @@
+"""Everything that a fault can change: servers, processes, the other teams, and the load on all of them."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+
+from deploy.local.machine.folders import Place, Report
+from service.postgres import outages
+from service.postgres.pool import Connection, open_pool
+from service.server.background import in_background
+from service.settings import Settings
+from tests.faults import others, workers
+from tests.faults.records import Record
+from tests.faults.workers import Worker
+from tests.harness import databases, queues, scratch
+from tests.harness.http import bearer
+from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
+from tests.harness.processes import email_settings, environment_of, run_process
+from tests.harness.rabbitmq_cluster import Cluster, three_nodes
+from tests.harness.servers import Servers
+from tests.harness.standby import Replicated, replicated
+from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.waiting import until
+
+Result = TypeVar("Result")
+
+HARNESS = "harness"  # application_name of the connections that no fault terminates
+RETENTION_DAYS = 30  # so that a wrong clock could let a relay erase requests
+_TOKEN_SECONDS = 100 * 24 * 3600  # longer than a fault sets a clock ahead
+_TRY_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class ClusteredServers(Servers):
+    """All of them. `postgres` and `broker` are one of each; clients find the nodes in turn."""
+
+    nodes: Cluster
+    pair: Replicated
+    to_postgres: TcpProxy
+
+
+@asynccontextmanager
+async def clustered_servers(report: Report) -> AsyncIterator[ClusteredServers]:
+    """Start three nodes of RabbitMQ and a pair of Postgres, each behind one address, as in Kubernetes."""
+    with scratch.folder() as folder, three_nodes(Place(folder=folder, report=report)) as nodes:
+        async with (
+            replicated() as pair,
+            TcpProxy(pair.primary_url) as to_postgres,
+            TcpProxy(nodes.nodes[0].url) as to_broker,
+        ):
+            to_broker.lead_to(*(node.url for node in nodes.nodes))
+            urls = to_postgres.url, to_broker.url
+            yield ClusteredServers(pair.primary, nodes.nodes[0], *urls, nodes, pair, to_postgres)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The servers, the service's processes, and the record of the run."""
+
+    servers: Servers
+    workers: Sequence[Worker]
+    mail: others.MailServer
+    callers: others.Callers
+    issuer: Issuer
+    record: Record
+    chance: random.Random
+
+    @property
+    def cluster(self) -> ClusteredServers:
+        """The servers, of a run with --cluster."""
+        assert isinstance(self.servers, ClusteredServers)
+        return self.servers
+
+    def of_role(self, role: str) -> list[Worker]:
+        return [worker for worker in self.workers if worker.role == role]
+
+    def one_of(self, role: str) -> Worker:
+        return self.chance.choice(self.of_role(role))
+
+    @property
+    def broker_links(self) -> list[TcpProxy]:
+        return [worker.broker for worker in self.workers if worker.role != "api"]
+
+    def some_seconds(self, longest: float = 3.0) -> float:
+        """Return how long a fault lasts."""
+        return self.chance.uniform(0.2, longest)
+
+    def stall_seconds(self) -> float:
+        """Return how long a stall lasts: mostly short, at times longer than heartbeats and timeouts."""
+        if self.chance.random() < 0.2:
+            return self.chance.uniform(3.0, self.record.plan.longest_stall)
+        return self.some_seconds()
+
+    async def is_named(self, process: Worker, by_probe: str, by_doctor: str) -> bool:
+        """Return whether both name in time what is wrong at this moment. Record it if they do not."""
+        said = ["", ""]
+        doctor = ("service" if process.role == "api" else "worker", "doctor")
+
+        async def are_right() -> bool:
+            async with httpx.AsyncClient(timeout=10.0) as client:
+                said[0] = (await client.get(f"{process.probes_url}/readyz")).text
+            environment = process.running.program.environment
+            said[1] = (await run_process(*doctor, environment=environment)).output
+            return by_probe in said[0] and by_doctor in said[1]
+
+        is_named = await until(are_right, seconds=_TRY_SECONDS)
+        if not is_named:
+            self.record.unnamed.append(f"{process.name} says {said[0]}, and doctor: {said[1]}")
+        return is_named
+
+    async def on_postgres(self, work: Callable[[Connection], Awaitable[Result]]) -> Result:
+        """Run *work* on a connection that only the death of Postgres ends, and again after that."""
+        options = {"timeout": 5.0, "command_timeout": 30.0, "server_settings": {"application_name": HARNESS}}
+        deadline = time.monotonic() + _TRY_SECONDS
+        while True:
+            try:
+                async with databases.connected(_writable(self.servers), **options) as connection:
+                    return await work(connection)
+            except outages.OUTAGE_ERRORS:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def started(
+    servers: Servers, record: Record, folder: Path, chance: random.Random
+) -> AsyncIterator[World]:
+    """Apply the schema, and start the other teams, the mail server and the service's processes."""
+    async with databases.connected(servers.postgres_url) as connection:
+        await databases.prepare(connection)
+    async with queues.open_channel(servers.broker_url) as channel:
+        await others.declare(channel)
+    issuer = Issuer(folder)
+    async with AsyncExitStack() as stack:
+        mail = await stack.enter_async_context(others.MailServer(record, chance))
+        settings = _settings(record, issuer, mail)
+        running = [Worker(name, servers, record, folder, settings) for name in workers.NAMES]
+        for worker in running:
+            await stack.enter_async_context(worker.postgres)
+            await stack.enter_async_context(worker.broker)
+            worker.start()
+
+        async def stop() -> None:
+            await asyncio.gather(*(asyncio.to_thread(worker.running.stop) for worker in running))
+
+        stack.push_async_callback(stop)
+        works = [worker.watch for worker in running]
+        works += [
+            partial(others.audit, servers.broker_url, record),
+            partial(others.calculate, servers.broker_url),
+        ]
+        for work in works:
+            await stack.enter_async_context(in_background("harness", work))
+        await asyncio.gather(*(worker.may_become_ready() for worker in running))
+        headers = bearer(issuer.token(exp=int(time.time()) + _TOKEN_SECONDS))
+        urls = [worker.base_url for worker in running if worker.role == "api"]
+        apis = [httpx.AsyncClient(base_url=url, headers=headers, timeout=5.0) for url in urls]
+        for api in apis:
+            await stack.enter_async_context(api)
+        of_load = Settings(
+            database_url=_writable(servers), database_pool_size=16, database_timeout_seconds=2.0
+        )
+        pool = await stack.enter_async_context(open_pool(of_load))
+        own_chance = random.Random(chance.random())  # noqa: S311 - its pace must not change the faults
+        yield World(
+            servers=servers,
+            workers=running,
+            mail=mail,
+            callers=others.Callers(record, pool, apis, own_chance),
+            issuer=issuer,
+            record=record,
+            chance=chance,
+        )
+
+
+def _settings(record: Record, issuer: Issuer, mail: others.MailServer) -> dict[str, str]:
+    settings = email_settings(
+        smtp_url=mail.url,
+        retention_days=RETENTION_DAYS,
+        email_claim_seconds=record.plan.email_claim_seconds,
+        email_retry_seconds=0.1,  # By default the longest pauses between retries would outlast the run.
+    )
+    of_api = {"AUTH_ISSUER": ISSUER, "AUTH_AUDIENCE": AUDIENCE, "AUTH_JWKS_URL": issuer.jwks.as_uri()}
+    return environment_of(settings, **of_api)
+
+
+def _writable(servers: Servers) -> str:
+    """Return the URL for sessions that can write even if the default is read-only."""
+    return f"{servers.postgres_url}?default_transaction_read_only=off"
