@@ -22,11 +22,11 @@ import uvloop
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import LOCAL, Place, working_folder
 from tests.faults.broken_programs import BREAKAGES
-from tests.faults.catalogue.fault import CLOCKS, CLUSTER_FAULTS, FAULTS, Fault
+from tests.faults.catalogue import CLUSTER_FAULTS, FAULTS
 from tests.faults.invariants import check_all
 from tests.faults.records import CREATED, Plan, Record
 from tests.faults.stocktaking import drained, table, take_stock, verdict
-from tests.faults.world import World, clustered_servers, started
+from tests.faults.world import CLOCKS, Fault, World, clustered_servers, started
 from tests.harness.programs import variables_of_clock
 from tests.harness.servers import Servers, private_servers
 from tests.harness.waiting import until
@@ -149,7 +149,7 @@ async def _inject_all(world: World) -> None:
         if due := [fault for fault in group if fault in missing or not missing]:
             names = " + ".join(fault.name for fault in due)
             seconds = await _inject(due, world)
-            unseen = [f", {span.fault} not seen" for span in record.spans[-len(due) :] if not span.is_seen]
+            unseen = [f", {span.name} not seen" for span in record.spans[-len(due) :] if not span.is_seen]
             done = f"{elapsed:7.1f} s  {len(record.acknowledged):7} requests  recovered in {seconds:5.2f} s"
             _say(f"{done} from {names}{''.join(unseen)}")
             await asyncio.sleep(0.5)
@@ -181,7 +181,7 @@ def shortfalls_of(faults: Sequence[Fault], record: Record) -> Iterator[str]:
 
 def _missing(faults: Sequence[Fault], record: Record) -> list[Fault]:
     """Return the faults whose effect was seen less often than planned."""
-    times = Counter(span.fault for span in record.spans if span.is_seen)
+    times = Counter(span.name for span in record.spans if span.is_seen)
     return [fault for fault in faults if times[fault.name] < record.plan.times]
 
 

@@ -17,15 +17,11 @@ from msgspec.structs import replace
 from service import __main__ as service
 from service import json_faults
 from service.api.controllers import requests
-from service.postgres.pool import Connection
 from worker import __main__ as worker
 from worker import retention
 from worker.consumers import incoming
-from worker.consumers.incoming import Incoming
 from worker.mail import ledger, postman, smtp
-from worker.mail.ledger import Email
 from worker.relay import pointers
-from worker.relay.pointers import OutboxEvent
 from worker.relay.publisher import Publisher, PublishResult
 
 
@@ -33,7 +29,7 @@ def settle_unconfirmed() -> None:
     """Treat every event that was written to the connection as confirmed."""
     publish = Publisher.publish
 
-    async def publish_and_hope(self: Any, window: Sequence[OutboxEvent], **options: Any) -> PublishResult:
+    async def publish_and_hope(self: Any, window: Sequence[Any], **options: Any) -> PublishResult:
         outcome = await publish(self, window, **options)
         return PublishResult(frozenset(event.event_id for event in window), outage=outcome.outage)
 
@@ -56,7 +52,7 @@ def forget_claims() -> None:
     claim = ledger.claim
     forget = "UPDATE email SET claimed_by = NULL, next_attempt_at = created_at WHERE claimed_by <> $1"
 
-    async def claim_all(connection: Connection, process_id: UUID, **options: Any) -> tuple[list[Email], int]:
+    async def claim_all(connection: Any, process_id: UUID, **options: Any) -> Any:
         await connection.execute(f"{forget} AND state = 'pending'", process_id)
         return await claim(connection, process_id, **options)
 
@@ -68,7 +64,7 @@ def keep_bodies() -> None:
     read = incoming.read
     kept: deque[Any] = deque(maxlen=256)
 
-    def read_and_keep(body: bytes) -> Incoming:
+    def read_and_keep(body: bytes) -> Any:
         with suppress(*json_faults.UNREADABLE):
             kept.append(msgspec.json.decode(body))
         return read(body)
@@ -80,12 +76,12 @@ def trust_clocks() -> None:
     """Compare stored times with this machine's clock, and erase by the APIs' clocks, which are in the ids."""
     claim = ledger.claim
 
-    async def find_oldest(connection: Connection, days: Any) -> list[UUID]:
+    async def find_oldest(connection: Any, days: Any) -> list[UUID]:
         oldest = UUID(int=int((time.time() - days * 86_400) * 1000) << 80)
         rows = await connection.fetch("SELECT id FROM calculation_request WHERE id < $1 LIMIT 10", oldest)
         return [row["id"] for row in rows]
 
-    async def claim_by_clock(*arguments: Any, **options: Any) -> tuple[list[Email], int]:
+    async def claim_by_clock(*arguments: Any, **options: Any) -> Any:
         offset = time.monotonic() - time.time()
         claimed, others = await claim(*arguments, **options)
         return [replace(each, added=each.request.created_at.timestamp() + offset) for each in claimed], others
@@ -113,9 +109,9 @@ BREAKAGES: dict[str, Callable[[], Any]] = {
     "forgets-keys": partial(setattr, requests, "parse_key", lambda *_: None),
     "trusts-clocks": trust_clocks,
 }
-_PROGRAMS = {"service": service.main, "worker": worker.main}
 
 
 if __name__ == "__main__":
     BREAKAGES[sys.argv.pop(1)]()
-    sys.exit(_PROGRAMS[sys.argv.pop(1)](sys.argv[1:]))
+    program = service if sys.argv.pop(1) == "service" else worker
+    sys.exit(program.main(sys.argv[1:]))

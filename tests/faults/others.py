@@ -1,4 +1,4 @@
-"""Everybody else: callers under a steady load, customers' mail server, an auditor, and a team of calculations."""
+"""Everybody else: callers with a steady load, the mail server, an auditor, a team of calculations."""
 
 import asyncio
 import random

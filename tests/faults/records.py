@@ -69,21 +69,13 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """One injection of a fault."""
+    """The time of one injection of a fault, or of what it did."""
 
-    fault: str
+    name: str  # of the fault, or of the process that it met
     began: float
     ended: float
     repeats_events: bool = False  # it may come between a confirm and its settling
     is_seen: bool = True  # something other than the injection showed its effect
-
-
-class Interval(msgspec.Struct, frozen=True):
-    """A period of time, of one process if it is named."""
-
-    began: float
-    ended: float
-    process: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -110,10 +102,10 @@ class Record(msgspec.Struct, kw_only=True):
     acceptances: list[Acceptance] = []
     spans: list[Span] = []
     kills: list[tuple[str, float]] = []  # the process that got a SIGKILL, and when
-    freezes: list[Interval] = []  # from a SIGSTOP to its SIGCONT
-    refusals: list[Interval] = []  # while a queue refused every event
-    read_only: list[Interval] = []  # while no process could write
-    floods: list[Interval] = []  # while one team sent too much
+    freezes: list[Span] = []  # from a SIGSTOP to its SIGCONT
+    refusals: list[Span] = []  # while a queue refused every event
+    read_only: list[Span] = []  # while no process could write
+    floods: list[Span] = []  # while one team sent too much
     calls: dict[str, list[bool]] = _lists()  # of others: answered or not
     peaks: dict[str, list[float]] = _lists()  # megabytes of memory, by process, and MAIL_CONNECTIONS
     recoveries: list[tuple[Sequence[str], float]] = []  # the faults, and for how long latencies were high

@@ -132,8 +132,8 @@ def is_suspicious(line: str) -> bool:
 
 def table(record: Record) -> str:
     """Return the figures of a run as a table: a line for each fault, and the totals."""
-    repeated = Counter(span.fault if span else "none" for _, _, span in repeats(record))
-    times = Counter(span.fault for span in record.spans)
+    repeated = Counter(span.name if span else "none" for _, _, span in repeats(record))
+    times = Counter(span.name for span in record.spans)
     waits = _email_waits(record)
     recoveries: defaultdict[str, list[float]] = defaultdict(list)
     for faults, recovery in record.recoveries:
@@ -155,7 +155,7 @@ def _email_waits(record: Record) -> Mapping[str, float]:
             at = record.acknowledged[request.key]
             for span in record.spans:
                 if span.began <= at <= span.ended:
-                    waits[span.fault] = max(waits[span.fault], mailed[request.recipient] - at)
+                    waits[span.name] = max(waits[span.name], mailed[request.recipient] - at)
     return waits
 
 

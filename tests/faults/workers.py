@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deploy.local.errors import LocalStackError
 from deploy.local.machine.ports import accepts, free_port
-from tests.faults.records import Interval, Record
+from tests.faults.records import Record, Span
 from tests.harness import databases, programs
 from tests.harness.processes import Process, python
 from tests.harness.servers import Servers
@@ -67,7 +67,7 @@ class Worker(Process):
             return self.is_frozen
         finally:
             self.thaw()
-            self._record.freezes.append(Interval(began, time.monotonic(), self.name))
+            self._record.freezes.append(Span(self.name, began, time.monotonic()))
 
     async def restart(self, *, clock_off_by: int = 0) -> None:
         """Send SIGTERM, as a rolling update does, and start it again, perhaps with a clock wrong by days."""

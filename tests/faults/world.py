@@ -1,4 +1,4 @@
-"""Everything that a fault can change: servers, processes, the other teams, and the load on all of them."""
+"""What a fault is, and everything that it can change: servers, processes, other teams, and the load."""
 
 import asyncio
 import random
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import httpx
+import msgspec
 
 from deploy.local.machine.folders import Place, Report
 from service.postgres import outages
@@ -18,7 +19,7 @@ from service.postgres.pool import Connection, open_pool
 from service.server.background import in_background
 from service.settings import Settings
 from tests.faults import others, workers
-from tests.faults.records import Record
+from tests.faults.records import Record, Span
 from tests.faults.workers import Worker
 from tests.harness import databases, queues, scratch
 from tests.harness.http import bearer
@@ -32,6 +33,7 @@ from tests.harness.waiting import until
 
 Result = TypeVar("Result")
 
+CLOCKS = "clocks"  # touched by faults that need libfaketime
 HARNESS = "harness"  # application_name of the connections that no fault terminates
 RETENTION_DAYS = 30  # so that a wrong clock could let a relay erase requests
 _TOKEN_SECONDS = 100 * 24 * 3600  # longer than a fault sets a clock ahead
@@ -128,6 +130,46 @@ class World:
                 if time.monotonic() > deadline:
                     raise
             await asyncio.sleep(0.1)
+
+
+Injection = Callable[[World], Awaitable[bool]]
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """An injection, and what it touches: faults that touch the same thing are never mixed."""
+
+    name: str
+    inject: Injection
+    touches: frozenset[str]
+    repeats_events: bool  # it may come between a confirm and its settling
+
+    async def happen(self, world: World) -> None:
+        """Inject it, and record from when until when, and whether its effect was seen."""
+        began = time.monotonic()
+        is_seen = await self.inject(world)
+        world.record.spans.append(Span(self.name, began, time.monotonic(), self.repeats_events, is_seen))
+
+
+FAULTS: list[Fault] = []
+CLUSTER_FAULTS: list[Fault] = []  # of a cluster of RabbitMQ and a pair of Postgres
+
+
+def fault(
+    name: str, *touches: str, repeats: bool = False, among: list[Fault] = FAULTS
+) -> Callable[[Injection], Injection]:
+    """Add the decorated function to a list. It returns when the fault has ended, however it ends.
+
+    It returns whether its effect was seen. An injection without an effect does not count.
+
+    *repeats*: the fault may keep a confirmed event from being settled, so the event may come again. Every
+    choice is made with `world.chance`, so that a seed repeats it.
+    """
+
+    def register(inject: Injection) -> Injection:
+        among.append(Fault(name, inject, frozenset(touches), repeats))
+        return inject
+
+    return register
 
 
 @asynccontextmanager

@@ -13,13 +13,12 @@ from aio_pika import DeliveryMode, Message
 from service.calculation_requests.changing import WRITE_EVENTS
 from service.identifiers import new_request_id, uuid_of
 from service.outbox.events import CalculationCreated
-from tests.faults.catalogue.connections import each
-from tests.faults.catalogue.fault import fault
+from tests.faults.catalogue.processes import each
 from tests.faults.invariants import uuid_in
 from tests.faults.others import calculation_of
-from tests.faults.records import CALCULATED, LIVEZ, Interval
+from tests.faults.records import CALCULATED, LIVEZ, Span
 from tests.faults.workers import Worker
-from tests.faults.world import World
+from tests.faults.world import World, fault
 from tests.harness import queues
 from tests.harness.examples import A_REQUEST, STRUCTURE
 from tests.harness.raw_connection import connect_to, head_with
@@ -97,7 +96,7 @@ async def _publish_results(world: World, messages: Sequence[Message]) -> bool:
         publish = partial(exchange.publish, routing_key=queue.routing_key, mandatory=True)
         confirms = await asyncio.gather(*map(publish, messages))
         await until(lambda: queues.holds(channel, queue.name, 0), seconds=30.0)
-    world.record.floods.append(Interval(began, time.monotonic()))
+    world.record.floods.append(Span(queue.name, began, time.monotonic()))
     return None not in confirms
 
 

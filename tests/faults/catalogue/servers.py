@@ -1,4 +1,4 @@
-"""Faults of the servers themselves: Postgres, RabbitMQ and the mail server."""
+"""Faults of the servers: Postgres, RabbitMQ, the mail server; and of a cluster of RabbitMQ's nodes."""
 
 import asyncio
 import time
@@ -12,14 +12,15 @@ from aio_pika import Message
 from deploy.local.machine.ports import accepts
 from service.postgres.pool import Connection
 from tests.faults import others
-from tests.faults.catalogue.connections import each
-from tests.faults.catalogue.fault import fault
-from tests.faults.records import CREATED, MAIL_CONNECTIONS, Interval
-from tests.faults.world import HARNESS, World
+from tests.faults.catalogue.processes import each
+from tests.faults.records import CREATED, MAIL_CONNECTIONS, Span
+from tests.faults.world import CLUSTER_FAULTS, HARNESS, World, fault
 from tests.harness import databases, queues
+from tests.harness.rabbitmq_cluster import Node
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import until
 from worker.rabbitmq import topology
+from worker.rabbitmq.connection import BLOCKED
 
 _PASS_SECONDS = 2.0  # after which a batch that had begun is done
 _LOCKED_SECONDS = 4.0
@@ -79,7 +80,7 @@ async def _make_read_only(whose: str, world: World) -> bool:
         async with databases.connected(world.servers.postgres_url) as connection:
             return await connection.fetchval("SHOW default_transaction_read_only") == "on"
     finally:
-        world.record.read_only.append(Interval(began, time.monotonic()))
+        world.record.read_only.append(Span("", began, time.monotonic()))
         await world.on_postgres(partial(_alter, f"ALTER {whose} RESET default_transaction_read_only"))
 
 
@@ -131,8 +132,8 @@ async def return_messages(world: World) -> bool:
     """No queue is bound to request.created, so mandatory messages are returned.
 
     A process declares the bindings when it connects and each minute after that. So all connect again, and
-    two seconds later new connections are refused. The product's queue is bound twice, to its exchange and to the
-    harness's switch; the switch takes the events from all other queues at once.
+    two seconds later new connections are refused. The product's queue is bound twice, to its exchange and
+    to the harness's switch; the switch takes the events from all other queues at once.
     """
     links = world.broker_links
     await asyncio.gather(*(link.cut() for link in links))
@@ -168,7 +169,7 @@ async def refuse_messages(world: World) -> bool:
             await full.bind(topology.REQUESTS, "request.*")
             began = time.monotonic()
             await asyncio.sleep(world.chance.uniform(1.0, world.record.plan.longest_stall + 4.0))
-            world.record.refusals.append(Interval(began, time.monotonic()))
+            world.record.refusals.append(Span("", began, time.monotonic()))
             is_full = await queues.holds(channel, _FULL, 1)
             if world.chance.random() < 0.5:  # Its team consumes again, before the queue is deleted.
                 await full.consume(lambda _: asyncio.sleep(0), no_ack=True)
@@ -246,3 +247,101 @@ async def stall_mail(world: World) -> bool:
     with world.mail.holding():
         await asyncio.sleep(world.stall_seconds())
         return world.mail.held > 0
+
+
+_of_cluster = partial(fault, repeats=True, among=CLUSTER_FAULTS)
+
+
+@_of_cluster("leader killed", "cluster")
+async def kill_leader(world: World) -> bool:
+    """SIGKILL to the leader of our queue. What the relays sent it in its last second is lost with it."""
+    leader = await _connect_relays_to_leader(world)
+    leader.freeze()
+    await asyncio.sleep(1.0)
+    await leader.kill()
+    await asyncio.sleep(5.0)
+    is_down = not leader.is_up
+    await leader.start()
+    return is_down
+
+
+@_of_cluster("majority killed", "cluster")
+async def kill_majority(world: World) -> bool:
+    """SIGKILL to two nodes at once. The third then closes its connections."""
+    victims = world.chance.sample(world.cluster.nodes.nodes, k=2)
+    await asyncio.gather(*(node.kill() for node in victims))
+    await world.is_named(world.of_role("relay")[0], "RabbitMQ at AMQP_URL is", "wrong    rabbitmq")
+    are_down = not any(node.is_up for node in victims)
+    await asyncio.gather(*(node.start() for node in victims))
+    return are_down
+
+
+@_of_cluster("leader frozen", "cluster")
+async def freeze_leader(world: World) -> bool:
+    """SIGSTOP to the leader of our queue. Its connections stay open, and it accepts new ones."""
+    leader = await _connect_relays_to_leader(world)
+    leader.freeze()
+    try:
+        await asyncio.sleep(30.0)
+        return not await leader.answers()
+    finally:
+        leader.thaw()
+
+
+@_of_cluster("leader cut off", "cluster")
+async def cut_leader_off(world: World) -> bool:
+    """The leader of our queue, to which the relays are connected, loses the two other nodes."""
+    leader = await _connect_relays_to_leader(world)
+    others = world.cluster.nodes.others(leader)
+    await leader.cut_off(others)
+    try:
+        await asyncio.sleep(60.0)
+        return not leader.is_up
+    finally:
+        await leader.rejoin(others)
+
+
+@_of_cluster("nodes restarted", "cluster")
+async def restart_nodes(world: World) -> bool:
+    """SIGTERM to each node, one after the other, as a rolling update does."""
+    nodes = world.cluster.nodes.nodes
+    before = {node.process.pid for node in nodes}
+    for node in nodes:
+        await node.restart()
+    return before.isdisjoint(node.process.pid for node in nodes)
+
+
+@_of_cluster("disk alarm", "cluster")
+async def alarm_one_node(world: World) -> bool:
+    """One node has too little disk space: then every node blocks the connections that publish."""
+    node = world.chance.choice(world.cluster.nodes.nodes)
+    await node.raise_disk_alarm()
+    try:
+        return await world.is_named(world.of_role("relay")[0], BLOCKED, BLOCKED)
+    finally:
+        await node.clear_disk_alarm()
+
+
+@_of_cluster("node and primary killed", "cluster")
+async def kill_node_and_primary(world: World) -> bool:
+    """SIGKILL to the leader of our queue and to Postgres. Then the standby is promoted: once in a run."""
+    servers = world.cluster
+    leader = await servers.nodes.leader(topology.NOTIFICATIONS.name)
+    await asyncio.gather(leader.kill(), servers.pair.primary.kill())
+    await world.is_named(world.of_role("api")[0], "Postgres is unreachable", "wrong    postgres")
+    are_down = not (leader.is_up or servers.pair.primary.is_up)
+    await servers.pair.promote()
+    servers.to_postgres.lead_to(servers.pair.standby_url)
+    await leader.start()
+    return are_down
+
+
+async def _connect_relays_to_leader(world: World) -> Node:
+    """Let the relays connect to the leader of our queue, and later to any node. Returns the leader."""
+    leader = await world.cluster.nodes.leader(topology.NOTIFICATIONS.name)
+    relays = world.of_role("relay")
+    for relay in relays:
+        relay.broker.lead_to(leader.url, world.servers.broker_url)
+        await relay.broker.cut()
+    await asyncio.gather(*(relay.may_become_ready() for relay in relays))
+    return leader
