@@ -16,8 +16,7 @@ import pytest
 from deploy.local.machine.folders import CHECKOUT
 from service.identifiers import uuid_of
 from service.postgres.pool import Connection
-from tests.cluster.__main__ import Faults, Run, run
-from tests.cluster.kubernetes import CALLERS, CheckFailed, Cluster, Create
+from tests.cluster.__main__ import CALLERS, CheckFailed, Cluster, Create, Faults, Run, run
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import Process, api_process, started, worker_process
 
@@ -110,21 +109,23 @@ class LocalCluster(Cluster):
 
     async def _read(self, *words: str) -> Any:
         """Return what a command prints."""
+        sent = [each for mail in self._mail_server.accepted for each in mail.recipients]
+        messages = [{"To": [{"Address": each}]} for each in sent]
+        printed: Any = ""
         match words:
             case ("exec", "statefulset/postgres", *_, statement):
-                return await self._database.fetchval(statement) or ""
+                printed = await self._database.fetchval(statement) or ""
             case ("logs", *_):
-                return self._log.read_text()
+                printed = self._log.read_text()
             case ("get", "pod", "--selector", selector, *_):
-                return selector.rpartition("=")[2]
+                printed = selector.rpartition("=")[2]
             case ("get", "pod", _, "-o", path):
-                return self.exit_status if "exitCode" in path else self.restarts
+                printed = self.exit_status if "exitCode" in path else self.restarts
             case ("get", "deploy", *_):
-                return json.dumps(_API)
+                printed = json.dumps(_API)
             case ("get", "--raw", _):
-                to = [{"Address": each} for mail in self._mail_server.accepted for each in mail.recipients]
-                return json.dumps({"total": len(to), "messages": [{"To": [each]} for each in to]})
-        return ""
+                printed = json.dumps({"total": len(messages), "messages": messages})
+        return printed
 
     async def _call(self, command: list[str]) -> None:
         here = {"python": sys.executable, "http://api": self.processes["api"].base_url}

@@ -8,7 +8,7 @@ import pytest
 from yarl import URL
 
 from service.telemetry import tracing
-from tests.cluster.kubernetes import callers_pod
+from tests.cluster.__main__ import callers_pod
 from tests.deploy.manifests import (
     OF_ALL,
     OF_BOUNCES,
