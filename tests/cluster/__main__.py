@@ -11,6 +11,7 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,13 +89,12 @@ class Run(msgspec.Struct, kw_only=True):
         return f"{len(self.creates)} creates, {self.repeats} e-mails repeated; tries that failed: {tries}"
 
 
+@dataclass
 class Cluster:
     """The development overlay's namespace, in the cluster of KUBECONFIG. Each step may raise CheckFailed."""
 
+    namespace: str
     seconds_to_first_create = 60.0
-
-    def __init__(self, namespace: str) -> None:
-        self._namespace = namespace
 
     async def kubectl(self, *words: str, sent: str = "") -> str:
         """Run kubectl to its end, and return its output."""
@@ -102,7 +102,7 @@ class Cluster:
         if program is None:
             raise CheckFailed("kubectl is not installed")
         pipe = asyncio.subprocess.PIPE
-        command = (program, "--namespace", self._namespace, *words)
+        command = (program, "--namespace", self.namespace, *words)
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
         output, errors = await process.communicate(sent.encode())
         if process.returncode:
@@ -200,7 +200,7 @@ class Cluster:
 
     async def recipients(self, prefix: str) -> list[str]:
         """Return the recipients of a run's e-mails, once for each e-mail."""
-        proxy = f"/api/v1/namespaces/{self._namespace}/services/mailpit:web/proxy/api/v1/messages"
+        proxy = f"/api/v1/namespaces/{self.namespace}/services/mailpit:web/proxy/api/v1/messages"
         found = json.loads(await self.kubectl("get", "--raw", f"{proxy}?limit={_MOST_EMAILS}"))
         if len(found["messages"]) < found["total"]:
             raise CheckFailed(f"Mailpit shows {len(found['messages'])} of {found['total']} e-mails")

@@ -6,6 +6,7 @@ import signal
 import stat
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,24 +68,19 @@ async def test_kubectl_that_fails_is_quoted(tmp_path, monkeypatch):
         await Cluster("dev").kubectl("create", "-f", "-", sent="{}")
 
 
+@dataclass
 class LocalCluster(Cluster):
     """Does what each command does in a cluster, unless *broken* says what goes wrong."""
 
-    broken = ""
-    restarts = exit_status = 0
-
-    def __init__(
-        self,
-        processes: Mapping[str, Process],
-        database: Connection,
-        mail_server: MailServer,
-        variables: dict[str, str],  # of the callers
-        log: Path,  # likewise
-    ) -> None:
-        super().__init__("local")
-        self.processes, self.variables = processes, variables
-        self._database, self._mail_server, self._log = database, mail_server, log
-        self._calling: asyncio.subprocess.Process | None = None
+    processes: Mapping[str, Process]
+    database: Connection
+    mail_server: MailServer
+    variables: dict[str, str]  # of the callers
+    log: Path  # likewise
+    calling: asyncio.subprocess.Process | None = None
+    broken: str = ""
+    restarts: int = 0
+    exit_status: int = 0
 
     async def kubectl(self, *words: str, sent: str = "") -> str:
         if self.broken and self.broken in " ".join(words):
@@ -101,22 +97,22 @@ class LocalCluster(Cluster):
             case ("rollout", "status", *_):
                 await asyncio.gather(*(each.becomes_ready() for each in self.processes.values()))
             case ("wait", _, "--for=jsonpath={.status.phase}=Succeeded", _):
-                if self._calling is None or await self._calling.wait() != 0:
+                if self.calling is None or await self.calling.wait() != 0:
                     raise CheckFailed("kubectl wait: timed out")
-            case ("delete", *_) if self._calling is not None and self._calling.returncode is None:
-                self._calling.kill()
+            case ("delete", *_) if self.calling is not None and self.calling.returncode is None:
+                self.calling.kill()
         return str(await self._read(*words))
 
     async def _read(self, *words: str) -> Any:
         """Return what a command prints."""
-        sent = [each for mail in self._mail_server.accepted for each in mail.recipients]
+        sent = [each for mail in self.mail_server.accepted for each in mail.recipients]
         messages = [{"To": [{"Address": each}]} for each in sent]
         printed: Any = ""
         match words:
             case ("exec", "statefulset/postgres", *_, statement):
-                printed = await self._database.fetchval(statement) or ""
+                printed = await self.database.fetchval(statement) or ""
             case ("logs", *_):
-                printed = self._log.read_text()
+                printed = self.log.read_text()
             case ("get", "pod", "--selector", selector, *_):
                 printed = selector.rpartition("=")[2]
             case ("get", "pod", _, "-o", path):
@@ -130,16 +126,16 @@ class LocalCluster(Cluster):
     async def _call(self, command: list[str]) -> None:
         here = {"python": sys.executable, "http://api": self.processes["api"].base_url}
         words = [here.get(word, word) for word in command]
-        with self._log.open("wb") as log:
-            self._calling = await asyncio.create_subprocess_exec(
+        with self.log.open("wb") as log:
+            self.calling = await asyncio.create_subprocess_exec(
                 *words, env=self.variables, cwd=CHECKOUT, stdout=log, stderr=log
             )
 
     async def _signal(self, pod: str) -> None:
         """Send a signal to the process in a pod. A process that was killed is started again."""
         if pod == CALLERS:
-            assert self._calling is not None
-            self._calling.send_signal(signal.SIGKILL if self.broken == "crash" else signal.SIGTERM)
+            assert self.calling is not None
+            self.calling.send_signal(signal.SIGKILL if self.broken == "crash" else signal.SIGTERM)
             return
         process = self.processes[pod]
         process.running.send_signal(signal.SIGTERM if self.broken == "no kill" else signal.SIGKILL)
@@ -155,7 +151,7 @@ async def cluster(service_settings, worker_settings, issuer, database, mail_serv
     processes = {"api": api_process(service_settings, tmp_path), "notifications": worker}
     variables = {"ACCESS_TOKEN": issuer.token(), "AMQP_URL": worker_settings.amqp_url}
     async with started(*processes.values()):
-        yield LocalCluster(processes, database, mail_server, variables, tmp_path / "callers.log")
+        yield LocalCluster("local", processes, database, mail_server, variables, tmp_path / "callers.log")
 
 
 async def check(cluster: LocalCluster) -> Run:

@@ -7,7 +7,6 @@ import math
 import random
 import secrets
 import shutil
-import signal
 import sys
 import time
 from collections import Counter
@@ -54,8 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     servers = "three nodes of RabbitMQ and a pair of Postgres, each of whose faults is injected once"
     add("--cluster", action="store_true", help=servers)
     names = sorted(fault.name for fault in (*FAULTS, *CLUSTER_FAULTS))
-    only = "only these: " + ", ".join(names)
-    add("--faults", nargs="*", default=(), choices=names, metavar="NAME", help=only)
+    only = f"only these: {', '.join(names)}"
+    add("--faults", nargs="+", default=names, choices=names, metavar="NAME", help=only)
     return parser
 
 
@@ -71,8 +70,8 @@ def main() -> int:
     logging.basicConfig(filename=_FOLDER / "harness.log", filemode="w", level=logging.WARNING)
     _say(f"seed {arguments.seed}")
     try:
-        record = uvloop.run(_run_until_signal(Plan(**vars(arguments))))
-    except asyncio.CancelledError:
+        record = uvloop.run(run(Plan(**vars(arguments))))
+    except KeyboardInterrupt:
         _say("stopped")
         return 130
     except LocalStackError as error:
@@ -81,14 +80,6 @@ def main() -> int:
     breaches = check_all(record)
     _say("", table(record), "", verdict(breaches), sep="\n")
     return 1 if breaches else 0
-
-
-async def _run_until_signal(plan: Plan) -> Record:
-    """Run the plan. A signal ends it early, and every process it has started."""
-    running = asyncio.ensure_future(run(plan))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-    return await running
 
 
 async def run(plan: Plan) -> Record:
@@ -158,15 +149,12 @@ async def _inject_all(world: World) -> None:
 
 def _possible(plan: Plan) -> list[Fault]:
     """Return the faults of the plan. Leave out those of clocks, and say so, without libfaketime."""
-    faults = CLUSTER_FAULTS if plan.cluster else FAULTS
-    faults = [fault for fault in faults if not plan.faults or fault.name in plan.faults]
-    others = [fault for fault in faults if CLOCKS not in fault.touches]
+    faults = [fault for fault in (CLUSTER_FAULTS if plan.cluster else FAULTS) if fault.name in plan.faults]
     try:
-        if others != faults:
-            variables_of_clock(0)
+        variables_of_clock(0)
     except LocalStackError as reason:
         _say(f"left out the faults of clocks: {reason}")
-        return others
+        faults = [fault for fault in faults if CLOCKS not in fault.touches]
     return faults
 
 

@@ -25,7 +25,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     broken: str | None = None
     cluster: bool = False  # of three nodes of RabbitMQ, and a pair of Postgres
-    faults: Sequence[str] = ()  # the names of those to inject; all if empty
+    faults: Sequence[str] = ()  # the names of those to inject
     longest_stall: float = 13.0  # in seconds, as are the next two
     recovery: float = 5.0
     drain: float = 120.0

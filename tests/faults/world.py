@@ -63,7 +63,7 @@ async def clustered_servers(report: Report) -> AsyncIterator[ClusteredServers]:
             yield ClusteredServers(pair.primary, nodes.nodes[0], *urls, nodes, pair, to_postgres)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class World:
     """The servers, the service's processes, and the record of the run."""
 
@@ -213,15 +213,8 @@ async def started(
         )
         pool = await stack.enter_async_context(open_pool(of_load))
         own_chance = random.Random(chance.random())  # noqa: S311 - its pace must not change the faults
-        yield World(
-            servers=servers,
-            workers=running,
-            mail=mail,
-            callers=others.Callers(record, pool, apis, own_chance),
-            issuer=issuer,
-            record=record,
-            chance=chance,
-        )
+        callers = others.Callers(record, pool, apis, own_chance)
+        yield World(servers, running, mail, callers, issuer, record, chance)
 
 
 def _settings(record: Record, issuer: Issuer, mail: others.MailServer) -> dict[str, str]:
