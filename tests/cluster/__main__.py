@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import json
 import re
-import shutil
+import subprocess
 import sys
 import time
 from base64 import b64decode
@@ -98,16 +98,12 @@ class Cluster:
 
     async def kubectl(self, *words: str, sent: str = "") -> str:
         """Run kubectl to its end, and return its output."""
-        program = shutil.which("kubectl")
-        if program is None:
-            raise CheckFailed("kubectl is not installed")
-        pipe = asyncio.subprocess.PIPE
-        command = (program, "--namespace", self.namespace, *words)
-        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
-        output, errors = await process.communicate(sent.encode())
-        if process.returncode:
-            raise CheckFailed(f"kubectl {' '.join(words[:4])}: {errors.decode().strip()}")
-        return output.decode().strip()
+        command = ["kubectl", "--namespace", self.namespace, *words]
+        call = partial(subprocess.run, command, input=sent, capture_output=True, text=True, check=False)
+        ended = await asyncio.to_thread(call)
+        if ended.returncode:
+            raise CheckFailed(f"kubectl {' '.join(words[:4])}: {ended.stderr.strip()}")
+        return ended.stdout.strip()
 
     async def start_callers(self, prefix: str, rate: float) -> None:
         """Start callers.py in a pod, because a port-forward ends with the pod that it leads to.

@@ -175,15 +175,10 @@ def _missing(faults: Sequence[Fault], record: Record) -> list[Fault]:
 
 async def _inject(group: Sequence[Fault], world: World) -> float:
     """Inject faults together. Returns the seconds from their end until latencies were low again."""
-
-    async def happen(fault: Fault, delay: float) -> None:
-        await asyncio.sleep(delay)
-        await fault.happen(world)
-
     longest_delay = 1.0 if len(group) > 1 else 0.0
     async with asyncio.TaskGroup() as together:
         for fault in group:
-            together.create_task(happen(fault, world.chance.uniform(0.0, longest_delay)))
+            together.create_task(fault.happen(world, world.chance.uniform(0.0, longest_delay)))
     end = time.monotonic()
     seconds = max(60.0, world.record.plan.recovery)
     await until(lambda: recovered_after(world.record, end), seconds=seconds)

@@ -2,10 +2,11 @@
 
 import asyncio
 import random
+import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -13,27 +14,30 @@ from typing import TypeVar
 import httpx
 import msgspec
 
+from deploy.local.errors import LocalStackError
 from deploy.local.machine.folders import Place, Report
+from deploy.local.machine.ports import accepts, free_port
 from service.postgres import outages
 from service.postgres.pool import Connection, open_pool
 from service.server.background import in_background
 from service.settings import Settings
-from tests.faults import others, workers
+from tests.faults import others
 from tests.faults.records import Record, Span
-from tests.faults.workers import Worker
-from tests.harness import databases, queues, scratch
+from tests.harness import databases, programs, queues, scratch
 from tests.harness.http import bearer
 from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
-from tests.harness.processes import email_settings, environment_of, run_process
+from tests.harness.processes import Process, email_settings, environment_of, python, run_process
 from tests.harness.rabbitmq_cluster import Cluster, three_nodes
 from tests.harness.servers import Servers
 from tests.harness.standby import Replicated, replicated
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import until
+from worker.process import ROLES
 
 Result = TypeVar("Result")
 
 CLOCKS = "clocks"  # touched by faults that need libfaketime
+_NAMES = ("relay-3", *(f"{role}-{number}" for role in ("api", *ROLES) for number in (1, 2)))
 HARNESS = "harness"  # application_name of the connections that no fault terminates
 RETENTION_DAYS = 30  # so that a wrong clock could let a relay erase requests
 _TOKEN_SECONDS = 100 * 24 * 3600  # longer than a fault sets a clock ahead
@@ -61,6 +65,99 @@ async def clustered_servers(report: Report) -> AsyncIterator[ClusteredServers]:
             to_broker.lead_to(*(node.url for node in nodes.nodes))
             urls = to_postgres.url, to_broker.url
             yield ClusteredServers(pair.primary, nodes.nodes[0], *urls, nodes, pair, to_postgres)
+
+
+class Worker(Process):
+    """One process of the service. After a kill it is started again at once."""
+
+    def __init__(
+        self, name: str, servers: Servers, record: Record, folder: Path, settings: Mapping[str, str]
+    ) -> None:
+        self.role = name.partition("-")[0]
+        self.postgres = TcpProxy(servers.postgres_url, name=name)
+        self.broker = TcpProxy(servers.broker_url, name=name)
+        self._record = record
+        self._expected_gone = False
+        is_api, probes_port = self.role == "api", free_port()
+        port = free_port() if is_api else probes_port
+        command = ["service", "serve"] if is_api else ["worker", self.role]
+        if record.plan.broken:
+            command = ["tests.faults.broken_programs", record.plan.broken, *command]
+        self._environment = {
+            **settings,
+            "DATABASE_URL": databases.as_role(self.postgres.url, "api" if is_api else "worker"),
+            "AMQP_URL": self.broker.url,
+            "PORT": str(port),
+            "HEALTH_PORT": str(probes_port),
+            "SMTP_HELO_NAME": name,
+        }
+        ports = {"port": port, "probes_port": probes_port}
+        super().__init__(name, python(*command), environment=self._environment, **ports, folder=folder)
+
+    async def kill(self) -> int:
+        """Send SIGKILL, and start it again. Returns the exit status."""
+        self._expected_gone = True
+        self._record.kills.append((self.name, time.monotonic()))
+        status = await super().kill()
+        self._start_again()
+        return status
+
+    async def freeze_for(self, seconds: float) -> bool:
+        """Send SIGSTOP, and SIGCONT after *seconds*. The process does not notice the time between.
+
+        Returns whether it had stopped.
+        """
+        began = time.monotonic()
+        self.freeze()
+        try:
+            await asyncio.sleep(seconds)
+            return self.is_frozen
+        finally:
+            self.thaw()
+            self._record.freezes.append(Span(self.name, began, time.monotonic()))
+
+    async def restart(self, *, clock_off_by: int = 0) -> None:
+        """Send SIGTERM, as a rolling update does, and start it again, perhaps with a clock wrong by days."""
+        await self.leave()
+        clock = programs.variables_of_clock(clock_off_by) if clock_off_by else {}
+        environment = {**self._environment, **clock}
+        self.running.program = replace(self.running.program, environment=environment)
+        self._start_again()
+
+    @property
+    def has_other_clock(self) -> bool:
+        """Whether the process has loaded libfaketime."""
+        return "libfaketime" in Path(f"/proc/{self.running.pid}/maps").read_text()
+
+    async def leave(self) -> None:
+        """Send SIGTERM, and record an exit that is late or not clean."""
+        self._expected_gone = True
+        clean = {0} if accepts(self.probes_port) else {0, 128 + signal.SIGTERM}  # while it starts
+        self.terminate()
+        try:
+            if await self.exit_status(seconds=30.0) not in clean:
+                self._record.exceptions.append(f"after SIGTERM: {self.running.trouble()}")
+        except TimeoutError as error:
+            self._record.exceptions.append(f"after SIGTERM: {error}")
+            await super().kill()
+
+    async def watch(self) -> None:
+        """Record each death that no fault caused, and start the process again, until cancelled."""
+        while True:
+            await asyncio.sleep(0.2)
+            trouble = self.running.trouble()
+            if trouble is not None and not self._expected_gone:
+                self._record.exceptions.append(trouble)
+                self.start()
+
+    async def may_become_ready(self) -> None:
+        """Wait until it is ready, for at most a minute. If it dies meanwhile, `watch` records that."""
+        with suppress(LocalStackError):
+            await self.becomes_ready()
+
+    def _start_again(self) -> None:
+        self.start()
+        self._expected_gone = False
 
 
 @dataclass(frozen=True)
@@ -143,8 +240,9 @@ class Fault(msgspec.Struct, frozen=True):
     touches: frozenset[str]
     repeats_events: bool  # it may come between a confirm and its settling
 
-    async def happen(self, world: World) -> None:
-        """Inject it, and record from when until when, and whether its effect was seen."""
+    async def happen(self, world: World, delay: float = 0.0) -> None:
+        """Inject it after a delay, and record from when until when, and whether its effect was seen."""
+        await asyncio.sleep(delay)
         began = time.monotonic()
         is_seen = await self.inject(world)
         world.record.spans.append(Span(self.name, began, time.monotonic(), self.repeats_events, is_seen))
@@ -185,7 +283,7 @@ async def started(
     async with AsyncExitStack() as stack:
         mail = await stack.enter_async_context(others.MailServer(record, chance))
         settings = _settings(record, issuer, mail)
-        running = [Worker(name, servers, record, folder, settings) for name in workers.NAMES]
+        running = [Worker(name, servers, record, folder, settings) for name in _NAMES]
         for worker in running:
             await stack.enter_async_context(worker.postgres)
             await stack.enter_async_context(worker.broker)

@@ -17,8 +17,7 @@ from tests.faults.catalogue.processes import each
 from tests.faults.invariants import uuid_in
 from tests.faults.others import calculation_of
 from tests.faults.records import CALCULATED, LIVEZ, Span
-from tests.faults.workers import Worker
-from tests.faults.world import World, fault
+from tests.faults.world import Worker, World, fault
 from tests.harness import queues
 from tests.harness.examples import A_REQUEST, STRUCTURE
 from tests.harness.raw_connection import connect_to, head_with

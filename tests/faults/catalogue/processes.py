@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from service.postgres import connections
-from tests.faults.workers import Worker
-from tests.faults.world import CLOCKS, RETENTION_DAYS, World, fault
+from tests.faults.world import CLOCKS, RETENTION_DAYS, Worker, World, fault
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import until
 from worker.process import ROLES
