@@ -95,7 +95,7 @@ class Callers:
         with suppress(PostgresUnavailable, asyncpg.PostgresError):
             async with connections.acquired(self.pool, seconds=2.0) as connection:
                 await stored.insert(connection, request)
-            self._acknowledge(key)
+            self.record.acknowledged[key] = time.monotonic()
 
     async def post(self, api: httpx.AsyncClient | None = None) -> int | None:
         """Send a create to an API, or to any. Returns the status of the answer, if there is one."""
@@ -104,7 +104,7 @@ class Callers:
             response = await (api or self.chance.choice(self.apis)).post("/v1/request", json=body)
             self.record.statuses[response.status_code] += 1
             if response.is_success:
-                self._acknowledge(key)
+                self.record.acknowledged[key] = time.monotonic()
             return response.status_code
         return None
 
@@ -113,7 +113,7 @@ class Callers:
         key, body = self._next()
         sent = await asyncio.gather(*(self._send(key, body) for _ in range(self.chance.randint(2, 3))))
         if any(sent):
-            self._acknowledge(key)
+            self.record.acknowledged[key] = time.monotonic()
             await self._send(key, body)
 
     async def _send(self, key: str, body: dict[str, Any]) -> bool:
@@ -138,9 +138,6 @@ class Callers:
         key = f"case-{number}"
         prefix = REFUSED_RECIPIENT.decode() if number % 40 == 0 else ""
         return key, A_REQUEST | {"customer_email": f"{prefix}{key}@customer.example.com", "external_id": key}
-
-    def _acknowledge(self, key: str) -> None:
-        self.record.acknowledged[key] = time.monotonic()
 
 
 class MailServer(ScriptedMailServer):

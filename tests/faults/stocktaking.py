@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from functools import partial
 from statistics import median
 
@@ -112,51 +112,28 @@ def is_suspicious(line: str) -> bool:
 
 
 def table(record: Record) -> str:
-    """Return the figures of a run as a table: a line for each fault, and the totals."""
+    """Return the figures of a run: a line for each fault, and the totals.
+
+    The longest e-mail is the longest time from a create during the fault to the acceptance of its e-mail.
+    """
     repeated = Counter(span.name if span else "none" for _, _, span in repeats(record))
-    times = Counter(span.name for span in record.spans)
-    waits = _email_waits(record)
+    mailed = {acceptance.recipient: acceptance.at for acceptance in reversed(record.acceptances)}
+    created = {request.recipient: record.acknowledged.get(request.key) for request in record.stored}
+    waits = [(at, mailed[to] - at) for to, at in created.items() if at is not None and to in mailed]
     recoveries: defaultdict[str, list[float]] = defaultdict(list)
     for faults, recovery in record.recoveries:
         recoveries[_MIXED if len(faults) > 1 else faults[0]].append(recovery)
     lines = [_LINE.format("fault", "times", "recovery median", "worst", "events repeated", "longest e-mail")]
-    for fault in [*sorted(times), _MIXED]:
-        seconds = recoveries[fault]
-        worst = [f"{figure(seconds):.2f} s" if seconds else "" for figure in (median, max)]
-        lines.append(_LINE.format(fault, times[fault], *worst, repeated[fault], f"{waits[fault]:.1f} s"))
-    return "\n".join([*lines, "", _totals(record, repeated.total())])
-
-
-def _email_waits(record: Record) -> Mapping[str, float]:
-    """Return by fault the longest time from a create during it to the first acceptance of its e-mail."""
-    mailed = {acceptance.recipient: acceptance.at for acceptance in reversed(record.acceptances)}
-    waits: defaultdict[str, float] = defaultdict(float)
-    for request in record.stored:
-        if request.key in record.acknowledged and request.recipient in mailed:
-            at = record.acknowledged[request.key]
-            for span in record.spans:
-                if span.began <= at <= span.ended:
-                    waits[span.name] = max(waits[span.name], mailed[request.recipient] - at)
-    return waits
-
-
-def _totals(record: Record, repeated: int) -> str:
+    for fault in [*sorted({span.name for span in record.spans}), _MIXED]:
+        spans, seconds = [span for span in record.spans if span.name == fault], recoveries[fault]
+        during = [wait for at, wait in waits if any(each.began <= at <= each.ended for each in spans)]
+            (wait for at, wait in waits for each in spans if each.began <= at <= each.ended), default=0
+        )
+        recovered = [f"{figure(seconds):.2f} s" if seconds else "" for figure in (median, max)]
+        lines.append(_LINE.format(fault, len(spans), *recovered, repeated[fault], f"{max(during, default=0.0):.1f} s"))
+    kinds = ("acknowledged", "stored", "answers", "arrivals", "acceptances", "poison_rows", "poison_messages")
+    totals = {kind: len(getattr(record, kind)) for kind in kinds}
+    totals |= {"repeated events": repeated.total(), "repeated e-mails": len([*second_emails(record)])}
     calls = {call: f"{answers.count(True)} of {len(answers)}" for call, answers in record.calls.items()}
     peaks = {name: round(max(values)) for name, values in record.peaks.items()}
-    return (
-        f"{record.seconds:.0f} s, {len(record.acknowledged)} requests acknowledged, {len(record.stored)} "
-        f"stored, {len({answer.key for answer in record.answers})} keys "
-        f"(answers: {dict(Counter(answer.status for answer in record.answers))}), "
-        f"{len({arrival.event_id for arrival in record.arrivals})} events (+ {repeated} repeats), "
-        f"{len(record.acceptances)} e-mails accepted ({sum(1 for _ in second_emails(record))} repeats), "
-        f"{len(record.poison_rows)} poison rows, {len(record.poison_messages)} poison messages\n"
-        f"in floods: answered {calls}, peaks {peaks}"
-    )
-
-
-def verdict(breaches: Mapping[str, Sequence[str]]) -> str:
-    lines = []
-    for invariant, all_of_it in breaches.items():
-        lines.append(f"BREACH: {invariant} ({len(all_of_it)})")
-        lines += [f"    {what}" for what in all_of_it[:12]]
-    return "\n".join(lines) or "every invariant held"
+    return "\n".join([*lines, f"{record.seconds:.0f} s: {totals}", f"in floods: answered {calls}, {peaks}"])

@@ -282,7 +282,17 @@ async def started(
     issuer = Issuer(folder)
     async with AsyncExitStack() as stack:
         mail = await stack.enter_async_context(others.MailServer(record, chance))
-        settings = _settings(record, issuer, mail)
+        settings = environment_of(
+            email_settings(
+                smtp_url=mail.url,
+                retention_days=RETENTION_DAYS,
+                email_claim_seconds=record.plan.email_claim_seconds,
+                email_retry_seconds=0.1,  # By default the longest pauses would outlast the run.
+            ),
+            AUTH_ISSUER=ISSUER,
+            AUTH_AUDIENCE=AUDIENCE,
+            AUTH_JWKS_URL=issuer.jwks.as_uri(),
+        )
         running = [Worker(name, servers, record, folder, settings) for name in _NAMES]
         for worker in running:
             await stack.enter_async_context(worker.postgres)
@@ -313,17 +323,6 @@ async def started(
         own_chance = random.Random(chance.random())  # noqa: S311 - its pace must not change the faults
         callers = others.Callers(record, pool, apis, own_chance)
         yield World(servers, running, mail, callers, issuer, record, chance)
-
-
-def _settings(record: Record, issuer: Issuer, mail: others.MailServer) -> dict[str, str]:
-    settings = email_settings(
-        smtp_url=mail.url,
-        retention_days=RETENTION_DAYS,
-        email_claim_seconds=record.plan.email_claim_seconds,
-        email_retry_seconds=0.1,  # By default the longest pauses between retries would outlast the run.
-    )
-    of_api = {"AUTH_ISSUER": ISSUER, "AUTH_AUDIENCE": AUDIENCE, "AUTH_JWKS_URL": issuer.jwks.as_uri()}
-    return environment_of(settings, **of_api)
 
 
 def _writable(servers: Servers) -> str:
