@@ -127,10 +127,9 @@ def table(record: Record) -> str:
     for fault in [*sorted({span.name for span in record.spans}), _MIXED]:
         spans, seconds = [span for span in record.spans if span.name == fault], recoveries[fault]
         during = [wait for at, wait in waits if any(each.began <= at <= each.ended for each in spans)]
-            (wait for at, wait in waits for each in spans if each.began <= at <= each.ended), default=0
-        )
-        recovered = [f"{figure(seconds):.2f} s" if seconds else "" for figure in (median, max)]
-        lines.append(_LINE.format(fault, len(spans), *recovered, repeated[fault], f"{max(during, default=0.0):.1f} s"))
+        worst = [f"{figure(seconds):.2f} s" if seconds else "" for figure in (median, max)]
+        longest = f"{max(during, default=0.0):.1f} s"
+        lines.append(_LINE.format(fault, len(spans), *worst, repeated[fault], longest))
     kinds = ("acknowledged", "stored", "answers", "arrivals", "acceptances", "poison_rows", "poison_messages")
     totals = {kind: len(getattr(record, kind)) for kind in kinds}
     totals |= {"repeated events": repeated.total(), "repeated e-mails": len([*second_emails(record)])}
