@@ -23,7 +23,7 @@ from deploy.local.machine.folders import LOCAL, Place, working_folder
 from tests.faults.broken_programs import BREAKAGES
 from tests.faults.catalogue import CLUSTER_FAULTS, FAULTS
 from tests.faults.invariants import check_all
-from tests.faults.records import CREATED, Plan, Record
+from tests.faults.records import Event, Plan, Record
 from tests.faults.stocktaking import drained, table, take_stock
 from tests.faults.world import CLOCKS, Fault, World, clustered_servers, started
 from tests.harness.programs import variables_of_clock
@@ -198,7 +198,7 @@ def recovered_after(record: Record, end: float) -> float | None:
     now = time.monotonic()
     # An event may come before its create is acknowledged, by 20 s of repeats.
     recent = takewhile(lambda arrival: arrival.at > end - 30.0, reversed(record.arrivals))
-    arrived = {arrival.key: arrival.at for arrival in recent if arrival.type == CREATED}
+    arrived = {arrival.key: arrival.at for arrival in recent if arrival.type == Event.CREATED}
     commits = [*takewhile(lambda item: item[1] >= end, reversed(record.acknowledged.items()))]
     in_time: list[float] = []
     for key, committed in reversed(commits):

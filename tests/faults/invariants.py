@@ -6,18 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tests.faults.others import calculation_of
-from tests.faults.records import (
-    CALCULATED,
-    CREATED,
-    EMAIL_FAILED,
-    EMAIL_SENT,
-    LIVEZ,
-    MAIL_CONNECTIONS,
-    Acceptance,
-    Arrival,
-    Record,
-    Span,
-)
+from tests.faults.records import LIVEZ, MAIL_CONNECTIONS, Acceptance, Arrival, Event, Record, Span
 
 # Megabytes of memory by role. Two senders try one connection each, and each may be closing another.
 _MOST = {"api": 200.0, "calculations": 150.0, MAIL_CONNECTIONS: 4.0}
@@ -54,7 +43,11 @@ class Invariants:
             yield f"{key} is not stored; acknowledged: {key in self._record.acknowledged}, {arrived[key]}"
         mailed = {uuid_in(acceptance.message_id) for acceptance in self._record.acceptances}
         for key, request in stored.items():
-            expected = {CREATED, CALCULATED, EMAIL_FAILED if request.is_refused else EMAIL_SENT}
+            expected = {
+                Event.CREATED,
+                Event.CALCULATED,
+                Event.EMAIL_FAILED if request.is_refused else Event.EMAIL_SENT,
+            }
             if arrived[key] != expected:
                 yield f"{key}: {sorted(arrived[key])} arrived, not {sorted(expected)}"
             if request.calculation_id != calculation_of(request.uuid):
@@ -127,8 +120,8 @@ class Invariants:
         for arrival in self._record.arrivals:
             at[arrival.type].setdefault(arrival.key, arrival.at)
         for flood in filter(self._is_alone, self._record.floods):
-            for key, created in at[CREATED].items():
-                seconds = at[CALCULATED].get(key, math.inf) - created
+            for key, created in at[Event.CREATED].items():
+                seconds = at[Event.CALCULATED].get(key, math.inf) - created
                 if flood.began <= created <= flood.ended and seconds > self._record.plan.recovery:
                     yield f"{key}: {seconds:.1f} s"
 
@@ -145,7 +138,9 @@ class Invariants:
         keys = {row.recipient: row.key for row in record.stored}
         found = {("uuids", row.key, row.uuid) for row in record.stored}
         found |= {("uuids", answer.key, answer.uuid) for answer in record.answers if answer.uuid}
-        found |= {(CREATED, each.key, each.event_id) for each in record.arrivals if each.type == CREATED}
+        found |= {
+            (Event.CREATED, each.key, each.event_id) for each in record.arrivals if each.type == Event.CREATED
+        }
         found |= {("e-mails", keys.get(each.recipient, ""), each.message_id) for each in record.acceptances}
         numbers = Counter((what, key) for what, key, _ in found)
         new = (answer.key for answer in record.answers if answer.uuid and not answer.is_replay)

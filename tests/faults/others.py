@@ -23,16 +23,7 @@ from service.outbox.events import CalculationCreated, CloudEvent, RequestCreated
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Pool
-from tests.faults.records import (
-    CALCULATED,
-    CREATED,
-    EMAIL_FAILED,
-    EMAIL_SENT,
-    Acceptance,
-    Answer,
-    Arrival,
-    Record,
-)
+from tests.faults.records import Acceptance, Answer, Arrival, Event, Record
 from tests.harness import stored
 from tests.harness.examples import A_REQUEST
 from tests.harness.mail_server import ACCEPTED, ScriptedMailServer, Session
@@ -231,9 +222,9 @@ async def declare(channel: AbstractChannel) -> None:
     team = await channel.declare_queue(TEAM, durable=True, arguments=quorum)
     for queue in (auditor, team, await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)):
         await queue.bind(switch)
-    for event in (EMAIL_SENT, EMAIL_FAILED, CALCULATED):
+    for event in (Event.EMAIL_SENT, Event.EMAIL_FAILED, Event.CALCULATED):
         await auditor.bind(topology.REQUESTS, event)
-    await switch.bind(topology.REQUESTS, CREATED)
+    await switch.bind(topology.REQUESTS, Event.CREATED)
 
 
 async def audit(url: str, record: Record) -> None:

@@ -9,10 +9,15 @@ from functools import partial
 
 import msgspec
 
-CREATED, CALCULATED = "request.created", "request.calculated"
-EMAIL_SENT, EMAIL_FAILED = "request.email_sent", "request.email_failed"
 LIVEZ = "GET /livez HTTP/1.1"
 MAIL_CONNECTIONS = "mail connections"
+
+
+class Event:
+    """The types of events that the product sends in a run."""
+
+    CREATED, CALCULATED = "request.created", "request.calculated"
+    EMAIL_SENT, EMAIL_FAILED = "request.email_sent", "request.email_failed"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

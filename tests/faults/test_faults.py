@@ -14,19 +14,7 @@ from service.telemetry import logs
 from tests.faults.__main__ import shortfalls_of
 from tests.faults.invariants import check_all
 from tests.faults.others import calculation_of
-from tests.faults.records import (
-    CALCULATED,
-    CREATED,
-    EMAIL_SENT,
-    LIVEZ,
-    MAIL_CONNECTIONS,
-    Acceptance,
-    Answer,
-    Arrival,
-    Record,
-    Span,
-    Stored,
-)
+from tests.faults.records import LIVEZ, Acceptance, Answer, Arrival, Event, Record, Span, Stored
 from tests.faults.stocktaking import is_suspicious
 from tests.faults.world import Fault
 from tests.harness.command_line import restored_logging
@@ -51,11 +39,11 @@ def stored(uuid: str) -> Stored:
 
 
 FIRST, SECOND, THIRD = (
-    arrival(CREATED, 1, 100.0),
-    arrival(CALCULATED, 2, 100.2),
-    arrival(EMAIL_SENT, 3, 100.3),
+    arrival(Event.CREATED, 1, 100.0),
+    arrival(Event.CALCULATED, 2, 100.2),
+    arrival(Event.EMAIL_SENT, 3, 100.3),
 )
-AGAIN = arrival(CREATED, 1, 101.0)
+AGAIN = arrival(Event.CREATED, 1, 101.0)
 POISON = {"poison-0", "poison-1"}
 # One request that has gone through the whole chain, two poison rows and two poison messages.
 RECORD = Record(
@@ -103,7 +91,7 @@ def refused(copies: int, *others: Span) -> dict[str, Any]:
 
 def flooded(calculated: float, *others: Span) -> dict[str, Any]:
     """Return a flood of two seconds, in which a request was created and then calculated."""
-    arrivals = [FIRST, arrival(CALCULATED, 2, calculated), arrival(EMAIL_SENT, 3, 106.0)]
+    arrivals = [FIRST, arrival(Event.CALCULATED, 2, calculated), arrival(Event.EMAIL_SENT, 3, 106.0)]
     span = Span("deep messages", 99.0, 101.0)
     return {"floods": [span], "spans": [span, *others], "arrivals": arrivals}
 
@@ -127,11 +115,11 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "without its calculation": ({"stored": [Stored("case-1", UUID, RECIPIENT, None)]}, LOST),
     "a later event first": ({"arrivals": [FIRST, THIRD, SECOND]}, "no inversions"),
     "an earlier one redelivered": (
-        {"arrivals": [FIRST, THIRD, arrival(CALCULATED, 2, 100.4, redelivered=True)]},
+        {"arrivals": [FIRST, THIRD, arrival(Event.CALCULATED, 2, 100.4, redelivered=True)]},
     ),
-    "event of no stored request": (also(arrivals=Arrival("req_3.", "case-3", CREATED, 1, 101.0)), LOST),
+    "event of no stored request": (also(arrivals=Arrival("req_3.", "case-3", Event.CREATED, 1, 101.0)), LOST),
     "event repeated": (also(arrivals=AGAIN), NEAR),
-    "event redelivered": (also(arrivals=arrival(CREATED, 1, 101.0, redelivered=True)),),
+    "event redelivered": (also(arrivals=arrival(Event.CREATED, 1, 101.0, redelivered=True)),),
     "repeated after a fault": (again_after(100.2, 100.3),),
     "fault of another kind": (again_after(100.2, 100.3, repeats_events=False), NEAR),
     "fault over before": (again_after(90.0, 91.0), NEAR),
@@ -156,17 +144,21 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "another uuid for a key": (also(answers=Answer("case-1", 200, "req_9", is_replay=True)), ONE_REQUEST),
     "new twice": (also(answers=Answer("case-1", 200, UUID)), ONE_REQUEST),
     "second row": (also(stored=stored("req_9")), ONE_REQUEST, LOST),
-    "second event": (also(arrivals=arrival(CREATED, 1, 101.0, uuid="req_9")), ONE_REQUEST, "no inversions"),
+    "second event": (
+        also(arrivals=arrival(Event.CREATED, 1, 101.0, uuid="req_9")),
+        ONE_REQUEST,
+        "no inversions",
+    ),
     "second e-mail for a key": (also(acceptances=acceptance(uuid="req_9")), ONE_REQUEST, RECIPIENTS),
     "e-mail to another": ({"acceptances": [acceptance(recipient="mallory@example.com")]}, RECIPIENTS),
     "secret stored": ({"secrets_stored": ["req_1"]}, "no secret stored"),
     "probe without an answer": ({"calls": {LIVEZ: [True] * 999 + [False]}}, SERVED),
     "a call without an answer": ({"calls": {"GET /": [True] * 99 + [False]}},),
     "calls without an answer": ({"calls": {"GET /": [True] * 98 + [False] * 2}}, SERVED),
-    "much": ({"peaks": {"api-1": [200.0], "calculations-1": [150.0], MAIL_CONNECTIONS: [4.0]}},),
+    "much": ({"peaks": {"api-1": [200.0], "calculations-1": [150.0], "mail connections": [4.0]}},),
     "too much memory of an API": ({"peaks": {"api-1": [200.1, 9.0]}}, BOUNDED),
     "too much memory of a worker": ({"peaks": {"calculations-1": [150.1]}}, BOUNDED),
-    "connections left open": ({"peaks": {MAIL_CONNECTIONS: [5.0]}}, BOUNDED),
+    "connections left open": ({"peaks": {"mail connections": [5.0]}}, BOUNDED),
     "calculation in a flood": (flooded(104.9),),
     "late calculation": (flooded(105.1), "calculations in time"),
     "late calculation, another fault": (flooded(105.1, RELAY_KILLED),),

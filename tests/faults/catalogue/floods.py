@@ -16,7 +16,7 @@ from service.outbox.events import CalculationCreated
 from tests.faults.catalogue.processes import each
 from tests.faults.invariants import uuid_in
 from tests.faults.others import calculation_of
-from tests.faults.records import CALCULATED, LIVEZ, Span
+from tests.faults.records import LIVEZ, Event, Span
 from tests.faults.world import Worker, World, fault
 from tests.harness import queues
 from tests.harness.examples import A_REQUEST, STRUCTURE
@@ -78,7 +78,9 @@ async def send_deep_messages(world: World) -> bool:
 async def repeat_calculation(world: World) -> bool:
     """A calculation that was recorded arrives again, thousands of times at once."""
     arrivals = world.record.arrivals
-    recorded = await eventually(lambda: [event.event_id for event in arrivals if event.type == CALCULATED])
+    recorded = await eventually(
+        lambda: [event.event_id for event in arrivals if event.type == Event.CALCULATED]
+    )
     uuid = uuid_in(recorded[-1])
     body = msgspec.json.encode(CalculationCreated(uuid, calculation_of(uuid)))
     return await _publish_results(world, [Message(body)] * _REPEATS)
@@ -142,7 +144,7 @@ async def poison_outbox(world: World) -> bool:
     too_long = "request." + "x" * 300  # A routing key holds 255 bytes.
     rows = [new_request_id() for _ in range(world.chance.randint(1, 5))]
     events = [(row, 1, too_long) for row in rows]
-    events += [(row, 2, CALCULATED) for row in rows if world.chance.random() < 0.5]
+    events += [(row, 2, Event.CALCULATED) for row in rows if world.chance.random() < 0.5]
     world.record.poison_rows.update(f"{uuid_of(row)} {event}" for row, _, event in events)
     rest = ("poison", datetime.now(UTC), '{"poison": true}', None)
     values = [(*event, *rest) for event in events]

@@ -13,7 +13,7 @@ from deploy.local.machine.ports import accepts
 from service.postgres.pool import Connection
 from tests.faults import others
 from tests.faults.catalogue.processes import each
-from tests.faults.records import CREATED, MAIL_CONNECTIONS, Span
+from tests.faults.records import MAIL_CONNECTIONS, Event, Span
 from tests.faults.world import CLUSTER_FAULTS, HARNESS, World, fault
 from tests.harness import databases, queues
 from tests.harness.rabbitmq_cluster import Node
@@ -147,16 +147,16 @@ async def return_messages(world: World) -> bool:
     ):
         notifications = await channel.get_queue(topology.NOTIFICATIONS.name, ensure=False)
         switch = await channel.get_exchange(others.SWITCH, ensure=False)
-        await notifications.unbind(topology.REQUESTS, CREATED)
-        await switch.unbind(topology.REQUESTS, CREATED)
+        await notifications.unbind(topology.REQUESTS, Event.CREATED)
+        await switch.unbind(topology.REQUESTS, Event.CREATED)
         try:
             began = time.monotonic() + 0.1  # for those on the way
             await asyncio.sleep(world.some_seconds(2.5))
             latest = world.record.arrivals[-100:]
-            return not any(event.type == CREATED and event.at > began for event in latest)
+            return not any(event.type == Event.CREATED and event.at > began for event in latest)
         finally:
-            await switch.bind(topology.REQUESTS, CREATED)
-            await notifications.bind(topology.REQUESTS, CREATED)
+            await switch.bind(topology.REQUESTS, Event.CREATED)
+            await notifications.bind(topology.REQUESTS, Event.CREATED)
 
 
 @fault("messages refused", "broker", "broker links", repeats=True)
