@@ -43,11 +43,8 @@ class Invariants:
             yield f"{key} is not stored; acknowledged: {key in self._record.acknowledged}, {arrived[key]}"
         mailed = {uuid_in(acceptance.message_id) for acceptance in self._record.acceptances}
         for key, request in stored.items():
-            expected = {
-                Event.CREATED,
-                Event.CALCULATED,
-                Event.EMAIL_FAILED if request.is_refused else Event.EMAIL_SENT,
-            }
+            outcome = Event.EMAIL_FAILED if request.is_refused else Event.EMAIL_SENT
+            expected = {Event.CREATED, Event.CALCULATED, outcome}
             if arrived[key] != expected:
                 yield f"{key}: {sorted(arrived[key])} arrived, not {sorted(expected)}"
             if request.calculation_id != calculation_of(request.uuid):
@@ -138,9 +135,8 @@ class Invariants:
         keys = {row.recipient: row.key for row in record.stored}
         found = {("uuids", row.key, row.uuid) for row in record.stored}
         found |= {("uuids", answer.key, answer.uuid) for answer in record.answers if answer.uuid}
-        found |= {
-            (Event.CREATED, each.key, each.event_id) for each in record.arrivals if each.type == Event.CREATED
-        }
+        created = (arrival for arrival in record.arrivals if arrival.type == Event.CREATED)
+        found |= {("events", arrival.key, arrival.event_id) for arrival in created}
         found |= {("e-mails", keys.get(each.recipient, ""), each.message_id) for each in record.acceptances}
         numbers = Counter((what, key) for what, key, _ in found)
         new = (answer.key for answer in record.answers if answer.uuid and not answer.is_replay)

@@ -77,11 +77,9 @@ async def send_deep_messages(world: World) -> bool:
 @fault("one calculation repeated", "messages", "broker", "calculations")
 async def repeat_calculation(world: World) -> bool:
     """A calculation that was recorded arrives again, thousands of times at once."""
-    arrivals = world.record.arrivals
-    recorded = await eventually(
-        lambda: [event.event_id for event in arrivals if event.type == Event.CALCULATED]
-    )
-    uuid = uuid_in(recorded[-1])
+    found = world.record.arrivals
+    recorded = await eventually(lambda: [event for event in found if event.type == Event.CALCULATED])
+    uuid = uuid_in(recorded[-1].event_id)
     body = msgspec.json.encode(CalculationCreated(uuid, calculation_of(uuid)))
     return await _publish_results(world, [Message(body)] * _REPEATS)
 
