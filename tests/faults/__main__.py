@@ -33,7 +33,6 @@ from tests.harness.waiting import until
 _FOLDER = LOCAL / "faults"
 _ROUND_SECONDS = 210.0  # in which every fault is injected once, mixed or alone
 _CALM_SECONDS = 4.0  # under load, before the first fault and after the last
-_AT_ONCE = 3  # faults
 _say = partial(print, flush=True)
 
 
@@ -225,7 +224,7 @@ def mixed(faults: Sequence[Fault], chance: random.Random) -> list[list[Fault]]:
     groups: list[list[Fault]] = []
     for fault in chance.sample(faults, k=len(faults)):
         for group in groups:
-            if len(group) < _AT_ONCE and all(fault.touches.isdisjoint(other.touches) for other in group):
+            if len(group) < 3 and all(fault.touches.isdisjoint(other.touches) for other in group):
                 group.append(fault)
                 break
         else:

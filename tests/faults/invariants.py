@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tests.faults.others import calculation_of
-from tests.faults.records import LIVEZ, MAIL_CONNECTIONS, Acceptance, Arrival, Event, Record, Span
+from tests.faults.records import LIVEZ, Acceptance, Arrival, Event, Record, Span
 
 # Megabytes of memory by role. Two senders try one connection each, and each may be closing another.
-_MOST = {"api": 200.0, "calculations": 150.0, MAIL_CONNECTIONS: 4.0}
+_MOST = {"api": 200.0, "calculations": 150.0, "mail connections": 4.0}
 
 
 def check_all(record: Record) -> dict[str, list[str]]:

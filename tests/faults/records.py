@@ -10,7 +10,6 @@ from functools import partial
 import msgspec
 
 LIVEZ = "GET /livez HTTP/1.1"
-MAIL_CONNECTIONS = "mail connections"
 
 
 class Event:
@@ -112,7 +111,7 @@ class Record(msgspec.Struct, kw_only=True):
     read_only: list[Span] = []  # while no process could write
     floods: list[Span] = []  # while one team sent too much
     calls: dict[str, list[bool]] = _lists()  # of others: answered or not
-    peaks: dict[str, list[float]] = _lists()  # megabytes of memory, by process, and MAIL_CONNECTIONS
+    peaks: dict[str, list[float]] = _lists()  # megabytes of memory, by process; and "mail connections"
     recoveries: list[tuple[Sequence[str], float]] = []  # the faults, and for how long latencies were high
     outbox_left: int = 0
     held: set[str] = set()  # request id and type of each

@@ -99,7 +99,8 @@ class Worker(Process):
         self._expected_gone = True
         self._record.kills.append((self.name, time.monotonic()))
         status = await super().kill()
-        self._start_again()
+        self.start()
+        self._expected_gone = False
         return status
 
     async def freeze_for(self, seconds: float) -> bool:
@@ -122,7 +123,8 @@ class Worker(Process):
         clock = programs.variables_of_clock(clock_off_by) if clock_off_by else {}
         environment = {**self._environment, **clock}
         self.running.program = replace(self.running.program, environment=environment)
-        self._start_again()
+        self.start()
+        self._expected_gone = False
 
     @property
     def has_other_clock(self) -> bool:
@@ -154,10 +156,6 @@ class Worker(Process):
         """Wait until it is ready, for at most a minute. If it dies meanwhile, `watch` records that."""
         with suppress(LocalStackError):
             await self.becomes_ready()
-
-    def _start_again(self) -> None:
-        self.start()
-        self._expected_gone = False
 
 
 @dataclass(frozen=True)

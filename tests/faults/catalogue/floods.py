@@ -30,7 +30,6 @@ _CONNECTIONS = 530
 _EMPTY_OBJECTS: list[dict[str, str]] = [{}] * 87_000  # 255 KiB of JSON, and seven megabytes of Python objects
 _DEEP_MESSAGE = msgspec.json.encode({"a": [{}] * 43_600})  # almost the largest that RabbitMQ takes
 _REPEATS = 5_000
-_UNDECODABLE = [raw for raw in UNDECODABLE.values() if raw[0] != "message_id"]  # by which they are found
 
 
 @fault("made-up keys", "api")
@@ -162,6 +161,8 @@ async def poison_queues(world: World) -> bool:
         b'{"specversion": "1.0", "id": "x", "source": "x", "type": "other", "data": {}}',
         msgspec.json.encode(CalculationCreated(unknown_request, "calculation-of-nothing")),
     ]
+    # Messages are found by their message_id.
+    undecodable = [raw for raw in UNDECODABLE.values() if raw[0] != "message_id"]
     newest = "SELECT id FROM calculation_request WHERE calculation_id IS NOT NULL ORDER BY id DESC LIMIT 1"
     calculated = await world.on_postgres(lambda connection: connection.fetchval(newest))
     async with queues.open_channel(world.servers.broker_url) as channel:
@@ -173,10 +174,8 @@ async def poison_queues(world: World) -> bool:
                 Message(body, message_id=_poison_id(world, queue), delivery_mode=DeliveryMode.PERSISTENT)
                 for body in sent
             ]
-            messages += [
-                RawMessage(b"{}", *undecodable, message_id=_poison_id(world, queue))
-                for undecodable in world.chance.sample(_UNDECODABLE, k=3)
-            ]
+            for name, written in world.chance.sample(undecodable, k=3):
+                messages.append(RawMessage(b"{}", name, written, message_id=_poison_id(world, queue)))
             for message in messages:
                 await channel.default_exchange.publish(message, queue.name, mandatory=True)
     return True

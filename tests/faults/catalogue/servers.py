@@ -13,7 +13,7 @@ from deploy.local.machine.ports import accepts
 from service.postgres.pool import Connection
 from tests.faults import others
 from tests.faults.catalogue.processes import each
-from tests.faults.records import MAIL_CONNECTIONS, Event, Span
+from tests.faults.records import Event, Span
 from tests.faults.world import CLUSTER_FAULTS, HARNESS, World, fault
 from tests.harness import databases, queues
 from tests.harness.rabbitmq_cluster import Node
@@ -21,10 +21,6 @@ from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import until
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BLOCKED
-
-_PASS_SECONDS = 2.0  # after which a batch that had begun is done
-_LOCKED_SECONDS = 4.0
-_FULL = "harness.full"
 
 
 @fault("backends terminated", "backends", "postgres", repeats=True)
@@ -76,7 +72,7 @@ async def _make_read_only(whose: str, world: World) -> bool:
         await world.on_postgres(partial(_terminate_some, 1.0))
     began = time.monotonic()
     try:
-        await asyncio.sleep(_PASS_SECONDS + world.some_seconds(5.0))
+        await asyncio.sleep(2.0 + world.some_seconds(5.0))
         async with databases.connected(world.servers.postgres_url) as connection:
             return await connection.fetchval("SHOW default_transaction_read_only") == "on"
     finally:
@@ -100,8 +96,8 @@ async def _lock_table(table: str, world: World) -> bool:
     async def hold(connection: Connection) -> bool:
         async with connection.transaction():
             await connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
-            is_waited_for = until(lambda: connection.fetchval(waits, table), seconds=_LOCKED_SECONDS)
-            _, is_seen = await asyncio.gather(asyncio.sleep(_LOCKED_SECONDS), is_waited_for)
+            is_waited_for = until(lambda: connection.fetchval(waits, table), seconds=4.0)
+            _, is_seen = await asyncio.gather(asyncio.sleep(4.0), is_waited_for)
             return is_seen
 
     return await world.on_postgres(hold)
@@ -164,13 +160,13 @@ async def refuse_messages(world: World) -> bool:
     """Another team's full queue refuses every event, while all other queues accept it."""
     limits: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
     async with queues.open_channel(world.servers.broker_url) as channel:
-        full = await channel.declare_queue(_FULL, durable=True, arguments=limits)
+        full = await channel.declare_queue("harness.full", durable=True, arguments=limits)
         try:
             await full.bind(topology.REQUESTS, "request.*")
             began = time.monotonic()
             await asyncio.sleep(world.chance.uniform(1.0, world.record.plan.longest_stall + 4.0))
             world.record.refusals.append(Span("", began, time.monotonic()))
-            is_full = await queues.holds(channel, _FULL, 1)
+            is_full = await queues.holds(channel, full.name, 1)
             if world.chance.random() < 0.5:  # Its team consumes again, before the queue is deleted.
                 await full.consume(lambda _: asyncio.sleep(0), no_ack=True)
                 await asyncio.sleep(world.some_seconds(1.0))
@@ -196,7 +192,7 @@ async def refuse_sender(world: World) -> bool:
         for _ in range(20):  # The least of a second: some may be being opened or closed at any moment.
             still_open.add(world.mail.open_connections)
             await asyncio.sleep(0.05)
-    world.record.peaks[MAIL_CONNECTIONS].append(min(still_open))
+    world.record.peaks["mail connections"].append(min(still_open))
     return world.mail.commands["MAIL"] > before
 
 
