@@ -39,7 +39,7 @@ fuzz:     .venv/installed  ## call the API with everything its OpenAPI document 
 	FUZZ=long $(IN_VENV) pytest -q -s -o addopts= tests/fuzz
 
 faults:   .venv/installed  ## inject faults into running processes for half an hour (ARGS="--seconds 60")
-	$(IN_VENV) pytest -q -o addopts= tests/faults/test_invariants.py
+	$(IN_VENV) pytest -q tests/faults
 	$(IN_VENV) tests.faults $(ARGS)
 
 cluster-check: .venv/installed  ## inject faults under load into the development overlay in a cluster (KUBECONFIG)

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import time
-from typing import Any
 
 import aio_pika
 import httpx
@@ -35,51 +34,41 @@ async def main(url: str, rate: float, prefix: str) -> None:
     ):
         channel = await connection.channel(on_return_raises=True)
         results = await channel.get_exchange(topology.CALCULATIONS, ensure=False)
-        await asyncio.gather(
-            *(
-                _call(client, results, f"{prefix}-{caller}", _CALLERS / rate, is_over)
-                for caller in range(_CALLERS)
-            )
-        )
+
+        async def call(name: str) -> None:
+            """Keep to the rate: what an outage has delayed is sent after it."""
+            number, began = 0, time.monotonic()
+            while not is_over.is_set():
+                number += 1
+                await _create(client, results, f"{name}-{number}")
+                await asyncio.sleep(max(0.0, began + number * _CALLERS / rate - time.monotonic()))
+
+        await asyncio.gather(*(call(f"{prefix}-{caller}") for caller in range(_CALLERS)))
 
 
-async def _call(
-    client: httpx.AsyncClient, results: AbstractExchange, name: str, pause: float, is_over: asyncio.Event
-) -> None:
-    """Keep to the rate: what an outage has delayed is sent after it."""
-    number = 0
-    began = time.monotonic()
-    while not is_over.is_set():
-        number += 1
-        create = await _create(client, f"{name}-{number}")
-        if create["uuid"] is not None:
-            await _calculate(results, create["uuid"])
-        print(json.dumps(create), flush=True)  # noqa: T201
-        await asyncio.sleep(max(0.0, began + number * pause - time.monotonic()))
-
-
-async def _create(client: httpx.AsyncClient, key: str) -> dict[str, Any]:
-    """Create a request. Repeat the call until it gets 200, as a caller may with an Idempotency-Key."""
+async def _create(client: httpx.AsyncClient, results: AbstractExchange, key: str) -> None:
+    """Create a request, with as many tries as an Idempotency-Key allows, and send its calculation."""
     body = SMALLEST_REQUEST | {"customer_email": f"{key}@example.com"}
+    uuid: str | None = None
     failures: list[str] = []
-    for _ in range(_TRIES):
+    while uuid is None and len(failures) < _TRIES:
         try:
             answer = await client.post("/v1/request", json=body, headers={"Idempotency-Key": key})
+            answer.raise_for_status()
+            uuid = answer.json()["data"]["uuid"]
+        except httpx.HTTPStatusError as error:
+            failures.append(str(error.response.status_code))
         except httpx.HTTPError as error:
             failures.append(type(error).__name__)
-        else:
-            if answer.status_code == httpx.codes.OK:
-                return {"key": key, "uuid": answer.json()["data"]["uuid"], "failures": failures}
-            failures.append(str(answer.status_code))
-        await asyncio.sleep(_PAUSE_SECONDS)
-    return {"key": key, "uuid": None, "failures": failures}
-
-
-async def _calculate(results: AbstractExchange, uuid: str) -> None:
-    """Send calculation.created, and wait until RabbitMQ has confirmed it."""
-    body = json.dumps({"request_uuid": uuid, "calculation_id": f"calculation-of-{uuid}"}).encode()
-    message = aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
-    await results.publish(message, topology.CALCULATION_RESULTS.routing_key, mandatory=True, timeout=30.0)
+        if uuid is None:
+            await asyncio.sleep(_PAUSE_SECONDS)
+    if uuid is not None:
+        calculation = {"request_uuid": uuid, "calculation_id": f"calculation-of-{uuid}"}
+        persistent = aio_pika.DeliveryMode.PERSISTENT
+        message = aio_pika.Message(json.dumps(calculation).encode(), delivery_mode=persistent)
+        routing_key = topology.CALCULATION_RESULTS.routing_key
+        await results.publish(message, routing_key, mandatory=True, timeout=30.0)  # and confirmed
+    print(json.dumps({"key": key, "uuid": uuid, "failures": failures}), flush=True)  # noqa: T201
 
 
 asyncio.run(main(sys.argv[1], float(sys.argv[2]), sys.argv[3]))

@@ -8,7 +8,7 @@ import pytest
 from yarl import URL
 
 from service.telemetry import tracing
-from tests.cluster.kubernetes import callers_pod
+from tests.cluster.__main__ import callers_pod
 from tests.deploy import manifests
 from tests.deploy.manifests import PROCESSES, WITH_ENGINES, container_of, of_kind, pod_of, the_one, workloads
 from tests.deploy.pages import INSTALLATION, OPERATING, REFERENCE

@@ -1,1 +1,0 @@
-"""What is recorded during a run, and the invariants that the record is judged by."""
