@@ -132,11 +132,15 @@ async def test_window_that_a_queue_blocks_is_the_last_on_its_channel(
 
     async with open_publisher(settings) as publisher:
         broker_link.hold_before(_TO_ALL_TEAMS)
+        began = await database.fetchval("SELECT now()")
         held = await relay.relay_due(publisher)
+        is_usable = publisher.is_usable
         broker_link.resume()
 
-    assert not publisher.is_usable
+    assert not is_usable
     assert held == 2
+    # The pause of a second follows the publish, which took a second.
+    assert await database.fetchval("SELECT min(next_attempt_at) - $1 > '1.5 s' FROM outbox", began)
     assert await database.fetchval("SELECT count(*) FROM outbox WHERE next_attempt_at IS NULL") == 1
 
 
