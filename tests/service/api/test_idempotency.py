@@ -54,6 +54,15 @@ async def test_repeat_returns_the_request_as_it_is_now_however_old_it_is(client,
     assert await count_rows(database) == (1, 0)
 
 
+async def test_firms_may_use_one_key_and_each_gets_its_own_request_again(client, issuer):
+    firms = [bearer(issuer.token(firm)) for firm in (CONVEYANCER, FREE_CONVEYANCER)]
+    first = [(await post(client, "case-17", **firm)).json()["data"]["uuid"] for firm in firms]
+    again = [(await post(client, "case-17", **firm)).json()["data"]["uuid"] for firm in firms]
+
+    assert first == again
+    assert first[0] != first[1]
+
+
 @pytest.mark.parametrize(
     ("again", "is_the_same"),
     [
