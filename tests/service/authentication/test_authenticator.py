@@ -64,6 +64,7 @@ async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.
         ({"scope": {"request:read": True}}, "neither a string"),
         ({"cnf": {"jkt": "x"}}, "bound to a key"),
         ({"headers": {"typ": "JWT"}}, "at+jwt"),
+        ({"headers": {"typ": None}}, "at+jwt"),
         ({"headers": {"kid": "unheard-of"}}, "does not publish the access token's key"),
         ({"headers": {"crit": ["exp"]}}, "its header must have a kid, and no crit or b64"),
         ({"padding": "x" * 9000}, "at most 8192"),

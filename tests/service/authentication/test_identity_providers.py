@@ -175,6 +175,17 @@ async def test_token_for_something_else_opens_nothing(name, changes, reason, ser
             assert reason in response.headers["WWW-Authenticate"]
 
 
+async def test_client_that_is_not_listed_opens_nothing_even_with_our_audience(service_settings, issuer):
+    async with api_client(service_settings, None, auth_clients=FREE_CONVEYANCER) as client:
+        listed = await ask(client, bearer(issuer.token(FREE_CONVEYANCER)))
+        others = await ask(client, bearer(issuer.token()))
+
+    assert [response.status_code for response in listed] == [200, 404, 200]
+    for response in others:
+        assert response.status_code == 401
+        assert "a client that the service does not accept" in response.headers["WWW-Authenticate"]
+
+
 async def test_internal_reader_has_the_scope_as_its_issuer_names_it(service_settings, issuer):
     header, claims = ACCESS[COGNITO]
     claims = claims | {"client_id": "us", "scope": "IDENTIFIER/request:read-all"}
