@@ -1,6 +1,7 @@
 """The body of a create: which values are accepted, and why the others are refused, all of them at once."""
 
 import json
+import unicodedata
 from typing import Any
 
 import msgspec
@@ -71,6 +72,19 @@ def test_text_without_a_visible_character_is_blank(invisible):
     fields = dict.fromkeys(names, invisible) | {"calculation_fee_exempt": True}
 
     assert {(name, code) for name, code, _ in refused(**fields)} == {(name, "blank") for name in names}
+
+
+def test_no_control_separator_or_bidirectional_character_is_accepted_in_a_line():
+    embeddings = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+    forbidden = [
+        character
+        for character in map(chr, range(0x10000))
+        if unicodedata.category(character) in {"Cc", "Zl", "Zp"}
+        or unicodedata.bidirectional(character) in embeddings
+    ]
+
+    for character in (*forbidden, "\u061c", "\u200e", "\u200f"):
+        assert {code for _, code, _ in refused(case_ref=f"a{character}b")} == {"invalid_characters"}
 
 
 @pytest.mark.parametrize(
