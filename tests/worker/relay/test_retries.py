@@ -62,8 +62,8 @@ async def test_held_events_of_a_request_are_published_one_after_another(
     await make_due(database)
 
     assert [await relay_once() for _ in range(3)] == [1, 1, 0]
-    first, second = await take_ids(tap)
-    assert (first, second.rpartition(".")[2]) == (id_of(stored_request), "2")
+    ids = await take_ids(tap)
+    assert [str(each).rpartition(".")[2] for each in ids] == ["1", "2"]
 
 
 @pytest.mark.parametrize("is_held", [True, False])
