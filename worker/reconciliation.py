@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from datetime import datetime
 from functools import partial
 
@@ -53,8 +52,7 @@ async def look(pool: Pool) -> None:
         return
     for discrepancy in discrepancies:
         metrics.discrepancies.labels(discrepancy["discrepancy"]).set(discrepancy["requests"])
-    succeeded_at = time.monotonic()
-    metrics.reconciliation_age.set_function(lambda: time.monotonic() - succeeded_at)
+    metrics.count_age(metrics.reconciliation_age)
 
 
 # Within five minutes, request.created should be published and the e-mail recorded in the ledger.
