@@ -24,7 +24,7 @@ _log = structlog.get_logger()
 async def find_discrepancies(connection: Connection, since: datetime | None = None) -> list[asyncpg.Record]:
     """Return every discrepancy of what was stored since then, or in the last day.
 
-    Each has its meaning, how many requests have it, perhaps 0, and the first of these.
+    A row has its name, how many requests have it (perhaps 0), its meaning, and the first such request.
     """
     return await connection.fetch(_FIND, since)
 

@@ -1,4 +1,4 @@
-"""What all commands share, on top of click.
+"""Runs commands and prints their answers, on top of click.
 
 A command is an async function that returns an Answer, below click's decorators and `@answering` or, if it
 changes something, `@on_record`. Errors that `run` expects are printed as one line.

@@ -36,7 +36,7 @@ _ASK_MAIL_SERVER = "are SMTP_URL and MAIL_FROM right?"
 @click.command()
 @answering
 async def doctor() -> Answer:
-    """Report what is wrong with the worker, its servers and its requests. If anything is, the status is 1."""
+    """Report what is wrong with the worker, its servers and its requests. The exit status is then 1."""
     return diagnosis.answer(await examine_worker(os.environ))
 
 

@@ -48,7 +48,7 @@ _STATE = """CASE WHEN outbox.request_id IS NULL THEN 'published'
 async def read(
     connection: Connection, *, request_id: UUID | None = None, limit: int | None = None
 ) -> list[asyncpg.Record]:
-    """Return a request's events or, without one, the oldest unpublished ones, those that are pending last."""
+    """Return a request's events or, without one, the oldest unpublished ones, the pending ones last."""
     return await connection.fetch(
         f"""
         SELECT request_id AS uuid, type, sequence, {_STATE} AS state, time AS written_at,

@@ -48,9 +48,9 @@ class Consumer(Generic[Content]):
     batch would be rolled back, and a refusal would not wait for a standby. *committed* is called after each
     commit. A message whose failure is in *refusals* is dead-lettered with the reason.
 
-    While Postgres is down, in-flight messages wait. If the channel is lost meanwhile, as it is after half an
-    hour, RabbitMQ returns them to the queue, and the next delivery counts towards the delivery limit. So the
-    queue is read again only when Postgres commits.
+    While Postgres is down, in-flight messages wait. If the channel is lost meanwhile, as it is after
+    RabbitMQ's consumer_timeout, half an hour by default, RabbitMQ returns them to the queue, and the next
+    delivery counts towards the delivery limit. So the queue is read again only when Postgres commits.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ async def settle(message: AbstractIncomingMessage, outcome: str, leaving: asynci
 
     Each is acknowledged by itself. A `multiple` ack would include messages that aio-pika could not pass on.
     It is returned by a reject, because RabbitMQ 4.3 does not count a delivery that a nack ends towards the
-    delivery limit. If settling fails, leave the channel: the message would count as prefetched forever.
+    delivery limit. If settling fails, leave the channel: otherwise the message would count as prefetched.
     """
     try:
         if outcome == "returned":

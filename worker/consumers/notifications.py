@@ -30,7 +30,7 @@ def consumer(settings: WorkerSettings, pool: Pool, wake: asyncio.Event) -> Consu
 
 
 def decode(message: Incoming, traceparent: str | None) -> FirstEmail:
-    """Read a request.created event, with the traceparent for the later attempts. Raises Malformed."""
+    """Read a request.created event. Its e-mail, perhaps hours later, gets the trace. Raises Malformed."""
     event = message.to(CloudEvent[RequestCreated])
     if event.type != RequestCreated.type:
         raise Malformed(f"type: Expected {RequestCreated.type}")
