@@ -36,7 +36,7 @@ _ASK_MAIL_SERVER = "are SMTP_URL and MAIL_FROM right?"
 @click.command()
 @answering
 async def doctor() -> Answer:
-    """Report what is wrong with the worker, its servers and its requests. The exit status is then 1."""
+    """Report what is wrong with the worker, its servers and requests. The exit status is 1 if anything is."""
     return diagnosis.answer(await examine_worker(os.environ))
 
 
