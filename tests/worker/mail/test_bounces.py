@@ -187,6 +187,7 @@ async def test_outage_of_the_imap_server_is_logged_and_ends_by_itself(
     mailbox.kill()
 
     async with running(partial(product_bounces.run, settings, pool, relay_waker)):
+        await eventually(lambda: logs)  # Until then, the age is that of an earlier test.
         await eventually(lambda: metrics.value("bounces_look_age_seconds") > 2)
         mailbox.restart()
         await eventually(lambda: failures(database))
