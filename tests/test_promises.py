@@ -82,7 +82,7 @@ def test_every_section_and_every_guarantee_is_in_the_table():
         ("headers of more than 16 KiB", "worker.rabbitmq.message_properties:_LONGEST_BYTES", 16 * KIB),
         ("messages in flight for half of", "worker.consumers.consumer:_FINISH_SHARE", 0.5),
         ("removes each dead letter after 30 days", "worker.rabbitmq.topology:_DEAD_LETTER_DAYS", 30),
-        ("200 per second, without", "worker.commands.replay:EVENTS_PER_SECOND", 200),
+        ("200 per second, without", "worker.commands.outbox:EVENTS_PER_SECOND", 200),
         ("ten times as long for the reply", "worker.mail.smtp:_CONTENT_PATIENCE", 10),
         ("awaited for nine tenths of", "worker.mail.postman:_STOPPING_SHARE", 0.9),
         ("up to a minute if it refuses us", "worker.mail.postman:_LONGEST_PAUSE_AFTER_REFUSAL_SECONDS", 60),

@@ -1,6 +1,7 @@
 """The worker's own Prometheus metrics. The values of a label are few, and known in advance."""
 
 import math
+import time
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -83,3 +84,9 @@ for _outcome in ("sent", "postponed", "failed", "recipient_refused", "given_back
     emails.labels(_outcome)
 for _fault in ("recipient", "sender"):
     bounces.labels(_fault)
+
+
+def count_age(gauge: Gauge) -> None:
+    """Let *gauge* count the seconds from now on."""
+    since = time.monotonic()
+    gauge.set_function(lambda: time.monotonic() - since)

@@ -60,7 +60,7 @@ def _notifications(settings: EmailSettings, pool: Pool, relay_waker: RelayWaker)
     if settings.bounces_url is not None:
         from worker.mail import bounces
 
-        parts["bounces"] = bounces.BounceReader(settings, pool, relay_waker).run
+        parts["bounces"] = partial(bounces.run, settings, pool, relay_waker)
     return parts, consumer.check, [ledger.read_gauges]
 
 

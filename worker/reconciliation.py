@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from datetime import datetime
 from functools import partial
 
@@ -25,7 +24,7 @@ _log = structlog.get_logger()
 async def find_discrepancies(connection: Connection, since: datetime | None = None) -> list[asyncpg.Record]:
     """Return every discrepancy of what was stored since then, or in the last day.
 
-    Each has its meaning, how many requests have it, perhaps 0, and the first of these.
+    A row has its name, how many requests have it (perhaps 0), its meaning, and the first such request.
     """
     return await connection.fetch(_FIND, since)
 
@@ -53,8 +52,7 @@ async def look(pool: Pool) -> None:
         return
     for discrepancy in discrepancies:
         metrics.discrepancies.labels(discrepancy["discrepancy"]).set(discrepancy["requests"])
-    succeeded_at = time.monotonic()
-    metrics.reconciliation_age.set_function(lambda: time.monotonic() - succeeded_at)
+    metrics.count_age(metrics.reconciliation_age)
 
 
 # Within five minutes, request.created should be published and the e-mail recorded in the ledger.

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from contextlib import suppress
 from uuid import UUID
 
 import asyncpg
@@ -18,6 +19,7 @@ from worker.settings import WorkerSettings
 from worker.waiting import wait_at_most
 
 _REST_SECONDS = 3600.0  # between rounds, on average
+_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '0.5s'"  # for an event or e-mail that others hold
 
 _log = structlog.get_logger()
 
@@ -38,11 +40,13 @@ async def erase_old(settings: WorkerSettings, pool: Pool, relay: RelayWaker, sto
         for request_id in oldest:
             if stop.is_set():
                 break
-            async with connections.transaction(pool, seconds=seconds) as connection:
-                erased = await _erase(connection, request_id)
+            erased: set[UUID] = set()
+            async with connections.transaction(pool, seconds=seconds, settings=_LOCK_TIMEOUT) as connection:
+                with suppress(asyncpg.LockNotAvailableError):  # COMMIT rolls a failed transaction back.
+                    erased = await erasing.erase(connection, [request_id])
             if erased:
                 relay.wake()
-            number += erased
+            number += len(erased)
     except (PostgresUnavailable, SchemaOutdated) as error:
         _log.warning("retention_interrupted", error=logs.summarize(error))
     if number:
@@ -72,12 +76,3 @@ async def find_oldest(connection: Connection, days: int | None) -> list[UUID]:
         days,
     )
     return [row["id"] for row in rows]
-
-
-async def _erase(connection: Connection, request_id: UUID) -> int:
-    """Erase a request, unless it, its events or an e-mail are locked. Returns how many were erased."""
-    await connection.execute("SET LOCAL lock_timeout = '0.5s'")  # for a row that others hold
-    try:
-        return len(await erasing.erase(connection, [request_id]))
-    except asyncpg.LockNotAvailableError:
-        return 0  # COMMIT rolls a failed transaction back.

@@ -126,7 +126,7 @@ class CreateBody(Sent, frozen=True, kw_only=True):
     def idempotency(self, key: str | None) -> Idempotency | None:
         """Return what identifies a repeat, or None if there is no key.
 
-        It does not depend on the order of fields, whitespace, nulls and empty texts, and the firm's setting.
+        Order, whitespace, a null or empty text for a field left out, and the firm's fee make no difference.
         """
         if key is None:
             return None

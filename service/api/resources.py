@@ -33,7 +33,7 @@ class Resources(msgspec.Struct, frozen=True):
 
     @asynccontextmanager
     async def transaction(self, reader: object) -> AsyncIterator[Connection]:
-        """Open a transaction for one HTTP request, then wake the relays. Raises PostgresUnavailable, too."""
+        """Open a transaction, then wake the relays. Raises PostgresUnavailable, also if a row is locked."""
         seconds, settings = self.settings.database_timeout_seconds, "SET LOCAL lock_timeout = '0.5s'"
         async with connections.transaction(
             self.pool, seconds=seconds, party=_party(reader), settings=settings

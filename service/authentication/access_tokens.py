@@ -143,9 +143,9 @@ class AccessTokens:
     def _client(self, claims: dict[str, Any]) -> str:
         """Return the name of the client: a conveyancer's id, or the name of an internal reader.
 
-        One claim names both: with two, a token could name a firm in one and a reader in the other. It is safe
-        if the client cannot set it, which is true of the client's id. A name alone makes no internal reader:
-        the operators list it, and the issuer grants READ_ALL.
+        One claim names both: with two, a token could name a firm in one and a reader in the other. The claim
+        is safe if the client cannot set it, as is true of the client's id. A name makes an internal reader
+        only if the operators list it, and the issuer grants READ_ALL.
         """
         claim = self._settings.auth_client_claim
         client = claims.get(claim)

@@ -4,7 +4,7 @@ Every transaction locks requests before their e-mails, so that no two transactio
 """
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
@@ -85,7 +85,11 @@ async def change_all(
         if columns := _changed_columns(request, earlier):
             changed[columns].append(request)
     for columns, alike in changed.items():
-        await _update(connection, columns, alike)
+        assignments = ", ".join(f"{name} = ${place}" for place, name in enumerate(columns, 2))
+        await connection.executemany(
+            f"UPDATE calculation_request SET {assignments} WHERE id = $1",  # noqa: S608 - constants only
+            [[getattr(request, name) for name in ("id", *columns)] for request in alike],
+        )
     if announced := [row for request in requests for row in request.announced]:
         await connection.executemany(WRITE_EVENTS, announced)
 
@@ -107,14 +111,6 @@ def _changed_columns(request: LockedRequest, earlier: LockedRequest) -> tuple[st
         request.updated_at = max(earlier.updated_at, request.locked_at)
         columns.append("updated_at")
     return tuple(columns)
-
-
-async def _update(connection: Connection, columns: Sequence[str], requests: Iterable[LockedRequest]) -> None:
-    assignments = ", ".join(f"{name} = ${place}" for place, name in enumerate(columns, 2))
-    await connection.executemany(
-        f"UPDATE calculation_request SET {assignments} WHERE id = $1",  # noqa: S608 - constants only
-        [[getattr(request, name) for name in ("id", *columns)] for request in requests],
-    )
 
 
 # The request's row is locked, so its previous event is visible. The transaction of that event may have a

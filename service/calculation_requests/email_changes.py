@@ -171,7 +171,7 @@ class FirstEmail(NamedTuple):
 
 
 async def add_first(connection: Connection, emails: Sequence[FirstEmail]) -> set[UUID]:
-    """Add first e-mails, unless added before. Returns which requests exist. Commits wait for a standby."""
+    """Add first e-mails unless they exist. Returns which requests exist. The commit waits for a standby."""
     request_ids = await connection.fetchval(
         f"""
         WITH known AS (

@@ -12,9 +12,9 @@ from service.postgres.pool import Connection
 async def erase(connection: Connection, request_ids: Sequence[UUID]) -> set[UUID]:
     """Erase requests in the caller's transaction. Returns the ids of those that existed.
 
-    Pending e-mails are cancelled and announced as such, even those not recorded yet. One that is being sent
-    may still arrive. Events are kept, without what the firm chose. If a relay is publishing an event, this
-    waits for it.
+    Pending e-mails, even those not recorded yet, are cancelled, and announced as failed. One that is being
+    sent may still arrive. Events are kept, without what the firm chose. If a relay is publishing an event,
+    this waits for it.
     """
     async with change_all(connection, request_ids) as requests:
         await email_changes.cancel(connection, requests)

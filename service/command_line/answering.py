@@ -1,4 +1,4 @@
-"""What all commands share, on top of click.
+"""Runs commands and prints their answers, on top of click.
 
 A command is an async function that returns an Answer, below click's decorators and `@answering` or, if it
 changes something, `@on_record`. Errors that `run` expects are printed as one line.
@@ -43,7 +43,7 @@ class Answer(msgspec.Struct, frozen=True):
     note: str = ""  # for standard error, so that it does not get between the data
 
     @classmethod
-    def listing(cls, rows: Sequence[asyncpg.Record | Mapping[str, Any]]) -> "Answer":
+    def listing(cls, rows: Sequence[asyncpg.Record | Mapping[str, Any]], *, status: int = 0) -> "Answer":
         """Return the answer of a command that lists the rows of a statement, with their columns.
 
         A column `total` is how many rows there are without a limit. The note says if these are more.
@@ -52,7 +52,7 @@ class Answer(msgspec.Struct, frozen=True):
         headings = [*found[0]] if found else ["none"]
         total = rows[0].get("total", 0) if rows else 0
         note = f"{len(found)} of {total} are shown: --limit shows more." if total > len(found) else ""
-        return cls(found, table(headings, [[*row.values()] for row in found]), note=note)
+        return cls(found, table(headings, [[*row.values()] for row in found]), status, note)
 
 
 def run(program: click.Group, words: Sequence[str], *, expects: tuple[type[Exception], ...] = ()) -> int:

@@ -20,7 +20,7 @@ async def record(
     """Record changes, each given as a request's id and what was changed, such as an e-mail key.
 
     The id is None if a conveyancer or very many requests were changed. Uses the caller's transaction, if any.
-    The lines, which say what must be done again after a restore, go to standard error before it commits. So a
+    The lines say what must be done again after a restore. They go to standard error before the commit, so a
     failure may leave a line without a change, but never a change without a line.
     """
     rows = [

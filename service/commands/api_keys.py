@@ -13,7 +13,7 @@ api_key = click.Group("api-key", help="The keys that give access to the question
 @click.argument("client", type=parameters.line)
 @on_record
 async def create(client: str, by: Operator) -> Answer:
-    """Create an API key for the program with this name, and print it. It cannot be shown again."""
+    """Create an API key for the program CLIENT, and print it. It cannot be shown again."""
     async with connecting.postgres() as connection, connecting.bounded_transaction(connection):
         key = await api_keys.create(connection, client)
         _, prefix, _ = key.split("_", maxsplit=2)

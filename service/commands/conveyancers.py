@@ -25,7 +25,7 @@ conveyancer = click.Group("conveyancer", help="The law firms that may use the se
 async def add(
     conveyancer_id: str, name: str, by: Operator, *, charges_calculation_fee: bool | None
 ) -> Answer:
-    """Register a conveyancer, by its tokens' tenant claim, or change a registered one's name and fee."""
+    """Register the firm that its access tokens name as ID, or change a registered firm's name and fee."""
     async with connecting.postgres() as connection, connecting.bounded_transaction(connection):
         before, after = await conveyancers.register(
             connection, conveyancer_id, name=name, charges_calculation_fee=charges_calculation_fee

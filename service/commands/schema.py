@@ -29,7 +29,9 @@ async def apply() -> Answer:
     began, reason = time.monotonic(), ""
     while True:
         try:
-            return await _apply()
+            async with connecting.postgres(applies_schema=True) as connection:
+                found = await database_schema.apply(connection)
+            break
         except PostgresUnavailable as error:
             seconds = _REJECTED_SECONDS if is_rejected_login(error) else _OUTAGE_SECONDS
             if time.monotonic() > began + seconds:
@@ -38,11 +40,6 @@ async def apply() -> Answer:
                 reason = str(error)
                 click.echo(f"{reason}; waiting for it", err=True)
         await asyncio.sleep(_PAUSE_SECONDS)
-
-
-async def _apply() -> Answer:
-    async with connecting.postgres(applies_schema=True) as connection:
-        found = await database_schema.apply(connection)
     needed = database_schema.VERSION
     newer = f" (this release needs {needed})" if found > needed else ""
     text = f"the schema has version {found}{newer}, and each role has its rights"

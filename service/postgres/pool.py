@@ -58,7 +58,7 @@ class Pool:
     def place_in_queue(self, party: str | None) -> Iterator[None]:
         """Take a place in the queue for the block. Raises PostgresUnavailable if there is none.
 
-        Callers of one *party* may take half of them. Without one, as in the worker, there is no such limit.
+        Callers of one *party* may take half of the places, and those without one, as in the worker, all.
         """
         share = self._queue_size if party is None else self._queue_size * _LARGEST_SHARE
         if len(self._queue) >= self._queue_size or self._queue.count(party) >= share:

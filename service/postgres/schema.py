@@ -159,11 +159,11 @@ async def check_ready(pool: Pool, *, seconds: float) -> str | None:
 
 
 async def _apply(connection: Connection, versions: Sequence[str]) -> None:
-    """Do what `apply` does, unless a lock is not acquired. Raises SchemaOutdated for tables of others.
+    """Make one attempt of `apply`. Raises SchemaOutdated if the database has only other tables.
 
     A version is one transaction, unless it contains CONCURRENTLY, which Postgres rejects in a transaction.
-    Then each statement is one, and must be safe to repeat after an interruption. Because an interrupted
-    CREATE INDEX CONCURRENTLY leaves an invalid index, DROP INDEX IF EXISTS must precede it.
+    Then each statement is a transaction, and must be safe to repeat after an interruption. Because an
+    interrupted CREATE INDEX CONCURRENTLY leaves an invalid index, DROP INDEX IF EXISTS must precede it.
     """
     stored = await read_version(connection)
     if stored == 0:

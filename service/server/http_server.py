@@ -73,7 +73,7 @@ async def serve(
     """Serve until *stop*, then finish the requests in flight, in at most *shutdown_seconds*.
 
     For the first *drain_seconds*, new requests are served, too, and each response closes its connection. So a
-    caller that reuses a connection gets no error. Raises ServerFailed, as if the application does not start.
+    caller that reuses a connection gets no error. Raises ServerFailed if the server ends by itself.
     """
     in_flight: set[asyncio.Task[None]] = set()
     server = _server(_tracked(app, in_flight, stop), address, keep_alive_seconds, most_connections)

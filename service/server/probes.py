@@ -36,9 +36,9 @@ def lasting_readiness(pool: Pool, *, seconds: float) -> Check:
     """Return a check that runs `check_ready` until it has passed, and again once the pool has connected.
 
     A new connection may lead to another Postgres. But once `check_ready` has passed, an unreachable Postgres,
-    or a setting that was changed, fails the returned check no more: no API process would be ready, and
-    callers would get the ingress's error instead of our 503. A rejected login or an outdated schema still
-    fails it, because other processes may not have this fault.
+    or a setting that was changed, no longer fails the returned check: otherwise no API process would be
+    ready, and callers would get the ingress's error instead of our 503. A rejected login or an outdated
+    schema still fails it, because other processes may not have this fault.
     """
     has_passed, opened = False, 0  # *opened*: how many connections the pool had opened by then
     warning: str | None = None

@@ -36,7 +36,7 @@ _ASK_MAIL_SERVER = "are SMTP_URL and MAIL_FROM right?"
 @click.command()
 @answering
 async def doctor() -> Answer:
-    """Report what is wrong with the worker, its servers and its requests. If anything is, the status is 1."""
+    """Report what is wrong with the worker, its servers and requests. The exit status is 1 if anything is."""
     return diagnosis.answer(await examine_worker(os.environ))
 
 
@@ -73,19 +73,12 @@ async def _rabbitmq(settings: EmailSettings) -> AsyncIterator[Finding]:
         for queue in topology.QUEUES:
             yield await _queue(connection, queue.name, is_read=True)
             yield await _queue(connection, queue.dead_letters, is_read=False)
-        if await _blocks_publishers(connection):  # The last check, as RabbitMQ then reads no more from it.
-            yield Finding("wrong", "publishing", BLOCKED, "see BrokerBlocked in the runbook")
-
-
-async def _blocks_publishers(connection: AbstractConnection) -> bool:
-    """Publish through the default exchange, to which operators may write, what no queue gets."""
-    channel = await (await connection.channel()).get_underlay_channel()
-    publisher = Publisher(channel, timeout_seconds=_PUBLISH_SECONDS)
-    try:
-        await publisher.probe(exchange="")
-    except BrokerUnavailable as error:
-        return str(error) == BLOCKED  # Other users may not publish there.
-    return False
+        channel = await (await connection.channel()).get_underlay_channel()
+        try:  # The last check, because during an alarm RabbitMQ then reads no more from the connection.
+            await Publisher(channel, timeout_seconds=_PUBLISH_SECONDS).probe(exchange="")
+        except BrokerUnavailable as error:
+            if str(error) == BLOCKED:  # Users other than operators may not publish to the default exchange.
+                yield Finding("wrong", "publishing", BLOCKED, "see BrokerBlocked in the runbook")
 
 
 async def _queue(connection: AbstractConnection, name: str, *, is_read: bool) -> Finding:

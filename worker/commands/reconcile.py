@@ -1,7 +1,6 @@
 """`reconcile`: reports discrepancies."""
 
 import click
-import msgspec
 
 from service.command_line import connecting, parameters
 from service.command_line.answering import Answer, answering
@@ -15,5 +14,4 @@ async def reconcile(*, since: parameters.Time) -> Answer:
     """Find requests with a missing or overdue event or e-mail. The exit status is 1 if there is one."""
     async with connecting.postgres() as connection:
         found = await reconciliation.find_discrepancies(connection, await parameters.at(connection, since))
-    listed = Answer.listing(found)
-    return msgspec.structs.replace(listed, status=int(any(each["requests"] for each in found)))
+    return Answer.listing(found, status=int(any(each["requests"] for each in found)))

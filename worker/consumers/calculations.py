@@ -8,13 +8,12 @@ import msgspec
 from service.calculation_requests import reading
 from service.calculation_requests.changing import LockedRequest, change_all
 from service.calculation_requests.model import AlreadyErased, RequestNotFound
-from service.identifiers import parse_uuid
 from service.outbox.events import CalculationCreated, CloudEvent, RequestCalculated
 from service.outbox.waking import RelayWaker
 from service.postgres.pool import Connection, Pool
 from worker.batches import Failure, Failures, TryAgain
-from worker.consumers.consumer import NO_UUID, Consumer
-from worker.consumers.incoming import Incoming, Malformed
+from worker.consumers.consumer import Consumer
+from worker.consumers.incoming import Incoming, Malformed, request_id_in
 from worker.rabbitmq.topology import CALCULATION_RESULTS
 from worker.settings import WorkerSettings
 
@@ -56,9 +55,7 @@ def decode(message: Incoming, traceparent: str | None) -> Result:
         created = event.data
     else:
         created = message.to(CalculationCreated)
-    request_id = parse_uuid(created.request_uuid)
-    if request_id is None:
-        raise Malformed(f"{path}request_uuid: {NO_UUID}")
+    request_id = request_id_in(created.request_uuid, f"{path}request_uuid")
     return Result(request_id, created.calculation_id, traceparent, path)
 
 

@@ -31,8 +31,6 @@ from worker.waiting import Pauses, wait_at_most
 
 Content = TypeVar("Content")
 
-NO_UUID = "Expected the uuid of a request"
-
 _RETRY_SECONDS = 1.0  # after a handler's failure, before the message is requeued
 _FINISH_SHARE = 0.5  # of SHUTDOWN_SECONDS, for in-flight messages. The rest is for closing connections.
 _OUTAGES = (BrokerUnavailable, PostgresUnavailable, SchemaOutdated, *BROKER_ERRORS)
@@ -48,9 +46,9 @@ class Consumer(Generic[Content]):
     batch would be rolled back, and a refusal would not wait for a standby. *committed* is called after each
     commit. A message whose failure is in *refusals* is dead-lettered with the reason.
 
-    While Postgres is down, in-flight messages wait. If the channel is lost meanwhile, as it is after half an
-    hour, RabbitMQ returns them to the queue, and the next delivery counts towards the delivery limit. So the
-    queue is read again only when Postgres commits.
+    While Postgres is down, in-flight messages wait. If the channel is lost meanwhile, as it is after
+    RabbitMQ's consumer_timeout, half an hour by default, RabbitMQ returns them to the queue, and the next
+    delivery counts towards the delivery limit. So the queue is read again only when Postgres commits.
     """
 
     def __init__(
@@ -97,18 +95,14 @@ class Consumer(Generic[Content]):
         needs = [name, self._queue.exchange, topology.DEAD_LETTERS]
         while not stop.is_set():
             try:
-                await self._check_commits()
+                async with self._transaction() as connection:  # A read succeeds even if commits cannot.
+                    await schema.check(connection)
+                    await connection.execute(f"SELECT {connections.REPLICATE}")
                 async with open_role(self._settings, name=name, needs=needs) as channel:
                     await self._consume(channel, pauses, stop)
             except _OUTAGES as error:
                 self._obstacle = str(error) if isinstance(error, BrokerUnavailable) else ""
                 await wait_at_most(pauses.log(error, obstacle=self._obstacle), stop)
-
-    async def _check_commits(self) -> None:
-        """Raise PostgresUnavailable unless Postgres commits. A read succeeds even if commits cannot."""
-        async with self._transaction() as connection:
-            await schema.check(connection)
-            await connection.execute(f"SELECT {connections.REPLICATE}")
 
     async def _consume(self, channel: AbstractChannel, pauses: Pauses, stop: asyncio.Event) -> None:
         """Consume on one channel until *stop*. Raises BrokerUnavailable when the channel is unusable."""
@@ -202,7 +196,7 @@ async def settle(message: AbstractIncomingMessage, outcome: str, leaving: asynci
 
     Each is acknowledged by itself. A `multiple` ack would include messages that aio-pika could not pass on.
     It is returned by a reject, because RabbitMQ 4.3 does not count a delivery that a nack ends towards the
-    delivery limit. If settling fails, leave the channel: the message would count as prefetched forever.
+    delivery limit. If settling fails, leave the channel: otherwise the message would count as prefetched.
     """
     try:
         if outcome == "returned":

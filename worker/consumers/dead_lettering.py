@@ -71,7 +71,7 @@ async def publish_letters(settings: WorkerSettings, queue: Queue, letters: Seque
 def copy_of(message: AbstractIncomingMessage, headers: Mapping[str, Any]) -> Message:
     """Return a persistent copy with these headers, routed by its routing key alone.
 
-    Left out: an expiration would delete it early, a priority change the order, another's user_id be refused.
+    Three properties are dropped: expiration (early deletion), priority (order), user_id (of another user).
     """
     copied = cast("Message", copy(message))
     copied.headers = {name: value for name, value in headers.items() if name not in _ROUTING}

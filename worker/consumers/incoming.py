@@ -2,6 +2,7 @@
 
 import re
 from typing import TypeVar
+from uuid import UUID
 
 import msgspec
 
@@ -67,6 +68,14 @@ def read(body: bytes) -> Incoming:
         calculation_id=safe_id(inner.get("calculation_id")),
         traceparent=tracing.accept(outer.get("traceparent")),
     )
+
+
+def request_id_in(uuid: str, field: str) -> UUID:
+    """Return the id of a request, from a field of a message. Raises Malformed."""
+    request_id = parse_uuid(uuid)
+    if request_id is None:
+        raise Malformed(f"{field}: Expected the uuid of a request")
+    return request_id
 
 
 def safe_id(value: object) -> str | None:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from service.calculation_requests import email_changes, reading
 from service.calculation_requests.email_changes import FirstEmail
 from service.calculation_requests.model import RequestNotFound
-from service.identifiers import parse_uuid
 from service.outbox.events import CloudEvent, RequestCreated
 from service.postgres.pool import Connection, Pool
 from worker.batches import Failures
-from worker.consumers.consumer import NO_UUID, Consumer
-from worker.consumers.incoming import Incoming, Malformed
+from worker.consumers.consumer import Consumer
+from worker.consumers.incoming import Incoming, Malformed, request_id_in
 from worker.rabbitmq.topology import NOTIFICATIONS
 from worker.settings import WorkerSettings
 
@@ -30,14 +29,11 @@ def consumer(settings: WorkerSettings, pool: Pool, wake: asyncio.Event) -> Consu
 
 
 def decode(message: Incoming, traceparent: str | None) -> FirstEmail:
-    """Read a request.created event, with the traceparent for the later attempts. Raises Malformed."""
+    """Read a request.created event. Its e-mail, perhaps hours later, gets the trace. Raises Malformed."""
     event = message.to(CloudEvent[RequestCreated])
     if event.type != RequestCreated.type:
         raise Malformed(f"type: Expected {RequestCreated.type}")
-    request_id = parse_uuid(event.data.uuid)
-    if request_id is None:
-        raise Malformed(f"data.uuid: {NO_UUID}")
-    return FirstEmail(request_id, traceparent)
+    return FirstEmail(request_id_in(event.data.uuid, "data.uuid"), traceparent)
 
 
 async def record_emails(connection: Connection, intents: Sequence[FirstEmail]) -> Failures:

@@ -4,7 +4,6 @@ A report is recorded before it is removed. Several processes may read one: only 
 """
 
 import asyncio
-import time
 from collections.abc import Mapping
 from functools import partial
 
@@ -28,44 +27,36 @@ from worker.settings import EmailSettings
 _log = structlog.get_logger()
 
 
-class BounceReader:
-    """Looks into the mailbox at intervals."""
+async def run(settings: EmailSettings, pool: Pool, relay: RelayWaker, stop: asyncio.Event) -> None:
+    """Look into the mailbox at intervals until *stop*, which does not wait for the end of a look."""
+    metrics.count_age(metrics.bounces_look_age)
+    async with in_background("bounces", partial(_keep_looking, settings, pool, relay)):
+        await stop.wait()
 
-    def __init__(self, settings: EmailSettings, pool: Pool, relay: RelayWaker) -> None:
-        self._settings = settings
-        self._keys = SecretKeyRing.parse(settings.request_secret_keys)
-        self._pool = pool
-        self._relay = relay
-        self._looked_at = time.monotonic()
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Look at intervals until *stop*, which does not wait for the end of a look."""
-        metrics.bounces_look_age.set_function(lambda: time.monotonic() - self._looked_at)
-        async with in_background("bounces", self._keep_looking):
-            await stop.wait()
+async def _keep_looking(settings: EmailSettings, pool: Pool, relay: RelayWaker) -> None:
+    while True:
+        await asyncio.sleep(settings.bounces_poll_seconds)  # also after an unexpected error
+        try:
+            await look(settings, pool, relay)
+        except (MailboxUnavailable, PostgresUnavailable) as error:
+            _log.warning("bounces_not_read", reason=reason(error))
 
-    async def _keep_looking(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.bounces_poll_seconds)  # also after an unexpected error
-            try:
-                await self.look()
-            except (MailboxUnavailable, PostgresUnavailable) as error:
-                _log.warning("bounces_not_read", reason=reason(error))
 
-    async def look(self) -> None:
-        """Handle the newest new messages. Raises MailboxUnavailable."""
-        await mailbox.in_thread(partial(self._look, asyncio.get_running_loop()))
-        self._looked_at = time.monotonic()
+async def look(settings: EmailSettings, pool: Pool, relay: RelayWaker) -> None:
+    """Handle the newest new messages. Raises MailboxUnavailable and PostgresUnavailable."""
+    loop, keys = asyncio.get_running_loop(), SecretKeyRing.parse(settings.request_secret_keys)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def handle() -> None:
         """Record what messages report, then mark those that were handled and those that are for people."""
-        with mailbox.opened(self._settings) as opened:
+        with mailbox.opened(settings) as opened:
             read = ((uid, opened.beginning_of(uid)) for uid in opened.find_new())
-            found = {uid: reports.read(content, self._keys) for uid, content in read if content is not None}
+            found = {uid: reports.read(content, keys) for uid, content in read if content is not None}
             failures = {each.email: each.failure for each in found.values() if each and each.failure}
             has_ended: dict[EmailId, bool] = {}
             if failures:
-                has_ended = asyncio.run_coroutine_threadsafe(self._record(failures), loop).result()
+                recorded = _record(failures, settings, pool, relay)
+                has_ended = asyncio.run_coroutine_threadsafe(recorded, loop).result()
             handled, for_people = [], []
             for uid, report in found.items():
                 if report and (report.failure is None or has_ended.get(report.email)):
@@ -75,26 +66,32 @@ class BounceReader:
                     for_people.append(uid)
             opened.mark(handled, for_people)
 
-    async def _record(self, failures: Mapping[EmailId, Reply]) -> dict[EmailId, bool]:
-        """Record and announce bounces. Returns which e-mails exist, and whether they have ended by now."""
-        ids = {email.request_id for email in failures}
-        async with (
-            connections.transaction(self._pool, seconds=self._settings.work_timeout_seconds) as connection,
-            change_all(connection, ids, waits=False) as requests,
-        ):
-            rows = await connection.fetch(_LOCK, ids, list(requests))
-            emails = {EmailId(*id_): (state, traceparent) for *id_, state, traceparent in rows}
-            bounced = [
-                EmailEnd(email, failure.words, "bounced", failure.code, emails[email][1])
-                for email, failure in failures.items()
-                if email in emails and emails[email][0] == "sent"
-            ]
-            await announce_ends(connection, bounced, requests)
-        self._relay.wake()
-        for end in bounced:
-            metrics.bounces.labels("sender" if reports.blames_us(failures[end.id]) else "recipient").inc()
-        _log.info("bounces_read", failures=len(failures), bounced=len(bounced))
-        return {email: state in {"sent", "failed"} for email, (state, _) in emails.items()}
+    await mailbox.in_thread(handle)
+    metrics.count_age(metrics.bounces_look_age)
+
+
+async def _record(
+    failures: Mapping[EmailId, Reply], settings: EmailSettings, pool: Pool, relay: RelayWaker
+) -> dict[EmailId, bool]:
+    """Record and announce bounces. Returns which e-mails exist, and whether they have ended by now."""
+    ids = {email.request_id for email in failures}
+    async with (
+        connections.transaction(pool, seconds=settings.work_timeout_seconds) as connection,
+        change_all(connection, ids, waits=False) as requests,
+    ):
+        rows = await connection.fetch(_LOCK, ids, list(requests))
+        emails = {EmailId(*id_): (state, traceparent) for *id_, state, traceparent in rows}
+        bounced = [
+            EmailEnd(email, failure.words, "bounced", failure.code, emails[email][1])
+            for email, failure in failures.items()
+            if email in emails and emails[email][0] == "sent"
+        ]
+        await announce_ends(connection, bounced, requests)
+    relay.wake()
+    for end in bounced:
+        metrics.bounces.labels("sender" if reports.blames_us(failures[end.id]) else "recipient").inc()
+    _log.info("bounces_read", failures=len(failures), bounced=len(bounced))
+    return {email: state in {"sent", "failed"} for email, (state, _) in emails.items()}
 
 
 # The e-mails of requests that were not erased. An e-mail has no state if it, or its request, is locked by

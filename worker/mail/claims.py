@@ -102,7 +102,7 @@ class Claims:
         )
 
     async def _record(self, outcome: Outcome) -> None:
-        """Record an outcome. An end is retried until it is, because only this process knows the reply.
+        """Record an outcome. An end is retried until it is recorded: only this process knows the reply.
 
         A release is tried once. If Postgres is unavailable, or the row is locked, the claim expires instead.
         """

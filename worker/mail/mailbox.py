@@ -40,7 +40,7 @@ class MailboxUnavailable(click.ClickException):  # so that `doctor` shows the me
 
 
 async def in_thread(step: Callable[[], Result]) -> Result:
-    """Run a step that blocks. A process that stops would wait for the end of `asyncio.to_thread`."""
+    """Run a step that blocks. With `asyncio.to_thread`, a process that stops would wait for its end."""
     ended: Future[Result] = Future()
     ended.set_running_or_notify_cancel()
 

@@ -82,17 +82,18 @@ def compose(email: Email, request_url: str, sender: Sender, *, token: str, date:
     name. The caller's own texts appear only elsewhere.
     """
     request = email.request
-    words = _Words.of(request)
+    customer = _without_link(f"{request.customer_first_name} {request.customer_last_name}")
+    contact = _without_link(f"{request.sender_first_name} {request.sender_last_name}")
     firm = " ".join(email.firm.split())
     subject_for, text_of = _KINDS[email.id.kind]
-    subject, text = subject_for.format(firm), text_of(words, firm, request_url)
+    subject, text = subject_for.format(firm), text_of(request, customer, contact, firm, request_url)
     page = _as_html(text, subject, request_url)
     message = EmailMessage(policy=_POLICY)
     message["Message-ID"] = message[tokens.HEADER] = f"<{token}@{sender.address.rpartition('@')[2]}>"
     message["Date"] = date
     message["From"] = _mailbox(sender.display_name, sender.address)
-    message["To"] = _mailbox(_in_header(words.customer), in_ascii(request.customer_email))
-    message["Reply-To"] = _mailbox(_in_header(words.sender), in_ascii(request.sender_email))
+    message["To"] = _mailbox(_in_header(customer), in_ascii(request.customer_email))
+    message["Reply-To"] = _mailbox(_in_header(contact), in_ascii(request.sender_email))
     message["Subject"] = _literal(subject)
     message["Auto-Submitted"] = "auto-generated"
     message.set_content(text, cte=_encoding(text))
@@ -112,29 +113,15 @@ def _encoding(text: str) -> str:
     return "7bit" if is_plain else "quoted-printable"
 
 
-class _Words(msgspec.Struct, frozen=True):
-    """The caller's texts. A text with a link is left out, because a customer would take the link for ours."""
-
-    customer: str
-    sender: str
-    organisation: str
-    reference: str
-
-    @classmethod
-    def of(cls, request: CalculationRequest) -> "_Words":
-        texts = (
-            f"{request.customer_first_name} {request.customer_last_name}",
-            f"{request.sender_first_name} {request.sender_last_name}",
-            request.sender_organization_name,
-            request.case_ref,
-        )
-        return cls(*("" if has_link(text) else text for text in texts))
+def _without_link(text: str) -> str:
+    """Return a text of the caller, or nothing if it has a link, which a customer would take for ours."""
+    return "" if has_link(text) else text
 
 
 def _in_header(name: str) -> str:
     """Return a name that cannot add an address, a link or a header, whatever the caller wrote."""
     plain = " ".join(_literal(name).translate(_ADDRESS_SPECIALS).split())[:_LONGEST_NAME].rstrip()
-    return "" if has_link(plain) else plain
+    return _without_link(plain)
 
 
 def _literal(text: str) -> str:
@@ -157,12 +144,12 @@ def _as_html(text: str, title: str, link: str) -> str:
 """
 
 
-def _invitation(words: _Words, firm: str, request_url: str) -> str:
-    sent_by = ", ".join(filter(None, (words.sender, words.organisation)))
-    lines = {"Sent by": sent_by, "Reference": words.reference}
+def _invitation(request: CalculationRequest, customer: str, contact: str, firm: str, request_url: str) -> str:
+    sent_by = ", ".join(filter(None, (contact, _without_link(request.sender_organization_name))))
+    lines = {"Sent by": sent_by, "Reference": _without_link(request.case_ref)}
     details = "".join(f"\n{name}: {value}\n" for name, value in lines.items() if value)
     return f"""\
-{f"Dear {words.customer}," if words.customer else "Hello,"}
+{f"Dear {customer}," if customer else "Hello,"}
 
 {firm} has asked us to work out the Stamp Duty
 Land Tax on your property purchase.
@@ -173,7 +160,7 @@ Please answer a few questions about the purchase here:
 
 This link is yours alone: anyone who has it can see your answers, so please do
 not forward it. If you have any questions, reply to this e-mail and
-{words.sender or firm} will get your message.
+{contact or firm} will get your message.
 """
 
 

@@ -200,7 +200,7 @@ class Postman:
         await self._give_back_waiting(outage.reply, keep=self._open)
 
     async def _next_email(self) -> Email | None:
-        """Wait for an e-mail. Returns None to close the connection, but not at once: a new one costs more."""
+        """Wait for an e-mail. Returns None to close the connection, but not at once: opening costs more."""
         if self._stop.is_set():
             return None
         sender = cast("asyncio.Task[None]", asyncio.current_task())

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import aio_pika
-import aiormq.abc
 import structlog
 from aio_pika.abc import AbstractChannel, AbstractConnection
 from aiormq import exceptions
@@ -29,7 +28,6 @@ _REFUSALS = (exceptions.ChannelClosed, exceptions.ConnectionClosed, exceptions.P
 CLOSE_SECONDS = 2.0  # to close a connection or a consumer cleanly
 _HEARTBEAT_SECONDS = 10  # aiormq gives up a silent broker after (10 + 1) * 3 = 33 s.
 _DECLARE_SECONDS = 60.0
-_READY_SECONDS = 0.1
 
 _log = structlog.get_logger()
 
@@ -77,20 +75,6 @@ async def open_channel(settings: WorkerSettings, *, name: str) -> AsyncIterator[
     seconds = settings.broker_timeout_seconds
     async with open_connection(settings.amqp_url, name=name, seconds=seconds) as connection:
         yield await _new_channel(connection, seconds)
-
-
-async def is_blocked(channel: aiormq.abc.AbstractChannel) -> bool:
-    """Whether an alarm blocks the connection of *channel*, which RabbitMQ reports only after a publish.
-
-    While RabbitMQ is short of memory or disk, it reads nothing from publishing connections. aiormq raises no
-    error then. It logs RabbitMQ's reason, and its `ready` waits until the alarm has ended.
-    """
-    try:
-        async with asyncio.timeout(_READY_SECONDS):
-            await channel.connection.ready()
-    except TimeoutError:
-        return True
-    return False
 
 
 @asynccontextmanager

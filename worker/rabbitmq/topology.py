@@ -90,7 +90,7 @@ async def ensure(connection: AbstractConnection, *, creates: bool = True) -> dic
 
     Without *creates*, for users who may not configure, only check that the exchanges and queues exist. Those
     that the user has no rights to are left out: RabbitMQ 4 does not say whether they exist. Returns the
-    broker's messages about differences, by name. Each closes its channel, so each part has one of its own.
+    broker's messages about differences, by name. A difference closes its channel, so each part has one.
     """
     differences = {}
     for name, declare_part in PARTS.items():

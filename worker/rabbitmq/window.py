@@ -38,9 +38,10 @@ class Message(msgspec.Struct, frozen=True):
 async def write(channel: aiormq.Channel, window: Sequence[Message]) -> Confirms:
     """Write all messages of *window* together. A message that AMQP cannot carry fails, and is not written.
 
-    The broker confirms the messages of a channel by number, as they arrive. aiormq finds the future of a
-    number in `confirmations`. So each message gets the next `delivery_tag`. The channel's lock is held until
-    all are in the write queue. After an error the channel must be closed: numbered messages may be unsent.
+    The broker numbers a channel's messages as they arrive, and confirms them by number. aiormq finds the
+    future of a number in `confirmations`. So each message gets the next `delivery_tag`. The channel's
+    lock is held until all are in the write queue. After an error the channel must be closed: numbered
+    messages may be unsent.
     """
     loop, confirms, payload = asyncio.get_running_loop(), Confirms(), list[bytes]()
     async with channel.lock:

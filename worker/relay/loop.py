@@ -45,7 +45,7 @@ _log = structlog.get_logger()
 class Relay:
     """Publishes the events of the outbox, in order within each request, and deletes the confirmed events.
 
-    After a crash between confirm and commit, the same events are published again: at least once.
+    After a crash between confirm and commit, the same events are published again: delivery is at least once.
     Any number of relays share the outbox. A relay locks the events that it publishes, until its transaction
     ends. So there is no leader, and nothing to clean up after a crash.
     """
@@ -156,7 +156,7 @@ class Relay:
 
         While a bound quorum queue has no majority, RabbitMQ confirms no message for it, and blocks the
         channel. So a probe over a second connection shows whether RabbitMQ works. E-mails must not wait for
-        another team's queue, so unconfirmed `request.created` are published to our own queue over it, too.
+        another team's queue, so this connection also takes unconfirmed `request.created` to our own queue.
         """
         result = await publisher.publish(window)
         if not isinstance(result.outage, TimeoutError):

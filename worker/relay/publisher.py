@@ -14,12 +14,13 @@ from aiormq.exceptions import AMQPError, DeliveryError, PublishError
 from service.outbox import events
 from service.telemetry import tracing
 from worker.rabbitmq import topology
-from worker.rabbitmq.connection import BLOCKED, BROKER_ERRORS, BrokerUnavailable, is_blocked
+from worker.rabbitmq.connection import BLOCKED, BROKER_ERRORS, BrokerUnavailable
 from worker.rabbitmq.window import Message, wait, write
 from worker.relay.pointers import OutboxEvent
 
 _UNBOUND_KEY = "relay.probe"
 _NACKED = "refused by the broker"
+_READY_SECONDS = 0.1
 # A channel on which events are refused is replaced, with its connection, once it is this old. After the loss
 # of a queue's leader, RabbitMQ 3.10 may refuse all that the channel publishes to the queue, until the lost
 # node is back. A new channel works. If the queue is only full, the replacement is in vain.
@@ -98,8 +99,18 @@ class Publisher:
         return result
 
     async def _is_blocked(self, error: Exception | None) -> bool:
-        """Whether *error* is a timeout, and its cause is an alarm."""
-        return isinstance(error, TimeoutError) and await is_blocked(self._channel)
+        """Whether *error* is a timeout, and its cause is an alarm, which RabbitMQ reports after a publish.
+
+        While RabbitMQ is short of memory or disk, it reads nothing from publishing connections. aiormq raises
+        no error then. It logs RabbitMQ's reason, and its `ready` waits until the alarm has ended.
+        """
+        if isinstance(error, TimeoutError):
+            try:
+                async with asyncio.timeout(_READY_SECONDS):
+                    await self._channel.connection.ready()
+            except TimeoutError:
+                return True
+        return False
 
     def _message(self, row: OutboxEvent) -> Message:
         properties = spec.Basic.Properties(

@@ -54,18 +54,12 @@ def load() -> QuestionnaireStructure:
     """Read the questionnaire from questionnaire.toml, in which questions share sets of options."""
     file = resources.files(__package__).joinpath("questionnaire.toml")
     written = msgspec.toml.decode(file.read_bytes())
-    questions = [
-        {
-            "conditions": None,
-            **question,
-            "info": question["info"].strip(),  # In the file, each text ends with a line break.
-            "responseOptions": written["options"][question["responseOptions"]]
-            if "responseOptions" in question
-            else None,
-        }
-        for question in written["questions"]
-    ]
-    return msgspec.convert({"questionnaire": questions}, QuestionnaireStructure)
+    for question in written["questions"]:
+        question.setdefault("conditions", None)
+        question["info"] = question["info"].strip()  # In the file, each text ends with a line break.
+        options = question.get("responseOptions")
+        question["responseOptions"] = written["options"][options] if options else None
+    return msgspec.convert({"questionnaire": written["questions"]}, QuestionnaireStructure)
 
 
 # No argument of the handler: Litestar would pass on one of several headers, which took a tenth of the time.

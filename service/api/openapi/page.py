@@ -53,15 +53,12 @@ class ApiPage(OpenAPIRenderPlugin):
             "claim": settings.auth_client_claim,
         }
         texts = {name: escape(text) for name, text in named.items()}
-        return _PAGE.substitute(texts, contents=_contents(generated)).encode()
-
-
-def _contents(document: dict[str, Any]) -> str:
-    return "".join(
-        f'<li><a href="#{method}-{re.sub("[{}]", "-", path)}">{method.upper()} {path}</a>'
-        for path, item in document["paths"].items()
-        for method in item
-    )
+        contents = "".join(
+            f'<li><a href="#{method}-{re.sub("[{}]", "-", path)}">{method.upper()} {path}</a>'
+            for path, item in generated["paths"].items()
+            for method in item
+        )
+        return _PAGE.substitute(texts, contents=contents).encode()
 
 
 @get("/asyncapi.json", sync_to_thread=True)

@@ -15,7 +15,7 @@ from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import TRACEPARENT, announce_next, hold_events, store, store_old
 from tests.worker.steps import calculate, finish, store_many
-from worker.commands import replay
+from worker.commands import outbox
 
 pytestmark = pytest.mark.usefixtures("on_servers")
 
@@ -98,7 +98,7 @@ async def test_new_event_waits_for_the_replay_of_its_request_and_comes_after_it(
     [request] = await store_many(database, 1)
 
     async with database.transaction():
-        await replay.replay(database, [request.id], None)
+        await outbox.replay(database, [request.id], None)
         announcing = asyncio.create_task(announce_next(other_connection, request.id))
         await eventually(lambda: has_waiting_statement(database))
     await announcing
@@ -127,7 +127,7 @@ async def test_many_requests_are_replayed_in_batches_at_a_fixed_rate(database):
 
     tally = await replayed()
 
-    assert clock.time() - begin >= 300 / replay.EVENTS_PER_SECOND
+    assert clock.time() - begin >= 300 / outbox.EVENTS_PER_SECOND
     assert (tally["requests"], tally["events"]) == (300, 300)
     assert len({row["request_id"] for row in await take(database)}) == 300
     [record] = await database.fetch("SELECT request_id, conveyancer_id, subject FROM operator_action")

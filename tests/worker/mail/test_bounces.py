@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Awaitable
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -16,8 +16,7 @@ from service.calculation_requests import email_changes, erasing
 from service.calculation_requests.changing import change_all
 from service.calculation_requests.email_changes import EmailId
 from service.calculation_requests.model import CalculationRequest
-from service.outbox.waking import RelayWaker
-from service.postgres.pool import Connection, open_pool
+from service.postgres.pool import Connection
 from tests.harness import bounces, databases, dovecot, metrics, stored
 from tests.harness.dovecot import Dovecot, access_token
 from tests.harness.fixed_answers import answering, http_answer
@@ -26,9 +25,9 @@ from tests.harness.loopback_server import LoopbackServer
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
 from tests.worker.mail.conftest import announced, record_emails
+from worker.mail import bounces as product_bounces
 from worker.mail import mailbox as product_mailbox
 from worker.mail import tokens
-from worker.mail.bounces import BounceReader
 from worker.mail.mailbox import MailboxUnavailable, in_thread, opened
 from worker.settings import EmailSettings
 
@@ -41,17 +40,9 @@ def settings(worker_settings, mailbox):
     return settings_with(worker_settings, bounces_url=mailbox.url, bounces_poll_seconds=1.0)
 
 
-@asynccontextmanager
-async def open_reader(settings: EmailSettings) -> AsyncIterator[BounceReader]:
-    """Yield a reader with a pool of its own, as another process would have."""
-    async with open_pool(settings) as pool:
-        yield BounceReader(settings, pool, RelayWaker(pool, seconds=5.0))
-
-
 @pytest.fixture
-async def reader(settings):
-    async with open_reader(settings) as opened:
-        yield opened
+def look(settings, pool, relay_waker):
+    return partial(product_bounces.look, settings, pool, relay_waker)
 
 
 async def send_emails(database: Connection, number: int) -> list[CalculationRequest]:
@@ -74,15 +65,15 @@ async def failures(database: Connection) -> list[dict[str, Any]]:
     return [data for kind, data in await announced(database) if kind == "request.email_failed"]
 
 
-async def test_bounce_fails_the_sent_email_and_announces_it(reader, database, mailbox):
+async def test_bounce_fails_the_sent_email_and_announces_it(look, database, mailbox):
     requests = await send_emails(database, 4)
     names = (UNKNOWN, "postfix_refused_content", "postfix_delay", "out_of_office")
     for request, name in zip(requests, names, strict=True):
         mailbox.put(report(request, name))
 
     with metrics.rises("bounces_total", fault="sender"), metrics.rises("bounces_total", fault="recipient"):
-        await reader.look()
-        await reader.look()  # It removes what the first has handled.
+        await look()
+        await look()  # It removes what the first has handled.
 
     found = await database.fetch(
         "SELECT state, reason, smtp_code, server_reply, attempts FROM email ORDER BY created_at"
@@ -99,22 +90,21 @@ async def test_bounce_fails_the_sent_email_and_announces_it(reader, database, ma
     assert ("\\Flagged" in kept.flags, "\\Seen" in kept.flags) == (True, False)
 
 
-async def test_report_is_recorded_once_however_often_and_by_whomever_it_is_read(settings, database, mailbox):
+async def test_report_is_recorded_once_however_often_and_by_whomever_it_is_read(look, database, mailbox):
     requests = await send_emails(database, 30)
     for request in [*requests, *requests[:5]]:
         mailbox.put(report(request))
 
-    async with open_reader(settings) as one, open_reader(settings) as other:
-        ends = await asyncio.gather(one.look(), other.look(), return_exceptions=True)
-        await one.look()
-        await one.look()
+    ends = await asyncio.gather(look(), look(), return_exceptions=True)
+    await look()
+    await look()
 
     recorded = sorted(event["uuid"] for event in await failures(database))
     assert (recorded, mailbox.messages) == (sorted(request.uuid for request in requests), [])
     assert all(end is None or isinstance(end, MailboxUnavailable) for end in ends)
 
 
-async def test_late_report_fails_the_email_that_it_names_and_no_other(reader, database, mailbox):
+async def test_late_report_fails_the_email_that_it_names_and_no_other(look, database, mailbox):
     corrected, withdrawn = await send_emails(database, 2)
     async with database.transaction(), change_all(database, [corrected.id, withdrawn.id]) as requests:
         await email_changes.correct(database, requests[corrected.id], key_id="1", address="a@example.com")
@@ -122,10 +112,10 @@ async def test_late_report_fails_the_email_that_it_names_and_no_other(reader, da
     for request in (corrected, withdrawn):
         mailbox.put(report(request))
 
-    await reader.look()
+    await look()
     await database.execute("UPDATE email SET state = 'sent' WHERE state = 'pending'")
     mailbox.put(report(corrected))
-    await reader.look()
+    await look()
 
     rows = await database.fetch("SELECT request_id, number FROM email WHERE state = 'failed'")
     assert {*rows} == {(corrected.id, 1), (withdrawn.id, 1)}
@@ -133,7 +123,7 @@ async def test_late_report_fails_the_email_that_it_names_and_no_other(reader, da
 
 
 async def test_report_of_a_pending_or_locked_email_waits_and_delays_no_other(
-    reader, database, database_url, mailbox
+    look, database, database_url, mailbox
 ):
     locked, email_locked, free = requests = await send_emails(database, 3)
     [pending] = await record_emails(database, 1)
@@ -144,19 +134,19 @@ async def test_report_of_a_pending_or_locked_email_waits_and_delays_no_other(
     async with databases.connected(database_url) as holder, holder.transaction():
         await holder.execute("SELECT FROM calculation_request WHERE id = $1 FOR UPDATE", locked.id)
         await holder.execute("SELECT FROM email WHERE request_id = $1 FOR UPDATE", email_locked.id)
-        await reader.look()
+        await look()
 
     assert [event["uuid"] for event in await failures(database)] == [free.uuid]
     assert flags(mailbox) == [set(), set(), set(), HANDLED]
     await database.execute("UPDATE email SET state = 'sent' WHERE state = 'pending'")
-    await reader.look()
+    await look()
     assert {event["uuid"] for event in await failures(database)} == {
         pending.uuid,
         *(r.uuid for r in requests),
     }
 
 
-async def test_forged_reports_and_those_of_erased_requests_are_left_to_people(reader, database, mailbox):
+async def test_forged_reports_and_those_of_erased_requests_are_left_to_people(look, database, mailbox):
     erased, other = await send_emails(database, 2)
     async with database.transaction():
         await erasing.erase(database, [erased.id])
@@ -167,34 +157,37 @@ async def test_forged_reports_and_those_of_erased_requests_are_left_to_people(re
         for flag in ("\\Deleted", "\\Flagged"):
             connection.append("INBOX", flag, None, report(other))
 
-    await reader.look()
+    await look()
     none = await failures(database)
     with mailbox.connected() as connection:
         connection.append("INBOX", "\\Seen", None, report(other))
-    await reader.look()
+    await look()
 
     assert (none, len(await failures(database))) == ([], 1)
     assert flags(mailbox) == [{"\\Flagged"}] * 3 + [{"\\Deleted"}, {"\\Flagged"}, HANDLED | {"\\Seen"}]
 
 
-async def test_many_new_messages_are_read_in_several_looks(reader, database, mailbox):
+async def test_many_new_messages_are_read_in_several_looks(look, database, mailbox):
     (request,) = await send_emails(database, 1)
     mailbox.fill(20_001, b"Subject: old\r\n\r\n", flags="F")
     mailbox.fill(203, b"Subject: new\r\n\r\n")
     mailbox.put(report(request))
 
-    await reader.look()
-    await reader.look()
+    await look()
+    await look()
 
     assert len(await failures(database)) == 1
 
 
-async def test_outage_of_the_imap_server_is_logged_and_ends_by_itself(settings, database, mailbox, logs):
+async def test_outage_of_the_imap_server_is_logged_and_ends_by_itself(
+    settings, pool, relay_waker, database, mailbox, logs
+):
     (request,) = await send_emails(database, 1)
     mailbox.put(report(request))
     mailbox.kill()
 
-    async with open_reader(settings) as reader, running(reader.run):
+    async with running(partial(product_bounces.run, settings, pool, relay_waker)):
+        await eventually(lambda: logs)  # Until then, the age is that of an earlier test.
         await eventually(lambda: metrics.value("bounces_look_age_seconds") > 2)
         mailbox.restart()
         await eventually(lambda: failures(database))
@@ -298,15 +291,18 @@ class RudeMailbox(LoopbackServer):
             line = await reader.readline()
 
 
-async def look_at(rude: RudeMailbox, settings: EmailSettings) -> None:
-    url = f"imap://user:word@127.0.0.1:{rude.port}"
-    async with open_reader(settings_with(settings, bounces_url=url)) as reader:
-        await reader.look()
+@pytest.fixture
+def look_at(worker_settings, pool, relay_waker):
+    def look(rude: RudeMailbox) -> Awaitable[None]:
+        settings = settings_with(worker_settings, bounces_url=f"imap://user:word@127.0.0.1:{rude.port}")
+        return product_bounces.look(settings, pool, relay_waker)
+
+    return look
 
 
-async def test_message_that_cannot_be_read_delays_no_other(worker_settings):
+async def test_message_that_cannot_be_read_delays_no_other(look_at):
     async with RudeMailbox() as rude:
-        await look_at(rude, worker_settings)
+        await look_at(rude)
 
     assert rude.commands[-1].endswith(b"UID STORE 1 +FLAGS.SILENT (\\Flagged)\r\n")
 
@@ -323,10 +319,10 @@ async def test_message_that_cannot_be_read_delays_no_other(worker_settings):
     ],
     ids=["greeting drips", "message drips", "no end", "four gigabytes"],
 )
-async def test_look_ends_in_time(*, monkeypatch, worker_settings, step, rude, pause_seconds, reason):
+async def test_look_ends_in_time(*, monkeypatch, look_at, step, rude, pause_seconds, reason):
     if pause_seconds:
         monkeypatch.setattr(product_mailbox, "_LONGEST_LOOK_SECONDS", 1.0)
 
     async with RudeMailbox(step, rude, pause_seconds) as server, asyncio.timeout(60):
         with pytest.raises(MailboxUnavailable, match=reason):
-            await look_at(server, worker_settings)
+            await look_at(server)
