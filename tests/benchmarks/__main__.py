@@ -17,7 +17,6 @@ MEASUREMENTS: dict[str, Callable[[Stand], Awaitable[list[bool]]]] = {
     "reading": partial(costs.measure_calls, calls=["retrieve", "list", "questionnaire"]),
     "relay": outboxes.measure_rate,
     "latency": outboxes.measure_latency,
-    "consumers": costs.measure_consumers,
     "footprint": costs.measure_footprint,
 }
 

@@ -1,32 +1,24 @@
-"""HTTP calls, compared with the usual way to write them; calculations, e-mails; start and memory."""
+"""HTTP calls, compared with the usual way to write them; start and memory."""
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import httpx
-import msgspec
-from aio_pika import Message
 
 from deploy.local.errors import LocalStackError
-from service.outbox.events import CalculationCreated
-from service.postgres.pool import Connection
-from tests.benchmarks import subjects
 from tests.benchmarks.stand import PER_SECOND, POOL_SIZE, Bar, Figures, Stand, peer_command
 from tests.benchmarks.subjects import JSON_BODY
-from tests.harness import databases, queues
 from tests.harness.examples import CONVEYANCER, STRUCTURE
 from tests.harness.mail_server import ScriptedMailServer
 from tests.harness.processes import Process
 from tests.harness.programs import command_of
-from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
-from worker.relay import pointers
 
 FLOORS = {"create": 5.2, "retrieve": 4.1, "list": 4.0, "questionnaire": 2.5}
 
+_STARTED, _MEGABYTES = "s until ready", "MB after load"
 _OURS, _ORM = "ours", "FastAPI + ORM"
 _REQUESTS = "/v1/request"
 _STORED = 200  # requests that are retrieved in turn
@@ -90,75 +82,6 @@ async def _load(stand: Stand, api: Process, paths: Sequence[str], *, seconds: in
     if sent is None or sent[1] == "0" or "Non-2xx" in output or "Socket errors" in output:
         raise LocalStackError(f"Requests to {api.base_url} failed: {output}")
     return {PER_SECOND: float(sent[2]), **costs(int(sent[1]))}
-
-
-_CALCULATIONS_A_SECOND = 8_000  # put into the queue for each second of a measurement
-_EMAILS_A_SECOND = 1_500  # likewise
-_PATIENCE = 4  # times as long is the wait until all are done: a worker reads a queue faster than it sends
-_SESSIONS = "32"  # with the mail server
-_STARTED, _MEGABYTES = "s until ready", "MB after load"
-
-
-async def measure_consumers(stand: Stand) -> list[bool]:
-    url = await stand.database("consumers")
-
-    async def record_calculations() -> Figures:
-        number = _CALCULATIONS_A_SECOND * stand.seconds
-        async with _stored(url, number) as (connection, uuids, _):
-            results = [CalculationCreated(uuid, f"calculation-{uuid}") for uuid in uuids]
-            await _fill(stand, CALCULATION_RESULTS, [msgspec.json.encode(each) for each in results])
-
-            async def recorded() -> int:
-                return int(await connection.fetchval("SELECT count(*) FROM outbox"))
-
-            async with stand.worker(url, "calculations") as worker:
-                return await stand.rate_of(worker, recorded, number, seconds=stand.seconds * _PATIENCE)
-
-    async def send_emails() -> Figures:
-        number = _EMAILS_A_SECOND * stand.seconds
-        async with _stored(url, number) as (_, _, events), ScriptedMailServer() as mail:
-            await _fill(stand, NOTIFICATIONS, events)
-
-            async def accepted() -> int:
-                return len(mail.contents)
-
-            settings = {"SMTP_URL": mail.url, "EMAIL_CONCURRENCY": _SESSIONS}
-            async with stand.worker(url, "notifications", settings=settings) as worker:
-                return await stand.rate_of(worker, accepted, number, seconds=stand.seconds * _PATIENCE)
-
-    async with stand.api(await stand.database("ours")) as api:
-
-        async def create() -> Figures:
-            return await create_on(stand, api)
-
-        await create_on(stand, api, seconds=1)
-        sides = {"calculation": record_calculations, "e-mail": send_emails, "create": create}
-        limits = {"calculation": 0.8, "e-mail": 4.7}
-        bars = [Bar(side=side, of="create", kind="at most", limit=limit) for side, limit in limits.items()]
-        return [await stand.compare("consumers", sides, bars)]
-
-
-@asynccontextmanager
-async def _stored(url: str, number: int) -> AsyncIterator[tuple[Connection, list[str], list[bytes]]]:
-    """Store so many requests, and no others; yield a connection, their uuids and their published events."""
-    async with databases.connected(url) as connection:
-        await connection.execute("TRUNCATE calculation_request, event, outbox, email")
-        async with connection.transaction():
-            uuids = [await subjects.store(connection) for _ in range(number)]
-            await connection.execute(pointers.SETTINGS)
-            events = [event.payload for event in await pointers.lock(connection, pending=number, held=0)]
-        await connection.execute("TRUNCATE outbox")
-        yield connection, uuids, events
-
-
-async def _fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:
-    async with queues.open_channel(stand.amqp_url) as channel:
-        await (await channel.get_queue(queue.name, ensure=False)).purge()
-        exchange = await channel.get_exchange(queue.exchange, ensure=False)
-        messages = [Message(each, delivery_mode=2, message_id=str(n)) for n, each in enumerate(bodies)]
-        for start in range(0, len(messages), 500):
-            window = messages[start : start + 500]
-            await asyncio.gather(*(exchange.publish(each, queue.routing_key) for each in window))
 
 
 async def measure_footprint(stand: Stand) -> list[bool]:
