@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import msgspec
 
 from deploy.local.errors import LocalStackError
-from tests.benchmarks.stand import PER_SECOND, POOL_SIZE, Bar, Figures, Stand, peer_command
-from tests.benchmarks.subjects import JSON_BODY
+from tests.benchmarks.stand import BODY, PER_SECOND, POOL_SIZE, Bar, Figures, Stand, peer_command
 from tests.harness.examples import CONVEYANCER, STRUCTURE
 from tests.harness.mail_server import ScriptedMailServer
 from tests.harness.processes import Process
@@ -21,6 +21,7 @@ FLOORS = {"create": 5.2, "retrieve": 4.1, "list": 4.0, "questionnaire": 2.5}
 _STARTED, _MEGABYTES = "s until ready", "MB after load"
 _OURS, _ORM = "ours", "FastAPI + ORM"
 _REQUESTS = "/v1/request"
+_JSON_BODY = msgspec.json.encode(BODY)
 _STORED = 200  # requests that are retrieved in turn
 _SENT = re.compile(r"^ +([0-9]+) requests in .*^Requests/sec: +([0-9.]+)$", re.MULTILINE | re.DOTALL)
 
@@ -53,7 +54,7 @@ async def _paths(stand: Stand, api: Process) -> dict[str, list[str]]:
     """Store some requests, and return the paths of each call."""
     headers = {"Authorization": f"Bearer {stand.token}", "Content-Type": "application/json"}
     async with httpx.AsyncClient(base_url=api.base_url, headers=headers, timeout=10.0) as client:
-        answers = [await client.post(_REQUESTS, content=JSON_BODY) for _ in range(_STORED)]
+        answers = [await client.post(_REQUESTS, content=_JSON_BODY) for _ in range(_STORED)]
     retrieve = [f"{_REQUESTS}/{answer.json()['data']['uuid']}" for answer in answers]
     lists = [f"{_REQUESTS}?limit=20"]
     return {"create": [_REQUESTS], "retrieve": retrieve, "list": lists, "questionnaire": [STRUCTURE]}
@@ -70,7 +71,7 @@ async def _load(stand: Stand, api: Process, paths: Sequence[str], *, seconds: in
     """
     seconds = seconds or stand.seconds
     (stand.folder / "paths").write_text("".join(f"{path}\n" for path in paths))
-    (stand.folder / "body").write_bytes(JSON_BODY if paths == [_REQUESTS] else b"")
+    (stand.folder / "body").write_bytes(_JSON_BODY if paths == [_REQUESTS] else b"")
     command = [
         *(*wrk(), "--threads", "1", "--connections", "32", "--duration", f"{seconds}s", "--timeout", "10s"),
         *("--script", str(Path(__file__).with_name("load.lua")), api.base_url, "--"),

@@ -10,18 +10,22 @@ import msgspec
 from aio_pika.abc import AbstractIncomingMessage
 
 from deploy.local.errors import LocalStackError
+from service.calculation_requests.model import CalculationRequest
+from service.outbox import asyncapi
+from service.outbox.events import RequestCreated
 from service.outbox.waking import RelayWaker
 from service.postgres import connections
 from service.postgres.pool import Connection, open_pool
 from service.settings import Settings
-from tests.benchmarks import subjects
-from tests.benchmarks.stand import POOL_SIZE, Bar, Figures, Stand, peer_command
+from service.telemetry import tracing
+from tests.benchmarks.stand import BODY, PER_SECOND, POOL_SIZE, Bar, Figures, Stand, peer_command
 from tests.harness import databases, stored
 from tests.harness.processes import Process
 from tests.harness.queues import count, open_channel
 from tests.harness.waiting import until
 from worker.rabbitmq import topology
 
+_COLUMNS = BODY | {"meta_data": msgspec.json.encode(BODY["meta_data"]).decode()}
 _QUEUE = topology.NOTIFICATIONS.name  # all relays publish to it
 _EVENTS = 50_000  # pending when a relay starts
 _DRAIN_SECONDS = 8.0  # at most
@@ -53,16 +57,22 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
 
     async def store(self, connection: Connection) -> str:
         """Store one more event, the product's with its request; return the uuid of the request."""
-        if not self.peer:
-            return await subjects.store(connection)
-        uuid, event = subjects.new_event()
-        await connection.execute(self.append, uuid, event)
-        return uuid
+        request = stored.new_request(**_COLUMNS)
+        if self.peer:
+            await connection.execute(self.append, request.uuid, _created(request))
+        else:
+            await stored.insert(connection, request, traceparent=tracing.onward(None))
+        return request.uuid
 
     def relay(self, stand: Stand, url: str) -> AbstractAsyncContextManager[Process]:
         if not self.peer:
             return stand.worker(url, "relay")
         return stand.running(self.peer, peer_command(self.peer, "relay"), url, ready=False)
+
+
+def _created(request: CalculationRequest) -> bytes:
+    event = request.event(RequestCreated, sequence=1)
+    return msgspec.json.encode(asyncapi.example_of(event, traceparent=tracing.onward(None)))
 
 
 _OURS = Outbox(side="ours", fill=stored.FILL_OUTBOX)
@@ -92,17 +102,25 @@ async def _drain(stand: Stand, outbox: Outbox) -> Figures:
     url = await outbox.open(stand)
     async with databases.connected(url) as connection, open_channel(stand.amqp_url) as channel:
         await connection.execute("TRUNCATE outbox")
-        await connection.execute(outbox.fill, _EVENTS, subjects.new_event()[1])
+        await connection.execute(outbox.fill, _EVENTS, _created(stored.new_request(**_COLUMNS)))
         await connection.execute("ANALYZE outbox")
 
         async def delivered() -> int:
             published = await count(channel, _QUEUE)
             return published if published < _EVENTS else _EVENTS - await connection.fetchval(outbox.pending)
 
+        async def is_done() -> bool:
+            return await delivered() >= _EVENTS
+
         queue = await channel.get_queue(_QUEUE, ensure=False)
         await queue.purge()
         async with outbox.relay(stand, url) as relay:
-            figures = await stand.rate_of(relay, delivered, _EVENTS, seconds=_DRAIN_SECONDS)
+            if not await until(delivered, seconds=30.0, pause_seconds=0.02):
+                raise LocalStackError("Nothing is delivered.")
+            first, began, costs = await delivered(), time.monotonic(), stand.meter(relay)
+            await until(is_done, seconds=_DRAIN_SECONDS, pause_seconds=0.02)
+            events, took = await delivered() - first, time.monotonic() - began
+            figures = {PER_SECOND: events / took, **costs(events)}
         await queue.purge()
     return figures
 
