@@ -26,11 +26,6 @@ _STORED = 200  # requests that are retrieved in turn
 _SENT = re.compile(r"^ +([0-9]+) requests in .*^Requests/sec: +([0-9.]+)$", re.MULTILINE | re.DOTALL)
 
 
-def wrk() -> list[str]:
-    """Return the command that runs wrk, downloaded if it is missing. Raises LocalStackError."""
-    return command_of("wrk", package="wrk")
-
-
 async def measure_calls(stand: Stand, *, calls: Sequence[str]) -> list[bool]:
     url = await stand.database("orm", with_schema=False)
     settings = {"POOL_SIZE": str(POOL_SIZE), "TENANT": CONVEYANCER}
@@ -38,7 +33,7 @@ async def measure_calls(stand: Stand, *, calls: Sequence[str]) -> list[bool]:
     async with stand.api(await stand.database("ours")) as ours, orm as theirs:
         sides = {_OURS: ours, _ORM: theirs}
         for api in sides.values():
-            await create_on(stand, api, seconds=1)
+            await _load(stand, api, [_REQUESTS], seconds=1)
         paths = {side: await _paths(stand, api) for side, api in sides.items()}
         return [
             await stand.compare(
@@ -60,10 +55,6 @@ async def _paths(stand: Stand, api: Process) -> dict[str, list[str]]:
     return {"create": [_REQUESTS], "retrieve": retrieve, "list": lists, "questionnaire": [STRUCTURE]}
 
 
-async def create_on(stand: Stand, api: Process, *, seconds: int | None = None) -> Figures:
-    return await _load(stand, api, [_REQUESTS], seconds=seconds)
-
-
 async def _load(stand: Stand, api: Process, paths: Sequence[str], *, seconds: int | None = None) -> Figures:
     """Send GETs of *paths*, or creates, over 32 connections; return how many a second are answered.
 
@@ -73,7 +64,8 @@ async def _load(stand: Stand, api: Process, paths: Sequence[str], *, seconds: in
     (stand.folder / "paths").write_text("".join(f"{path}\n" for path in paths))
     (stand.folder / "body").write_bytes(_JSON_BODY if paths == [_REQUESTS] else b"")
     command = [
-        *(*wrk(), "--threads", "1", "--connections", "32", "--duration", f"{seconds}s", "--timeout", "10s"),
+        *command_of("wrk", package="wrk"),
+        *("--threads", "1", "--connections", "32", "--duration", f"{seconds}s", "--timeout", "10s"),
         *("--script", str(Path(__file__).with_name("load.lua")), api.base_url, "--"),
         *(str(stand.folder / "paths"), str(stand.folder / "body"), stand.token),
     ]
@@ -93,7 +85,7 @@ async def measure_footprint(stand: Stand) -> list[bool]:
 
     async def api() -> Figures:
         async with stand.api(url) as running:
-            await create_on(stand, running)
+            await _load(stand, running, [_REQUESTS])
             return figures(running)
 
     async def worker() -> Figures:

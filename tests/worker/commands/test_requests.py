@@ -8,6 +8,7 @@ from uuid import UUID
 
 import click
 import pytest
+from msgspec.structs import replace
 
 from service.calculation_requests.model import AlreadyErased, CalculationRequest
 from service.command_line import connecting
@@ -21,14 +22,7 @@ from tests.harness.stored import ANY_TEXTS, KEYS, QUEUED
 from tests.harness.waiting import eventually
 from tests.worker import steps
 from tests.worker.commands.conftest import command, rendered
-from tests.worker.conftest import (
-    created_event,
-    hold_events,
-    postman_held_before,
-    settings_with,
-    store,
-    store_old,
-)
+from tests.worker.conftest import created_event, hold_events, postman_held_before, store, store_old
 from worker import retention
 from worker.process import ROLES
 from worker.relay import pointers
@@ -259,7 +253,7 @@ DAYS = 100
 
 @pytest.fixture
 def erase_old(worker_settings, pool, relay_waker):
-    settings = settings_with(worker_settings, retention_days=DAYS)
+    settings = replace(worker_settings, retention_days=DAYS)
     return lambda: retention.erase_old(settings, pool, relay_waker, asyncio.Event())
 
 
@@ -314,7 +308,7 @@ async def test_locked_row_holds_up_no_other_request(database, erase_old, other_c
 
 async def test_rounds_begin_by_themselves_if_asked_for(worker_settings, database, pool, relay_waker):
     await store_aged(database, 40)
-    settings = [settings_with(worker_settings, retention_days=days) for days in (None, 30)]
+    settings = [replace(worker_settings, retention_days=days) for days in (None, 30)]
     never, asked_for = (ROLES["relay"].assemble(each, pool, relay_waker)[0] for each in settings)
 
     assert "retention" not in never
