@@ -28,14 +28,11 @@ from worker.rabbitmq import topology
 _COLUMNS = BODY | {"meta_data": msgspec.json.encode(BODY["meta_data"]).decode()}
 _QUEUE = topology.NOTIFICATIONS.name  # all relays publish to it
 _EVENTS = 50_000  # pending when a relay starts
-_DRAIN_SECONDS = 8.0  # at most
 _P50, _P99 = "p50 ms", "p99 ms"
 # By requests a second.
 _LATENCIES = {1: {_P50: 1.5}, 100: {_P50: 1.25, _P99: 1.25}, 1000: {_P50: 1.25, _P99: 1.25}}
 # Of 500 waits, only five are above the p99: one slow moment of the machine would decide it.
 _WAITS = 2_000
-_LONGEST_SECONDS = 20.0
-_STRAGGLER_SECONDS = 15.0
 _SUBJECT = re.compile(rb'"subject":\s*"([^"]+)"')
 
 
@@ -118,7 +115,7 @@ async def _drain(stand: Stand, outbox: Outbox) -> Figures:
             if not await until(delivered, seconds=30.0, pause_seconds=0.02):
                 raise LocalStackError("Nothing is delivered.")
             first, began, costs = await delivered(), time.monotonic(), stand.meter(relay)
-            await until(is_done, seconds=_DRAIN_SECONDS, pause_seconds=0.02)
+            await until(is_done, seconds=8.0, pause_seconds=0.02)
             events, took = await delivered() - first, time.monotonic() - began
             figures = {PER_SECOND: events / took, **costs(events)}
         await queue.purge()
@@ -164,7 +161,7 @@ async def _arrive(stand: Stand, outbox: Outbox, rate: int) -> Figures:
                 waker.wake()
 
         waking = asyncio.create_task(waker.run())
-        seconds = max(stand.seconds, min(_WAITS / rate, _LONGEST_SECONDS))
+        seconds = max(stand.seconds, min(_WAITS / rate, 20.0))
         # The first two events show that the relay runs.
         for number, pause in [(2, 0.5), (round(rate * seconds), 1 / rate)]:
             stored_at.clear()
@@ -173,7 +170,7 @@ async def _arrive(stand: Stand, outbox: Outbox, rate: int) -> Figures:
                 for each in range(number):
                     await asyncio.sleep(max(0.0, began + each * pause - time.monotonic()))
                     group.create_task(store())
-            if not await until(lambda: stored_at.keys() <= arrived_at.keys(), seconds=_STRAGGLER_SECONDS):
+            if not await until(lambda: stored_at.keys() <= arrived_at.keys(), seconds=15.0):
                 missing = stored_at.keys() - arrived_at.keys()
                 raise LocalStackError(f"Of {number} events, {len(missing)} did not arrive.")
         waking.cancel()
