@@ -4,7 +4,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -53,10 +52,8 @@ async def sending_to(url: str, **changes: Any) -> AsyncIterator[Callable[..., Aw
         await session.end()
 
 
-def outcome_of(
-    reply: Reply, *, attempts: int = 0, age: timedelta = timedelta(), others_accepted: bool = True
-) -> Outcome:
-    request, added = stored.new_request(), time.monotonic() - age.total_seconds()
+def outcome_of(reply: Reply, *, attempts: int = 0, days: float = 0, others_accepted: bool = True) -> Outcome:
+    request, added = stored.new_request(), time.monotonic() - days * 24 * 3600
     email = Email(EmailId(request.id, 1, "invitation"), request, "Acme", attempts, None, added, added)
     if reply.to in ("connection", "MAIL"):
         return replies.given_back(email, reply)
@@ -237,7 +234,7 @@ def test_pauses_between_attempts_double_up_to_half_an_hour():
 )
 def test_email_that_alone_is_refused_is_given_up_after_five_days(reply, *, others_accepted, before, after):
     ends = [
-        outcome_of(reply, attempts=attempts, age=timedelta(days=days), others_accepted=others_accepted)
+        outcome_of(reply, attempts=attempts, days=days, others_accepted=others_accepted)
         for days, attempts in ((4.99, 9), (5.01, 9), (5.01, 0))  # the last one after a long outage
     ]
 
