@@ -3,6 +3,7 @@
 import json
 import re
 import time
+import unicodedata
 from itertools import product
 from typing import Any
 
@@ -70,6 +71,19 @@ def test_text_without_a_visible_character_is_blank():
     for invisible in (*single, *more, "\u200d\u200c", " \u200b\u3000\u0301", " \u2003 "):
         errors = refused(**dict.fromkeys(names, invisible), calculation_fee_exempt=True)
         assert errors == {(name, "blank", _BLANK) for name in names}, ascii(invisible)
+
+
+def test_no_control_separator_or_bidirectional_character_is_accepted_in_a_line():
+    embeddings = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+    forbidden = [
+        character
+        for character in map(chr, range(0x10000))
+        if unicodedata.category(character) in {"Cc", "Zl", "Zp"}
+        or unicodedata.bidirectional(character) in embeddings
+    ]
+
+    for character in (*forbidden, "\u061c", "\u200e", "\u200f"):
+        assert {code for _, code, _ in refused(case_ref=f"a{character}b")} == {"invalid_characters"}
 
 
 @pytest.mark.parametrize(

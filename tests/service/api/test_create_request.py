@@ -167,6 +167,14 @@ def test_bodies_are_the_same_if_they_are_stored_alike_but_for_the_order_of_names
     assert (stored == other) >= is_the_same
 
 
+async def test_firms_may_use_one_key_and_each_gets_its_own_request_again(client, issuer):
+    firms = [bearer(issuer.token(firm)) for firm in (CONVEYANCER, FREE_CONVEYANCER)]
+    first = [(await post(client, "case-17", **firm)).json()["data"]["uuid"] for firm in firms]
+    again = [(await post(client, "case-17", **firm)).json()["data"]["uuid"] for firm in firms]
+
+    assert (again, len({*first})) == (first, 2)
+
+
 @pytest.mark.parametrize(("conveyancer", "charges"), [(CONVEYANCER, False), (FREE_CONVEYANCER, True)])
 async def test_waiver_is_repeated_after_the_fee_changed(client, issuer, database, conveyancer, charges):
     headers = bearer(issuer.token(conveyancer))

@@ -85,6 +85,7 @@ async def ask(client: httpx.AsyncClient, headers: dict[str, str]) -> list[httpx.
         ({"scope": {"request:read": True}}, "neither a string"),
         ({"cnf": {"jkt": "x"}}, "bound to a key"),
         ({"headers": {"typ": "JWT"}}, "at+jwt"),
+        ({"headers": {"typ": None}}, "at+jwt"),
         ({"headers": {"kid": "unheard-of"}}, "does not publish the access token's key"),
         ({"headers": {"crit": ["exp"]}}, "its header must have a kid, and no crit or b64"),
         ({"padding": "x" * 9000}, "at most 8192"),
@@ -284,6 +285,13 @@ async def test_token_for_something_else_opens_nothing(name, changes, reason, iss
 
     with pytest.raises(InvalidCredentials, match=reason):
         await verified(issuer, name, typ, claims | changes)
+
+
+async def test_client_that_is_not_listed_opens_nothing_even_with_our_audience(issuer):
+    typ, claims = ACCESS[AUTH0]
+
+    with pytest.raises(InvalidCredentials, match="a client that the service does not accept"):
+        await verified(issuer, AUTH0, typ, claims, auth_clients=FREE_CONVEYANCER)
 
 
 async def test_internal_reader_has_the_scope_as_its_issuer_names_it(issuer):

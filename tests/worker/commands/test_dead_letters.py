@@ -194,6 +194,16 @@ async def test_full_live_queue_stops_a_redrive_without_loss(channel, words):
     assert await ids_in(channel, DEAD, 30 - moved) == ids[moved:]
 
 
+async def test_missing_live_queue_stops_a_redrive_without_loss(channel):
+    ids = await bury_many(channel, 1)
+    await channel.queue_delete(QUEUE)
+
+    with pytest.raises(click.ClickException, match="missing or full"):
+        await command("dead-letters", "redrive", QUEUE)
+
+    assert await ids_in(channel, NOTIFICATIONS.dead_letters, 1) == ids
+
+
 async def test_crash_before_acknowledgements_leaves_messages_in_both_queues(channel, broker_link):
     ids = await bury_many(channel, 5)
     broker_link.hold_before(b"\x00\x3c\x00\x50")  # basic.ack

@@ -289,6 +289,19 @@ async def test_round_erases_few_requests_and_the_oldest(database, erase_old):
     assert await kept(database) == set()
 
 
+async def test_nothing_is_erased_while_the_clocks_of_postgres_and_of_this_machine_differ(database):
+    old = await store_aged(database, DAYS + 1)
+    before = await retention.find_oldest(database, DAYS)
+    await database.execute(
+        "CREATE FUNCTION public.clock_timestamp() RETURNS timestamptz LANGUAGE sql "
+        "RETURN pg_catalog.clock_timestamp() + interval '2 min'"
+    )
+    await database.execute("SET search_path = public, pg_catalog")
+
+    assert before == [old.id]
+    assert await retention.find_oldest(database, DAYS) == []
+
+
 @pytest.mark.parametrize(
     ("table", "column"), [("calculation_request", "id"), ("email", "request_id"), ("outbox", "request_id")]
 )

@@ -125,6 +125,18 @@ async def test_later_event_that_a_person_has_locked_delays_no_pass(
         assert await take_ids(tap) == [id_of(stored_request)]
 
 
+async def test_held_events_of_a_request_are_published_one_after_another(
+    relay_once, database, stored_request, tap
+):
+    await announce_next(database, stored_request.id)
+    await hold_events(database, stored_request.id)
+    await make_due(database)
+
+    assert [await relay_once() for _ in range(3)] == [1, 1, 0]
+    ids = await take_ids(tap)
+    assert [str(each).rpartition(".")[2] for each in ids] == ["1", "2"]
+
+
 @pytest.mark.parametrize("is_held", [True, False])
 @pytest.mark.parametrize("is_confirmed", [True, False])
 async def test_event_that_is_written_while_the_one_before_it_is_settled_follows_it(
