@@ -20,6 +20,9 @@ from worker.rabbitmq.connection import BrokerUnavailable
 from worker.relay import listener, loop, pointers
 from worker.relay.loop import Relay
 
+# The end of a publish to the exchange for all teams: exchange, routing key, mandatory.
+_TO_ALL_TEAMS = b"calculation-requests\x0frequest.created\x01\xce"
+
 
 async def test_event_committed_late_is_not_passed_over(relay_once, database, other_connection, tap):
     async with other_connection.transaction():
@@ -84,8 +87,7 @@ async def test_queue_that_blocks_the_channel_holds_back_its_events_and_no_email(
     settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=1.0)
     relay = Relay(settings, pool, asyncio.Event())
 
-    # The end of a publish to the exchange for all teams: exchange, routing key, mandatory.
-    broker_link.hold_before(b"calculation-requests\x0frequest.created\x01\xce")
+    broker_link.hold_before(_TO_ALL_TEAMS)
     async with running(relay.run):
         await eventually(lambda: database.fetchval("SELECT bool_and(attempts > 0) FROM outbox"))
         assert await passes(relay.check)
