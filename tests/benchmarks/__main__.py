@@ -10,6 +10,7 @@ import uvloop
 from deploy.local.errors import LocalStackError
 from tests.benchmarks import costs, outboxes
 from tests.benchmarks.stand import PEERS_PYTHON, Stand, open_stand
+from tests.harness.programs import command_of
 
 # Each prints its comparisons, and returns whether each met its bars.
 MEASUREMENTS: dict[str, Callable[[Stand], Awaitable[list[bool]]]] = {
@@ -17,7 +18,6 @@ MEASUREMENTS: dict[str, Callable[[Stand], Awaitable[list[bool]]]] = {
     "reading": partial(costs.measure_calls, calls=["retrieve", "list", "questionnaire"]),
     "relay": outboxes.measure_rate,
     "latency": outboxes.measure_latency,
-    "consumers": costs.measure_consumers,
     "footprint": costs.measure_footprint,
 }
 
@@ -39,7 +39,7 @@ def main() -> int:
 async def _measure(*, only: list[str], rounds: int, seconds: int) -> bool:
     if not PEERS_PYTHON.exists():
         raise LocalStackError("The peers are not installed: use `make bench`.")
-    costs.wrk()  # Whether it can be downloaded is known first.
+    command_of("wrk", package="wrk")  # Whether it can be downloaded is known first.
     async with open_stand(rounds=rounds, seconds=seconds) as stand:
         met = [is_met for name in only for is_met in await MEASUREMENTS[name](stand)]
     return all(met)

@@ -1,41 +1,29 @@
-"""HTTP calls, compared with the usual way to write them; calculations, e-mails; start and memory."""
+"""HTTP calls, compared with the usual way to write them; start and memory."""
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import httpx
 import msgspec
-from aio_pika import Message
 
 from deploy.local.errors import LocalStackError
-from service.outbox.events import CalculationCreated
-from service.postgres.pool import Connection
-from tests.benchmarks import subjects
-from tests.benchmarks.stand import PER_SECOND, POOL_SIZE, Bar, Figures, Stand, peer_command
-from tests.benchmarks.subjects import JSON_BODY
-from tests.harness import databases, queues
+from tests.benchmarks.stand import BODY, PER_SECOND, POOL_SIZE, Bar, Figures, Stand, peer_command
 from tests.harness.examples import CONVEYANCER, STRUCTURE
 from tests.harness.mail_server import ScriptedMailServer
 from tests.harness.processes import Process
 from tests.harness.programs import command_of
-from worker.rabbitmq.topology import CALCULATION_RESULTS, NOTIFICATIONS, Queue
-from worker.relay import pointers
 
 FLOORS = {"create": 5.2, "retrieve": 4.1, "list": 4.0, "questionnaire": 2.5}
 
+_STARTED, _MEGABYTES = "s until ready", "MB after load"
 _OURS, _ORM = "ours", "FastAPI + ORM"
 _REQUESTS = "/v1/request"
+_JSON_BODY = msgspec.json.encode(BODY)
 _STORED = 200  # requests that are retrieved in turn
 _SENT = re.compile(r"^ +([0-9]+) requests in .*^Requests/sec: +([0-9.]+)$", re.MULTILINE | re.DOTALL)
-
-
-def wrk() -> list[str]:
-    """Return the command that runs wrk, downloaded if it is missing. Raises LocalStackError."""
-    return command_of("wrk", package="wrk")
 
 
 async def measure_calls(stand: Stand, *, calls: Sequence[str]) -> list[bool]:
@@ -45,7 +33,7 @@ async def measure_calls(stand: Stand, *, calls: Sequence[str]) -> list[bool]:
     async with stand.api(await stand.database("ours")) as ours, orm as theirs:
         sides = {_OURS: ours, _ORM: theirs}
         for api in sides.values():
-            await create_on(stand, api, seconds=1)
+            await _load(stand, api, [_REQUESTS], seconds=1)
         paths = {side: await _paths(stand, api) for side, api in sides.items()}
         return [
             await stand.compare(
@@ -61,14 +49,10 @@ async def _paths(stand: Stand, api: Process) -> dict[str, list[str]]:
     """Store some requests, and return the paths of each call."""
     headers = {"Authorization": f"Bearer {stand.token}", "Content-Type": "application/json"}
     async with httpx.AsyncClient(base_url=api.base_url, headers=headers, timeout=10.0) as client:
-        answers = [await client.post(_REQUESTS, content=JSON_BODY) for _ in range(_STORED)]
+        answers = [await client.post(_REQUESTS, content=_JSON_BODY) for _ in range(_STORED)]
     retrieve = [f"{_REQUESTS}/{answer.json()['data']['uuid']}" for answer in answers]
     lists = [f"{_REQUESTS}?limit=20"]
     return {"create": [_REQUESTS], "retrieve": retrieve, "list": lists, "questionnaire": [STRUCTURE]}
-
-
-async def create_on(stand: Stand, api: Process, *, seconds: int | None = None) -> Figures:
-    return await _load(stand, api, [_REQUESTS], seconds=seconds)
 
 
 async def _load(stand: Stand, api: Process, paths: Sequence[str], *, seconds: int | None = None) -> Figures:
@@ -78,9 +62,10 @@ async def _load(stand: Stand, api: Process, paths: Sequence[str], *, seconds: in
     """
     seconds = seconds or stand.seconds
     (stand.folder / "paths").write_text("".join(f"{path}\n" for path in paths))
-    (stand.folder / "body").write_bytes(JSON_BODY if paths == [_REQUESTS] else b"")
+    (stand.folder / "body").write_bytes(_JSON_BODY if paths == [_REQUESTS] else b"")
     command = [
-        *(*wrk(), "--threads", "1", "--connections", "32", "--duration", f"{seconds}s", "--timeout", "10s"),
+        *command_of("wrk", package="wrk"),
+        *("--threads", "1", "--connections", "32", "--duration", f"{seconds}s", "--timeout", "10s"),
         *("--script", str(Path(__file__).with_name("load.lua")), api.base_url, "--"),
         *(str(stand.folder / "paths"), str(stand.folder / "body"), stand.token),
     ]
@@ -92,75 +77,6 @@ async def _load(stand: Stand, api: Process, paths: Sequence[str], *, seconds: in
     return {PER_SECOND: float(sent[2]), **costs(int(sent[1]))}
 
 
-_CALCULATIONS_A_SECOND = 8_000  # put into the queue for each second of a measurement
-_EMAILS_A_SECOND = 1_500  # likewise
-_PATIENCE = 4  # times as long is the wait until all are done: a worker reads a queue faster than it sends
-_SESSIONS = "32"  # with the mail server
-_STARTED, _MEGABYTES = "s until ready", "MB after load"
-
-
-async def measure_consumers(stand: Stand) -> list[bool]:
-    url = await stand.database("consumers")
-
-    async def record_calculations() -> Figures:
-        number = _CALCULATIONS_A_SECOND * stand.seconds
-        async with _stored(url, number) as (connection, uuids, _):
-            results = [CalculationCreated(uuid, f"calculation-{uuid}") for uuid in uuids]
-            await _fill(stand, CALCULATION_RESULTS, [msgspec.json.encode(each) for each in results])
-
-            async def recorded() -> int:
-                return int(await connection.fetchval("SELECT count(*) FROM outbox"))
-
-            async with stand.worker(url, "calculations") as worker:
-                return await stand.rate_of(worker, recorded, number, seconds=stand.seconds * _PATIENCE)
-
-    async def send_emails() -> Figures:
-        number = _EMAILS_A_SECOND * stand.seconds
-        async with _stored(url, number) as (_, _, events), ScriptedMailServer() as mail:
-            await _fill(stand, NOTIFICATIONS, events)
-
-            async def accepted() -> int:
-                return len(mail.contents)
-
-            settings = {"SMTP_URL": mail.url, "EMAIL_CONCURRENCY": _SESSIONS}
-            async with stand.worker(url, "notifications", settings=settings) as worker:
-                return await stand.rate_of(worker, accepted, number, seconds=stand.seconds * _PATIENCE)
-
-    async with stand.api(await stand.database("ours")) as api:
-
-        async def create() -> Figures:
-            return await create_on(stand, api)
-
-        await create_on(stand, api, seconds=1)
-        sides = {"calculation": record_calculations, "e-mail": send_emails, "create": create}
-        limits = {"calculation": 0.8, "e-mail": 4.7}
-        bars = [Bar(side=side, of="create", kind="at most", limit=limit) for side, limit in limits.items()]
-        return [await stand.compare("consumers", sides, bars)]
-
-
-@asynccontextmanager
-async def _stored(url: str, number: int) -> AsyncIterator[tuple[Connection, list[str], list[bytes]]]:
-    """Store so many requests, and no others; yield a connection, their uuids and their published events."""
-    async with databases.connected(url) as connection:
-        await connection.execute("TRUNCATE calculation_request, event, outbox, email")
-        async with connection.transaction():
-            uuids = [await subjects.store(connection) for _ in range(number)]
-            await connection.execute(pointers.SETTINGS)
-            events = [event.payload for event in await pointers.lock(connection, pending=number, held=0)]
-        await connection.execute("TRUNCATE outbox")
-        yield connection, uuids, events
-
-
-async def _fill(stand: Stand, queue: Queue, bodies: Sequence[bytes]) -> None:
-    async with queues.open_channel(stand.amqp_url) as channel:
-        await (await channel.get_queue(queue.name, ensure=False)).purge()
-        exchange = await channel.get_exchange(queue.exchange, ensure=False)
-        messages = [Message(each, delivery_mode=2, message_id=str(n)) for n, each in enumerate(bodies)]
-        for start in range(0, len(messages), 500):
-            window = messages[start : start + 500]
-            await asyncio.gather(*(exchange.publish(each, queue.routing_key) for each in window))
-
-
 async def measure_footprint(stand: Stand) -> list[bool]:
     url = await stand.database("footprint")
 
@@ -169,7 +85,7 @@ async def measure_footprint(stand: Stand) -> list[bool]:
 
     async def api() -> Figures:
         async with stand.api(url) as running:
-            await create_on(stand, running)
+            await _load(stand, running, [_REQUESTS])
             return figures(running)
 
     async def worker() -> Figures:

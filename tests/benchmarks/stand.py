@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,10 +16,10 @@ from deploy.local.machine.folders import CHECKOUT, Place, working_folder
 from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import run_command
 from tests.harness import databases, queues
+from tests.harness.examples import A_REQUEST
 from tests.harness.issuer import Issuer, api_settings
 from tests.harness.processes import Process, environment_of, python
 from tests.harness.servers import Servers, children, private_servers
-from tests.harness.waiting import until
 
 PEERS_PYTHON = CHECKOUT / ".local" / "peers" / "bin" / "python"
 POOL_SIZE = 10  # connections to Postgres, of the product and of the peers
@@ -28,8 +28,14 @@ PER_SECOND = "per second"
 
 Figures = Mapping[str, float]  # by name and unit, such as PER_SECOND
 
-_START_SECONDS = 30.0
-_PAUSE_SECONDS = 0.02
+# A request of realistic size.
+BODY: dict[str, Any] = A_REQUEST | {
+    "customer_phone": "+44 20 7946 0000",
+    "property_value": 300_000,
+    "external_id": "case-1234567",
+    "meta_data": {"source": "crm", "campaign_id": 7},
+}
+
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -135,21 +141,6 @@ class Stand:
             return {EACH: sum(used) / items * 1e6, IN_POSTGRES: used[1] / items * 1e6}
 
         return costs
-
-    async def rate_of(
-        self, side: Process, done: Callable[[], Awaitable[int]], every: int, *, seconds: float
-    ) -> Figures:
-        """Return how many a second are *done*, from the first ones until *every* one is, or time is up."""
-
-        async def is_complete() -> bool:
-            return await done() >= every
-
-        if not await until(done, seconds=_START_SECONDS, pause_seconds=_PAUSE_SECONDS):
-            raise LocalStackError("Nothing is done.")
-        first, began, costs = await done(), time.monotonic(), self.meter(side)
-        await until(is_complete, seconds=seconds, pause_seconds=_PAUSE_SECONDS)
-        items = await done() - first
-        return {PER_SECOND: items / (time.monotonic() - began), **costs(items)}
 
     async def compare(
         self, name: str, sides: Mapping[str, Callable[[], Awaitable[Figures]]], bars: Sequence[Bar]

@@ -92,14 +92,13 @@ _SENT = 10_000 if LONG else 200
 _BODY: Any = msgspec.to_builtins(app.describe()["components"]["schemas"]["CreateBody"])
 # Without a waiver the API ignores this field. The document does not say so, because it asks for a text.
 del _BODY["properties"]["calculation_fee_exempt_reason"]["type"]
-_FIELDS = _BODY["properties"]
 _ALLOWED = jsonschema_rs.Draft202012Validator(_BODY)
 # What no schema can say: which texts a format allows, as of addresses; how long and deep `meta_data` is and
 # what is in it. And what no pattern can say that means the same everywhere: which texts are visible, and
 # which characters are not.
 _BEYOND_SCHEMAS = {
     *("too_deep", "blank", "invalid_characters", ("/meta_data", "too_long"), ("/meta_data", "out_of_range")),
-    *(f"/{name}" for name, field in _FIELDS.items() if field.get("format", "int64") != "int64"),
+    *(f"/{name}" for name, field in _BODY["properties"].items() if field.get("format", "int64") != "int64"),
 }
 
 

@@ -136,12 +136,8 @@ class RelayModel(RuleBasedStateMachine):
         relaying = asyncio.create_task(self._relay_once())
         await asyncio.sleep(0)
         await self.observer.execute(
-            """
-            SELECT pg_terminate_backend(pid)
-              FROM pg_stat_activity
-             WHERE datname = current_database()
-               AND pid <> pg_backend_pid()
-            """
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
         await relaying
 
@@ -180,8 +176,6 @@ class RelayModel(RuleBasedStateMachine):
 @pytest.mark.parametrize("histories", [10, pytest.param(100, marks=pytest.mark.long)])
 def test_relay_keeps_its_guarantees_for_any_replies_of_the_broker(histories, database_url):
     RelayModel.database_url = database_url
-    checks = list(HealthCheck)
-    sizes = {"max_examples": histories, "stateful_step_count": 25}
-    run_state_machine_as_test(
-        RelayModel, settings=settings(**sizes, deadline=None, suppress_health_check=checks)
-    )
+    limits = {"max_examples": histories, "stateful_step_count": 25, "deadline": None}
+    checks = settings(**limits, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(RelayModel, settings=checks)

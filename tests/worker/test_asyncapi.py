@@ -19,13 +19,10 @@ DOCUMENT: dict[str, Any] = msgspec.to_builtins(asyncapi.document())
 MESSAGES, CHANNELS = DOCUMENT["components"]["messages"], DOCUMENT["channels"]
 
 
-def example_of(message: str) -> Any:
-    return MESSAGES[message]["examples"][0]
-
-
 async def test_example_of_each_event_is_what_is_published(publisher, tap):
     for event in asyncapi.SENT_EXAMPLES:
-        described, example = MESSAGES[event.type], example_of(event.type)
+        described = MESSAGES[event.type]
+        example = described["examples"][0]
         trace = example["payload"]["traceparent"]
         row = outbox_event(
             event.sequence,
@@ -50,7 +47,7 @@ async def test_example_of_each_event_is_what_is_published(publisher, tap):
 
 @pytest.mark.parametrize("name", asyncapi.RECEIVED_EXAMPLES)
 def test_example_of_a_calculation_is_what_its_consumer_reads(name):
-    payload = example_of(name)["payload"]
+    payload = MESSAGES[name]["examples"][0]["payload"]
     data = payload.get("data", payload)
 
     read = calculations.decode(incoming.read(msgspec.json.encode(payload)), None)

@@ -13,8 +13,6 @@ import uvloop
 from txoutbox import OutboxMessage, Relay, RelayConfig
 from txoutbox.adapters.postgres import PostgresStorage
 
-TUNED = RelayConfig(batch_size=500, concurrency=500)
-
 
 async def main(task: str) -> None:
     """Relay until SIGTERM."""
@@ -39,7 +37,7 @@ async def main(task: str) -> None:
             routing_key=message.topic,
         )
 
-    relay = Relay(storage, publish, config=TUNED)
+    relay = Relay(storage, publish, config=RelayConfig(batch_size=500, concurrency=500))
     await storage.listen(relay.wake)
     await relay.run(handle_signals=True)
     await connection.close()

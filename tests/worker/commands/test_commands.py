@@ -17,11 +17,8 @@ from tests.worker.steps import intend, store_many
 
 UNKNOWN = "req_0000000000000000000000"
 NO_UTF_8 = "\udcff"
-NO_REQUEST = "There is no such request."
-NO_FIRM = "No conveyancer is registered under this identifier, or it is disabled."
 STANDBY = "{DATABASE_URL}?default_transaction_read_only=on"
 NOBODY = f"zqmark:zqmark@127.0.0.1:{free_port()}/none"
-CORRECT = f"service request correct {UNKNOWN} --customer-email"
 TAKING_TEXT = (
     *("conveyancer disable", "conveyancer enable", "api-key create", "api-key revoke"),
     *("request find --external-id", "request find --customer-email", "request find --case-ref"),
@@ -61,7 +58,7 @@ def test_every_command_has_help_that_needs_no_settings(words):
         ("worker dead-letters discard notifications", "say which dead letters"),
         ("service conveyancer usage --month 2026", "does not match the format"),
         ("service request find", "Say what to find"),
-        (f"{CORRECT} a@b@example.com", "Expected one address"),
+        (f"service request correct {UNKNOWN} --customer-email a@b@example.com", "Expected one address"),
         ("service conveyancer add new-firm\u202e --name 'New Firm'", "Invalid value for 'ID'"),
         (f"service conveyancer disable {CONVEYANCER} --note {NO_UTF_8}", "Invalid value for '--note'"),
         *((f"service {words} {NO_UTF_8}", "Invalid value for") for words in TAKING_TEXT),
@@ -86,9 +83,9 @@ def test_wrong_argument_is_explained_before_anything_is_done(command, part):
         (DEAD, {"AMQP_URL": "amqp://127.0.0.1:zqmark/"}, "AMQP_URL: "),
         (LIST, {"DATABASE_URL": "{DATABASE_URL}?sslmode=zqmark"}, "DATABASE_URL: not the address of a"),
         (LIST, {"DATABASE_URL": "{DATABASE_URL}?search_path=none"}, "older than this release needs"),
-        (f"worker outbox replay --uuid {UNKNOWN}", {}, NO_REQUEST),
+        (f"worker outbox replay --uuid {UNKNOWN}", {}, "There is no such request."),
         (f"service request erase {UNKNOWN}", {}, f"{UNKNOWN}: no such request"),
-        ("service conveyancer disable nobody", {}, NO_FIRM),
+        ("service conveyancer disable nobody", {}, "No conveyancer is registered under this identifier"),
         ("service api-key revoke 000000000000", {}, "No valid API key has this prefix"),
         (f"service api-key create {CONVEYANCER}", {"DATABASE_URL": STANDBY}, "is it a standby?"),
         ("service serve", {"REQUEST_SECRET_KEYS": "zqmark:tooshort"}, "REQUEST_SECRET_KEYS"),

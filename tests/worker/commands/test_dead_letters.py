@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import click
 import pytest
-from aio_pika import DeliveryMode, Message
+from aio_pika import DeliveryMode
 from aio_pika.abc import AbstractChannel
 
 from deploy.local.machine.folders import Place
@@ -34,10 +34,9 @@ DEAD = NOTIFICATIONS.dead_letters
 
 async def bury_many(channel: AbstractChannel, number: int) -> list[str]:
     """Dead-letter messages of the notifications. Returns their ids."""
-    exchange = await channel.get_exchange(topology.DEAD_LETTERS)
-    ids = [f"message-{position}" for position in range(number)]
-    messages = [Message(b"{}", message_id=each, headers={"x-reason": "unknown"}) for each in ids]
-    await asyncio.gather(*(exchange.publish(each, DEAD) for each in messages))
+    ids, headers = [f"message-{position}" for position in range(number)], {"x-reason": "unknown"}
+    for each in ids:
+        await bury(channel, NOTIFICATIONS, b"{}", message_id=each, headers=headers)
     return ids
 
 

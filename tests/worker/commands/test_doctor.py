@@ -151,8 +151,6 @@ FULL_DISK = """
     $$ BEGIN RAISE disk_full USING MESSAGE = 'No space left'; END $$;
     CREATE RULE full_disk AS ON INSERT TO outbox DO INSTEAD SELECT full_disk()
 """
-
-
 OLDER = "schema is older than this release needs: run"
 LOCKED = "Another transaction has locked the same rows"
 

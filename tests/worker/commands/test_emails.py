@@ -15,8 +15,6 @@ from tests.worker.conftest import created_event, store
 
 pytestmark = pytest.mark.usefixtures("on_servers")
 
-LATER = (datetime.now(UTC) + timedelta(days=1)).isoformat()
-
 
 async def changed(*words: str) -> int:
     answer = await command("emails", *words)
@@ -97,7 +95,8 @@ async def test_resend_is_aimed_by_time_and_reply_tried_on_a_few_and_stopped(data
         await steps.attempt_emails(database, postman)
     regular = await store(database)
     await steps.intend(database, regular)
-    numbers = {"--from 2026-01-01": 6, f"--from {LATER}": 0, "--reply 550 --from 2026-01-01": 6}
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    numbers = {"--from 2026-01-01": 6, f"--from {tomorrow:%Y-%m-%d}": 0, "--reply 550 --from 2026-01-01": 6}
     numbers |= {"--reply 551": 0, "--reply 5.7.1": 3}
 
     async def unresolved(words: str) -> int:

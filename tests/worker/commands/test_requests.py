@@ -1,24 +1,30 @@
-"""`request find|correct|new-secret|erase`: the right customer gets a new link; nothing personal is left."""
+"""`request find|correct|new-secret|erase`, and RETENTION_DAYS, after which what is older is erased, once."""
 
 import asyncio
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import click
 import pytest
+from msgspec.structs import replace
 
-from service.calculation_requests.model import AlreadyErased
+from service.calculation_requests.model import AlreadyErased, CalculationRequest
 from service.command_line import connecting
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
 from tests.harness import databases
 from tests.harness.databases import count_waiting_statements
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER
+from tests.harness.in_process import running
 from tests.harness.stored import ANY_TEXTS, KEYS, QUEUED
 from tests.harness.waiting import eventually
 from tests.worker import steps
 from tests.worker.commands.conftest import command, rendered
-from tests.worker.conftest import created_event, hold_events, postman_held_before, store
+from tests.worker.conftest import created_event, hold_events, postman_held_before, store, store_old
+from worker import retention
+from worker.process import ROLES
 from worker.relay import pointers
 
 pytestmark = pytest.mark.usefixtures("on_servers")
@@ -240,3 +246,84 @@ async def test_erasure_that_is_committed_while_a_relay_looks_for_events_is_not_u
 
     assert [event.request_id for event in events] == [request.id]
     assert MARK.encode() not in events[0].payload
+
+
+DAYS = 100
+
+
+@pytest.fixture
+def erase_old(worker_settings, pool, relay_waker):
+    settings = replace(worker_settings, retention_days=DAYS)
+    return lambda: retention.erase_old(settings, pool, relay_waker, asyncio.Event())
+
+
+async def store_aged(database, days: int, number: int = 0) -> CalculationRequest:
+    return await store_old(database, datetime.now(UTC) - timedelta(days=days), number)
+
+
+async def kept(database) -> set[UUID]:
+    return {row["id"] for row in await database.fetch("SELECT id FROM calculation_request")}
+
+
+async def test_two_workers_erase_each_older_request_once_and_no_other(database, erase_old):
+    for number in range(10):
+        await store_aged(database, DAYS + 1, number)
+    young = {(await store_aged(database, DAYS - 1, number)).id for number in range(3)}
+
+    await asyncio.gather(erase_old(), erase_old())
+    await erase_old()
+
+    assert await kept(database) == young
+    assert await database.fetchval("SELECT count(*) FROM erased_request") == 10
+    assert await database.fetchval("SELECT count(*) FROM event WHERE type = 'request.email_failed'") == 10
+    await steps.assert_sound(database, found=["email_overdue"])  # Nothing sends the e-mails of the young.
+
+
+async def test_round_erases_few_requests_and_the_oldest(database, erase_old):
+    stored = [(await store_aged(database, DAYS + 20 - number)).id for number in range(12)]
+
+    await erase_old()
+    assert await kept(database) == set(stored[10:])
+    await erase_old()
+
+    assert await kept(database) == set()
+
+
+async def test_nothing_is_erased_while_the_clocks_of_postgres_and_of_this_machine_differ(database):
+    old = await store_aged(database, DAYS + 1)
+    before = await retention.find_oldest(database, DAYS)
+    await database.execute(
+        "CREATE FUNCTION public.clock_timestamp() RETURNS timestamptz LANGUAGE sql "
+        "RETURN pg_catalog.clock_timestamp() + interval '2 min'"
+    )
+    await database.execute("SET search_path = public, pg_catalog")
+
+    assert before == [old.id]
+    assert await retention.find_oldest(database, DAYS) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "column"), [("calculation_request", "id"), ("email", "request_id"), ("outbox", "request_id")]
+)
+async def test_locked_row_holds_up_no_other_request(database, erase_old, other_connection, table, column):
+    locked, _ = [await store_aged(database, DAYS + 1, number) for number in (3, 4)]
+    await steps.intend(database, locked)
+
+    async with other_connection.transaction():
+        await other_connection.execute(f"SELECT FROM {table} WHERE {column} = $1 FOR UPDATE", locked.id)
+        await erase_old()
+        assert await kept(database) == {locked.id}
+    await erase_old()
+
+    assert await kept(database) == set()
+    await steps.assert_sound(database)
+
+
+async def test_rounds_begin_by_themselves_if_asked_for(worker_settings, database, pool, relay_waker):
+    await store_aged(database, 40)
+    settings = [replace(worker_settings, retention_days=days) for days in (None, 30)]
+    never, asked_for = (ROLES["relay"].assemble(each, pool, relay_waker)[0] for each in settings)
+
+    assert "retention" not in never
+    async with running(asked_for["retention"]):
+        await eventually(lambda: database.fetchval("SELECT count(*) = 0 FROM calculation_request"))

@@ -140,10 +140,8 @@ async def test_report_of_a_pending_or_locked_email_waits_and_delays_no_other(
     assert flags(mailbox) == [set(), set(), set(), HANDLED]
     await database.execute("UPDATE email SET state = 'sent' WHERE state = 'pending'")
     await look()
-    assert {event["uuid"] for event in await failures(database)} == {
-        pending.uuid,
-        *(r.uuid for r in requests),
-    }
+    reported = {each.uuid for each in (pending, *requests)}
+    assert {event["uuid"] for event in await failures(database)} == reported
 
 
 async def test_forged_reports_and_those_of_erased_requests_are_left_to_people(look, database, mailbox):

@@ -77,14 +77,11 @@ def address(message: EmailMessage, header: str) -> tuple[str, str]:
     return mailbox.display_name, mailbox.addr_spec
 
 
+FIRMS = ["Hopper & Partners", "conveyancing.example.com", "x" * 255, "ö" * 255, "<b>Bold</b>"]
+
+
 @EVERY_KIND
-@pytest.mark.parametrize(
-    "firm",
-    [
-        *("Hopper & Partners", "conveyancing.example.com", "x" * 255, "ö" * 255, "<b>Bold</b>"),
-        "A\nB\u2028C\x85D\x0bE",
-    ],
-)
+@pytest.mark.parametrize("firm", [*FIRMS, "A\nB\u2028C\x85D\x0bE"])
 def test_automatic_email_names_the_registered_conveyancer_in_subject_and_first_sentence(firm, kind):
     message = compose(firm, kind=kind)
 
@@ -170,14 +167,10 @@ def test_source_has_short_lines_of_ascii_that_are_read_as_they_were_meant(name, 
         *("ada@elsewhere.example", "Lovelace <ada@elsewhere.example>", "mailto:ada@elsewhere"),
         *("Call TEL:+442079460000", "sms:07700900000"),
         *("bücher.de", "пример.рф", "例.中国", "\uff58\uff0e\uff43\uff4f\uff4d"),
-        *(f"x{dot}com" for dot in ("\N{IDEOGRAPHIC FULL STOP}", "\N{FULLWIDTH FULL STOP}")),
-        *(f"x{dot}com" for dot in ("\N{HALFWIDTH IDEOGRAPHIC FULL STOP}", "\N{ONE DOT LEADER}")),
-        *(
-            f"x.c{joiner}om"
-            for joiner in ("\N{ZERO WIDTH SPACE}", "\N{ZERO WIDTH JOINER}", "\N{SOFT HYPHEN}")
-        ),
-        *(f"x.c{filler}om" for filler in ("\N{COMBINING GRAPHEME JOINER}", "\N{HANGUL FILLER}")),
-        "x.c\N{VARIATION SELECTOR-16}om",
+        *("x\N{IDEOGRAPHIC FULL STOP}com", "x\N{FULLWIDTH FULL STOP}com", "x\N{ONE DOT LEADER}com"),
+        *("x\N{HALFWIDTH IDEOGRAPHIC FULL STOP}com", "x.c\N{COMBINING GRAPHEME JOINER}om"),
+        *("x.c\N{ZERO WIDTH SPACE}om", "x.c\N{ZERO WIDTH JOINER}om", "x.c\N{SOFT HYPHEN}om"),
+        *("x.c\N{HANGUL FILLER}om", "x.c\N{VARIATION SELECTOR-16}om"),
     ],
 )
 def test_text_with_a_link_is_left_out_of_the_email(text):

@@ -237,11 +237,8 @@ async def test_lost_claim_is_left_alone(*, worker_settings, mail_server, mail_li
 async def test_emails_without_a_request_delay_no_others_and_are_found(worker_settings, mail_server, database):
     """As after a deletion with psql, which leaves the ledger as it is."""
     await database.execute(
-        """
-        INSERT INTO email (request_id, number, kind, next_attempt_at)
-        SELECT gen_random_uuid(), 1, 'invitation', now() - interval '1 hour'
-          FROM generate_series(1, 2000)
-        """
+        "INSERT INTO email (request_id, number, kind, next_attempt_at)"
+        " SELECT gen_random_uuid(), 1, 'invitation', now() - interval '1 hour' FROM generate_series(1, 2000)"
     )
     await record_emails(database, 20)
 

@@ -2,9 +2,8 @@
 
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,43 +26,34 @@ SENDER = "calculations@service.example.com"
 CUSTOMER = "ada@customer.example.com"
 
 
-class Sending:
-    """Sends e-mails over one connection for as long as possible, as the postman does."""
+@asynccontextmanager
+async def sending_to(url: str, **changes: Any) -> AsyncIterator[Callable[..., Awaitable[Outcome]]]:
+    """Yield a function that sends an e-mail over one connection, as long as possible, as the postman does."""
+    mailer = Mailer(email_settings(smtp_url=url, **{"smtp_timeout_seconds": 20.0, **changes}))
+    session: Session | None = None
 
-    def __init__(self, mailer: Mailer) -> None:
-        self._mailer = mailer
-        self._session: Session | None = None
-
-    async def send(self, content: bytes = b"Subject: a link\r\n\r\nText\r\n") -> Outcome:
+    async def send(content: bytes = b"Subject: a link\r\n\r\nText\r\n") -> Outcome:
+        nonlocal session
         try:
-            self._session = self._session or await self._mailer.open_session(SENDER)
+            session = session or await mailer.open_session(SENDER)
         except MailServerUnavailable as outage:
             return outcome_of(outage.reply)
-        await self._session.begin()
-        reply = await self._session.name_recipient(CUSTOMER)
+        await session.begin()
+        reply = await session.name_recipient(CUSTOMER)
         if reply.is_acceptance:
-            reply = await self._session.send(content)
-        if not self._session.is_reusable:
-            await self.end()
+            reply = await session.send(content)
+        if not session.is_reusable:
+            await session.end()
+            session = None
         return outcome_of(reply)
 
-    async def end(self) -> None:
-        if self._session is not None:
-            await self._session.end()
-            self._session = None
+    yield send
+    if session is not None:
+        await session.end()
 
 
-@asynccontextmanager
-async def sending_to(url: str, **changes: Any) -> AsyncIterator[Sending]:
-    sending = Sending(Mailer(email_settings(smtp_url=url, **{"smtp_timeout_seconds": 20.0, **changes})))
-    yield sending
-    await sending.end()
-
-
-def outcome_of(
-    reply: Reply, *, attempts: int = 0, age: timedelta = timedelta(), others_accepted: bool = True
-) -> Outcome:
-    request, added = stored.new_request(), time.monotonic() - age.total_seconds()
+def outcome_of(reply: Reply, *, attempts: int = 0, days: float = 0, others_accepted: bool = True) -> Outcome:
+    request, added = stored.new_request(), time.monotonic() - days * 24 * 3600
     email = Email(EmailId(request.id, 1, "invitation"), request, "Acme", attempts, None, added, added)
     if reply.to in ("connection", "MAIL"):
         return replies.given_back(email, reply)
@@ -91,10 +81,10 @@ async def test_reply_decides_on_this_email_and_connection_alone(rude_server, *, 
     usual, rude_server.replies[command] = rude_server.replies[command], answer
 
     seconds = 0.2 if answer in {UNFINISHED, IMPOSSIBLE} else 20.0
-    async with sending_to(rude_server.url, smtp_timeout_seconds=seconds) as sending:
-        outcome = await sending.send()
+    async with sending_to(rude_server.url, smtp_timeout_seconds=seconds) as send:
+        outcome = await send()
         rude_server.replies[command] = usual
-        assert (await sending.send()).label == "sent"
+        assert (await send()).label == "sent"
 
     assert (outcome.label, rude_server.connections) == (label, 2)
     if answer is not None and answer.startswith((b"4", b"5")):
@@ -118,8 +108,8 @@ async def test_refusal_is_final_if_it_blames_recipient_or_message(*, rude_server
     commands = {"connection": ["greeting"], "STARTTLS": ["STAR"], "EHLO": ["EHLO", "HELO"]}.get(at, [at])
     rude_server.replies |= {"EHLO": OFFER, **dict.fromkeys(commands, reply.encode())}
     scheme = {"STARTTLS": "smtp+starttls://", "AUTH": "smtp://us:secret@"}.get(at, "smtp://")
-    async with sending_to(rude_server.url.replace("smtp://", scheme)) as sending:
-        outcome = await sending.send()
+    async with sending_to(rude_server.url.replace("smtp://", scheme)) as send:
+        outcome = await send()
 
     label = "given_back" if fault == "outage" else LABELS.get((fault, reply[0]), "postponed")
     assert (outcome.label, outcome.reply) == (label, reply)
@@ -135,28 +125,28 @@ def test_word_in_a_quoted_address_or_after_421_blames_nobody(word):
 
 
 async def test_reply_too_many_is_not_taken_for_the_reply_to_the_next_email(rude_server):
-    async with sending_to(rude_server.url) as sending:
+    async with sending_to(rude_server.url) as send:
         rude_server.replies["content"] = b"250 OK\r\n250 OK, says the filter too"
-        await sending.send()
+        await send()
         rude_server.replies["content"] = b"554 Spam"
-        outcomes = [await sending.send() for _ in range(2)]
+        outcomes = [await send() for _ in range(2)]
 
     assert [(each.label, each.smtp_code) for each in outcomes] == [("postponed", 0), ("failed", 554)]
     assert (rude_server.connections, len(rude_server.contents)) == (2, 2)
 
 
 async def test_acceptance_in_any_encoding_is_final(rude_server):
-    async with sending_to(rude_server.url) as sending:
+    async with sending_to(rude_server.url) as send:
         for reply in (b"250 OK \xe9", b"250 OK \x00 done", f"250-{LINK[:-9]}\r\n250 {LINK[-9:]}".encode()):
             rude_server.replies["content"] = reply
-            outcome = await sending.send()
+            outcome = await send()
             assert outcome.label == "sent"
             assert not any(part in str(outcome.reply) for part in ("\0", SECRET[:9], SECRET[-9:]))
 
 
 async def test_lines_that_begin_with_a_dot_arrive_whole_and_end_no_email(mail_server):
-    async with sending_to(mail_server.url) as sending:
-        await sending.send(b"Subject: dots\r\n\r\n.Law\r\n.\r\nThe end\r\n")
+    async with sending_to(mail_server.url) as send:
+        await send(b"Subject: dots\r\n\r\n.Law\r\n.\r\nThe end\r\n")
 
     (mail,) = mail_server.accepted
     assert mail.message.get_content().splitlines() == [".Law", ".", "The end"]
@@ -175,9 +165,9 @@ async def test_mail_server_is_greeted_with_the_name_given_or_else_a_domain_or_an
     written: list[bytes] = []
     async with (
         TcpProxy(rude_server.url, lambda: written.append) as link,
-        sending_to(link.url, smtp_helo_name=name) as sending,
+        sending_to(link.url, smtp_helo_name=name) as send,
     ):
-        await sending.send()
+        await send()
 
     greeted = written[0].decode().split()
     assert greeted == ["EHLO", name or greeted[1]]
@@ -188,8 +178,8 @@ async def test_mail_server_is_greeted_with_the_name_given_or_else_a_domain_or_an
 async def test_mail_server_without_the_required_encryption_or_login_is_unavailable(rude_server, required):
     url = rude_server.url.replace("smtp://", required)
 
-    async with sending_to(url, smtp_timeout_seconds=0.5) as sending:
-        assert (await sending.send()).label == "given_back"
+    async with sending_to(url, smtp_timeout_seconds=0.5) as send:
+        assert (await send()).label == "given_back"
 
     assert rude_server.contents == []
 
@@ -201,9 +191,9 @@ LOGIN = Login("sender@service.example.com", "pass/word: é@?#%41")
 @ENCRYPTED
 async def test_email_is_sent_encrypted_after_a_login(scheme, authority):
     context = authority.server_context()
-    async with MailServer(scheme, context, LOGIN) as server, sending_to(server.url) as sending:
-        await sending.send()
-        await sending.send()
+    async with MailServer(scheme, context, LOGIN) as server, sending_to(server.url) as send:
+        await send()
+        await send()
 
     assert [mail.recipients for mail in server.accepted] == [[CUSTOMER]] * 2
     assert server.logins == 1
@@ -216,8 +206,8 @@ async def test_email_is_sent_encrypted_after_a_login(scheme, authority):
 )
 async def test_untrusted_server_or_refused_login_gets_no_email(scheme, fault, login, authority, tmp_path):
     context = faulty_context(fault, authority, tmp_path) if fault else authority.server_context()
-    async with MailServer(scheme, context, LOGIN) as server, sending_to(server.url_for(login)) as sending:
-        assert (await sending.send()).label == "given_back"
+    async with MailServer(scheme, context, LOGIN) as server, sending_to(server.url_for(login)) as send:
+        assert (await send()).label == "given_back"
 
     assert (server.logins, server.accepted) == (0, [])
 
@@ -244,7 +234,7 @@ def test_pauses_between_attempts_double_up_to_half_an_hour():
 )
 def test_email_that_alone_is_refused_is_given_up_after_five_days(reply, *, others_accepted, before, after):
     ends = [
-        outcome_of(reply, attempts=attempts, age=timedelta(days=days), others_accepted=others_accepted)
+        outcome_of(reply, attempts=attempts, days=days, others_accepted=others_accepted)
         for days, attempts in ((4.99, 9), (5.01, 9), (5.01, 0))  # the last one after a long outage
     ]
 
@@ -284,8 +274,8 @@ def test_secret_is_removed_however_a_reply_quotes_it_and_where_a_long_one_is_cut
 async def test_secret_that_the_mail_server_quotes_is_not_in_the_reply_that_is_stored(rude_server):
     for command, code in {"content": 451, "RCPT": 550, "MAIL": 550, "greeting": 421}.items():
         rude_server.replies[command] = f"{code}-{LINK[:-9]}\r\n{code} {LINK[-9:]}".encode()
-        async with sending_to(rude_server.url) as sending:
-            reply = (await sending.send()).reply
+        async with sending_to(rude_server.url) as send:
+            reply = (await send()).reply
 
         assert reply is not None
         parts = ("https://sdlt.example.com", SECRET[:9], SECRET[-9:])

@@ -235,32 +235,28 @@ async def is_woken(database, woken: asyncio.Event) -> bool:
     return woken.is_set()
 
 
-async def test_listener_replaces_a_killed_connection_at_once_and_closes_its_own(worker_settings, database):
-    woken = asyncio.Event()
-
-    async with running(partial(listener.run, worker_settings, woken)):
-        await eventually(lambda: is_woken(database, woken))
-        (killed,) = await listeners(database)
-        await database.execute("SELECT pg_terminate_backend($1)", killed)
-        await eventually(lambda: is_gone(database, killed))
-        woken.clear()
-        await eventually(lambda: is_woken(database, woken))
-        (second,) = await listeners(database)
-
-    await eventually(lambda: is_gone(database, second))
-
-
-async def test_listener_replaces_a_connection_that_goes_silent(worker_settings, link, database, monkeypatch):
-    monkeypatch.setattr(listener, "_CHECK_SECONDS", 0.1)
+async def test_listener_replaces_a_killed_connection_at_once_and_a_silent_one_soon_and_closes_its_own(
+    worker_settings, link, database, monkeypatch
+):
     settings = settings_with(worker_settings, database_url=link.url, database_timeout_seconds=0.5)
     woken = asyncio.Event()
 
     async with running(partial(listener.run, settings, woken)):
         await eventually(lambda: is_woken(database, woken))
-        silent = await listeners(database)  # two, if a busy machine was slow
+        monkeypatch.setattr(listener, "_CHECK_SECONDS", 0.1)  # of the connections after this one
+        for killed in await listeners(database):  # two, if a busy machine was slow
+            await database.execute("SELECT pg_terminate_backend($1)", killed)
+            await eventually(partial(is_gone, database, killed))
+        woken.clear()
+        await eventually(lambda: is_woken(database, woken), seconds=15.0)
+        silent, connections_before = await listeners(database), link.connections
         link.hold()
-        await eventually(lambda: link.connections >= 3)
+        await eventually(lambda: link.connections >= connections_before + 2)
         woken.clear()
         link.resume()
         await eventually(lambda: is_woken(database, woken))
-        assert await listeners(database) - silent
+        last = await listeners(database)
+
+    assert last - silent
+    for each in last:
+        await eventually(partial(is_gone, database, each))
