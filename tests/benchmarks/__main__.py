@@ -8,7 +8,7 @@ from functools import partial
 import uvloop
 
 from deploy.local.errors import LocalStackError
-from tests.benchmarks import costs, outboxes
+from tests.benchmarks import consumers, costs, outboxes
 from tests.benchmarks.stand import PEERS_PYTHON, Stand, open_stand
 from tests.harness.programs import command_of
 
@@ -18,6 +18,7 @@ MEASUREMENTS: dict[str, Callable[[Stand], Awaitable[list[bool]]]] = {
     "reading": partial(costs.measure_calls, calls=["retrieve", "list", "questionnaire"]),
     "relay": outboxes.measure_rate,
     "latency": outboxes.measure_latency,
+    "consumers": consumers.measure,
     "footprint": costs.measure_footprint,
 }
 

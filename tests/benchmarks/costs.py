@@ -20,7 +20,7 @@ FLOORS = {"create": 5.2, "retrieve": 4.1, "list": 4.0, "questionnaire": 2.5}
 
 _STARTED, _MEGABYTES = "s until ready", "MB after load"
 _OURS, _ORM = "ours", "FastAPI + ORM"
-_REQUESTS = "/v1/request"
+REQUESTS = "/v1/request"
 _JSON_BODY = msgspec.json.encode(BODY)
 _STORED = 200  # requests that are retrieved in turn
 _SENT = re.compile(r"^ +([0-9]+) requests in .*^Requests/sec: +([0-9.]+)$", re.MULTILINE | re.DOTALL)
@@ -33,12 +33,12 @@ async def measure_calls(stand: Stand, *, calls: Sequence[str]) -> list[bool]:
     async with stand.api(await stand.database("ours")) as ours, orm as theirs:
         sides = {_OURS: ours, _ORM: theirs}
         for api in sides.values():
-            await _load(stand, api, [_REQUESTS], seconds=1)
+            await load(stand, api, [REQUESTS], seconds=1)
         paths = {side: await _paths(stand, api) for side, api in sides.items()}
         return [
             await stand.compare(
                 call,
-                {side: partial(_load, stand, api, paths[side][call]) for side, api in sides.items()},
+                {side: partial(load, stand, api, paths[side][call]) for side, api in sides.items()},
                 [Bar(side=_ORM, of=_OURS, limit=FLOORS[call])],
             )
             for call in calls
@@ -49,20 +49,20 @@ async def _paths(stand: Stand, api: Process) -> dict[str, list[str]]:
     """Store some requests, and return the paths of each call."""
     headers = {"Authorization": f"Bearer {stand.token}", "Content-Type": "application/json"}
     async with httpx.AsyncClient(base_url=api.base_url, headers=headers, timeout=10.0) as client:
-        answers = [await client.post(_REQUESTS, content=_JSON_BODY) for _ in range(_STORED)]
-    retrieve = [f"{_REQUESTS}/{answer.json()['data']['uuid']}" for answer in answers]
-    lists = [f"{_REQUESTS}?limit=20"]
-    return {"create": [_REQUESTS], "retrieve": retrieve, "list": lists, "questionnaire": [STRUCTURE]}
+        answers = [await client.post(REQUESTS, content=_JSON_BODY) for _ in range(_STORED)]
+    retrieve = [f"{REQUESTS}/{answer.json()['data']['uuid']}" for answer in answers]
+    lists = [f"{REQUESTS}?limit=20"]
+    return {"create": [REQUESTS], "retrieve": retrieve, "list": lists, "questionnaire": [STRUCTURE]}
 
 
-async def _load(stand: Stand, api: Process, paths: Sequence[str], *, seconds: int | None = None) -> Figures:
+async def load(stand: Stand, api: Process, paths: Sequence[str], *, seconds: int | None = None) -> Figures:
     """Send GETs of *paths*, or creates, over 32 connections; return how many a second are answered.
 
     Also returns the processor time of one. A failed request is an error.
     """
     seconds = seconds or stand.seconds
     (stand.folder / "paths").write_text("".join(f"{path}\n" for path in paths))
-    (stand.folder / "body").write_bytes(_JSON_BODY if paths == [_REQUESTS] else b"")
+    (stand.folder / "body").write_bytes(_JSON_BODY if paths == [REQUESTS] else b"")
     command = [
         *command_of("wrk", package="wrk"),
         *("--threads", "1", "--connections", "32", "--duration", f"{seconds}s", "--timeout", "10s"),
@@ -85,7 +85,7 @@ async def measure_footprint(stand: Stand) -> list[bool]:
 
     async def api() -> Figures:
         async with stand.api(url) as running:
-            await _load(stand, running, [_REQUESTS])
+            await load(stand, running, [REQUESTS])
             return figures(running)
 
     async def worker() -> Figures:

@@ -18,14 +18,13 @@ from service.postgres import connections
 from service.postgres.pool import Connection, open_pool
 from service.settings import Settings
 from service.telemetry import tracing
-from tests.benchmarks.stand import BODY, PER_SECOND, POOL_SIZE, Bar, Figures, Stand, peer_command
+from tests.benchmarks.stand import COLUMNS, POOL_SIZE, Bar, Figures, Stand, peer_command
 from tests.harness import databases, stored
 from tests.harness.processes import Process
 from tests.harness.queues import count, open_channel
 from tests.harness.waiting import until
 from worker.rabbitmq import topology
 
-_COLUMNS = BODY | {"meta_data": msgspec.json.encode(BODY["meta_data"]).decode()}
 _QUEUE = topology.NOTIFICATIONS.name  # all relays publish to it
 _EVENTS = 50_000  # pending when a relay starts
 _P50, _P99 = "p50 ms", "p99 ms"
@@ -54,7 +53,7 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True):
 
     async def store(self, connection: Connection) -> str:
         """Store one more event, the product's with its request; return the uuid of the request."""
-        request = stored.new_request(**_COLUMNS)
+        request = stored.new_request(**COLUMNS)
         if self.peer:
             await connection.execute(self.append, request.uuid, _created(request))
         else:
@@ -99,25 +98,17 @@ async def _drain(stand: Stand, outbox: Outbox) -> Figures:
     url = await outbox.open(stand)
     async with databases.connected(url) as connection, open_channel(stand.amqp_url) as channel:
         await connection.execute("TRUNCATE outbox")
-        await connection.execute(outbox.fill, _EVENTS, _created(stored.new_request(**_COLUMNS)))
+        await connection.execute(outbox.fill, _EVENTS, _created(stored.new_request(**COLUMNS)))
         await connection.execute("ANALYZE outbox")
 
         async def delivered() -> int:
             published = await count(channel, _QUEUE)
             return published if published < _EVENTS else _EVENTS - await connection.fetchval(outbox.pending)
 
-        async def is_done() -> bool:
-            return await delivered() >= _EVENTS
-
         queue = await channel.get_queue(_QUEUE, ensure=False)
         await queue.purge()
         async with outbox.relay(stand, url) as relay:
-            if not await until(delivered, seconds=30.0, pause_seconds=0.02):
-                raise LocalStackError("Nothing is delivered.")
-            first, began, costs = await delivered(), time.monotonic(), stand.meter(relay)
-            await until(is_done, seconds=8.0, pause_seconds=0.02)
-            events, took = await delivered() - first, time.monotonic() - began
-            figures = {PER_SECOND: events / took, **costs(events)}
+            figures = await stand.rate_of(relay, delivered, _EVENTS)
         await queue.purge()
     return figures
 

@@ -20,6 +20,7 @@ from tests.harness.examples import A_REQUEST
 from tests.harness.issuer import Issuer, api_settings
 from tests.harness.processes import Process, environment_of, python
 from tests.harness.servers import Servers, children, private_servers
+from tests.harness.waiting import until
 
 PEERS_PYTHON = CHECKOUT / ".local" / "peers" / "bin" / "python"
 POOL_SIZE = 10  # connections to Postgres, of the product and of the peers
@@ -35,6 +36,7 @@ BODY: dict[str, Any] = A_REQUEST | {
     "external_id": "case-1234567",
     "meta_data": {"source": "crm", "campaign_id": 7},
 }
+COLUMNS = BODY | {"meta_data": msgspec.json.encode(BODY["meta_data"]).decode()}
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -141,6 +143,21 @@ class Stand:
             return {EACH: sum(used) / items * 1e6, IN_POSTGRES: used[1] / items * 1e6}
 
         return costs
+
+    async def rate_of(
+        self, side: Process, done: Callable[[], Awaitable[int]], every: int, *, seconds: float = 8.0
+    ) -> Figures:
+        """Return how many a second are *done*, from the first ones until *every* one is, or time is up."""
+
+        async def is_complete() -> bool:
+            return await done() >= every
+
+        if not await until(done, seconds=30.0, pause_seconds=0.02):
+            raise LocalStackError("Nothing is done.")
+        first, began, costs = await done(), time.monotonic(), self.meter(side)
+        await until(is_complete, seconds=seconds, pause_seconds=0.02)
+        items = await done() - first
+        return {PER_SECOND: items / (time.monotonic() - began), **costs(items)}
 
     async def compare(
         self, name: str, sides: Mapping[str, Callable[[], Awaitable[Figures]]], bars: Sequence[Bar]
