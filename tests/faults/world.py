@@ -303,7 +303,8 @@ async def started(
         stack.push_async_callback(stop)
         broker_url = servers.broker_url
         teams = partial(others.audit, broker_url, record), partial(others.calculate, broker_url)
-        for work in (*teams, *(worker.watch for worker in running)):
+        works: list[Callable[[], Awaitable[None]]] = [*teams, *(worker.watch for worker in running)]
+        for work in works:
             await stack.enter_async_context(in_background("harness", work))
         await asyncio.gather(*(worker.may_become_ready() for worker in running))
         headers = bearer(issuer.token(exp=int(time.time()) + _TOKEN_SECONDS))
