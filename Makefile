@@ -13,7 +13,7 @@ PARALLEL = --maxprocesses 8 --dist
 # cluster might recover late.
 ALONE = every_fault_comes_once or node_of_a_cluster_fails
 DEPLOY_CHECKS = $(addprefix tests/deploy/,test_manifests.py test_own_overlay.py test_network_policy.py \
-                test_compose.py check_operator_schemas.py check_image.py) tests/service/outbox/test_asyncapi.py
+                test_roles.py check_operator_schemas.py check_image.py) tests/service/outbox/test_asyncapi.py
 
 .DEFAULT_GOAL = help
 .PHONY: help run test test-long test-matrix fuzz faults cluster-check bench check deploy-check sbom asyncapi format lock clean

@@ -5,15 +5,7 @@ import re
 import pytest
 
 from tests.deploy import manifests
-from tests.deploy.manifests import (
-    PROCESSES,
-    WITH_ENGINES,
-    container_of,
-    of_kind,
-    replicas,
-    the_one,
-    workloads,
-)
+from tests.deploy.manifests import PROCESSES, WITH_ENGINES, container_of, of_kind, the_one, workloads
 from tests.deploy.pages import INSTALLATION, rows
 from tests.harness import databases
 from worker.rabbitmq import topology
@@ -73,7 +65,7 @@ def test_autoscalers_target_deployments_that_set_no_replicas_and_scale_as_the_pa
 
     assert len(scalers) == len(scaled)
     assert fixed == set(PROCESSES) - scaled, "replicas in deploy/k8s/base/workers.yaml, or an autoscaler"
-    assert {name: (counts[0], counts[-1]) for name, counts in shown.items()} == replicas(overlay)
+    assert {name: (counts[0], counts[-1]) for name, counts in shown.items()} == manifests.replicas(overlay)
 
 
 def requested(container: manifests.Manifest) -> tuple[float, float]:
@@ -87,7 +79,7 @@ def requested(container: manifests.Manifest) -> tuple[float, float]:
 @pytest.mark.parametrize("overlay", ["external", *WITH_ENGINES])
 def test_connections_fit_when_all_is_scaled_out_and_the_page_says_how_many_and_what_the_pods_request(overlay):
     page = " ".join(INSTALLATION.read_text().split())
-    counts = replicas(overlay)
+    counts = manifests.replicas(overlay)
     of_process = {name: requested(container_of(workloads(overlay)[name])) for name in PROCESSES}
     pods = [(of_process[name], least) for name, (least, _) in counts.items()]
     for one in of_kind(overlay, "Cluster", "RabbitmqCluster", "Pooler").values():

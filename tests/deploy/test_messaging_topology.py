@@ -93,12 +93,8 @@ async def test_http_api_does_what_the_commands_on_a_node_do_and_the_alert_counts
             await asyncio.to_thread(enable_plugin, f"rabbitmq_{name}", server)
             for name in ("management", "prometheus")
         ]
-        api, exporter = (
-            httpx.AsyncClient(
-                base_url=f"http://127.0.0.1:{port}", auth=(user.user or "", user.password or "")
-            )
-            for port in ports
-        )
+        login = (user.user or "", user.password or "")
+        api, exporter = (httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", auth=login) for port in ports)
 
         async def called(command: str) -> httpx.Response:
             method, path = calls[command]

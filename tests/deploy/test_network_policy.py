@@ -22,15 +22,15 @@ class Peer(msgspec.Struct, frozen=True):
     address: str = ""
 
 
-def of_app(name: str, component: str) -> Peer:
-    return Peer(HERE, {"app.kubernetes.io/name": name, "app.kubernetes.io/component": component})
-
-
+OF_APP = "app.kubernetes.io/"
 PEERS = {
-    **{name: of_app(HERE, name) for name in (*PROCESSES, "operator")},  # operator: the pods of commands
+    **{
+        name: Peer(HERE, {f"{OF_APP}name": HERE, f"{OF_APP}component": name})
+        for name in (*PROCESSES, "operator")  # the pods of commands
+    },
     "pooler": Peer(HERE, {"cnpg.io/poolerName": "postgres-pooler", "cnpg.io/podRole": "pooler"}),
     "postgres": Peer(HERE, {"cnpg.io/cluster": "postgres", "cnpg.io/podRole": "instance"}),
-    "rabbitmq": of_app("rabbitmq", "rabbitmq"),
+    "rabbitmq": Peer(HERE, {f"{OF_APP}name": "rabbitmq", f"{OF_APP}component": "rabbitmq"}),
     "dns": Peer("kube-system", {"k8s-app": "kube-dns"}),
     "openshift's dns": Peer("openshift-dns", {"dns.operator.openshift.io/daemonset-dns": "default"}),
     "node's cache of names": Peer("", {}, "169.254.20.10"),
@@ -99,12 +99,8 @@ def test_needed_flows_are_open_and_others_are_closed(overlay):
 
     found = {flow for flow in needed | closed if is_open(overlay, flow)}
     assert found == needed, "deploy/k8s/components/*network-policy"
-
-
-def test_names_of_ports_are_those_of_the_containers():
-    for process in PROCESSES:
-        for port in container_of(workloads("production")[process])["ports"]:
-            assert NAMES[port["name"]] == port["containerPort"]
+    ports = [port for name in PROCESSES for port in container_of(workloads(overlay)[name])["ports"]]
+    assert all(NAMES[port["name"]] == port["containerPort"] for port in ports)
 
 
 def is_open(overlay: str, flow: str) -> bool:
@@ -120,11 +116,8 @@ def is_open(overlay: str, flow: str) -> bool:
 def _lets(given: list[Manifest], pod: Peer, direction: tuple[str, str], other: Peer, port: int) -> bool:
     """Return whether the policies of *pod* allow a connection to or from *other*."""
     kind, side = direction
-    policies = [
-        policy
-        for policy in given
-        if kind in policy["policyTypes"] and _selects(policy["podSelector"], pod.labels)
-    ]
+    selecting = (policy for policy in given if _selects(policy["podSelector"], pod.labels))
+    policies = [policy for policy in selecting if kind in policy["policyTypes"]]
     if pod.namespace != HERE or not policies:
         return True
     return any(
@@ -148,9 +141,8 @@ def _is(peer: Manifest, other: Peer) -> bool:
 
 def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     wanted: Mapping[str, str] = selector.get("matchLabels", {})
-    conditions = selector.get("matchExpressions", [])
     is_in = {"In": True, "NotIn": False}
     return wanted.items() <= labels.items() and all(
-        (labels.get(condition["key"]) in condition["values"]) == is_in[condition["operator"]]
-        for condition in conditions
+        (labels.get(each["key"]) in each["values"]) == is_in[each["operator"]]
+        for each in selector.get("matchExpressions", [])
     )

@@ -11,7 +11,6 @@ from tests.deploy.pages import OPERATING, code_blocks
 
 EXAMPLE = msgspec.yaml.decode((K8S / "example.yaml").read_bytes())
 MONITORING = f"{OURS}/components/monitoring"
-COMPONENTS = sorted(folder.parent.name for folder in K8S.glob("components/*/kustomization.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -31,16 +30,15 @@ def test_it_replaces_everything_that_is_made_up_in_ours(overlay, monitored, tmp_
 
     text = msgspec.json.encode(objects).decode()
     assert re.findall(r"[\w./:@-]*example\.com[\w./-]*", text) == []
-    for value in ("YOUR_REGISTRY/calculation-requests:0.1.0", "api.YOUR_DOMAIN", "issuer.YOUR_DOMAIN"):
-        assert value in text
+    values = ("YOUR_REGISTRY/calculation-requests:0.1.0", "api.YOUR_DOMAIN", "issuer.YOUR_DOMAIN")
+    assert all(value in text for value in values)
     links = re.findall(r'"runbook_url":"([^"#]+)#\w+"', text)
     assert set(links) == ({"https://YOUR_DOMAIN/deploy/runbook.md"} if monitored else set())
     monitors = len(re.findall('"kind":"(?:PodMonitor|PrometheusRule)"', text))
     assert re.findall(r'"release":"(.+?)"', text) == ["YOUR_RELEASE"] * monitors
     assert {one["metadata"]["namespace"] for one in objects} == {"elsewhere"}
     assert {*re.findall(r"\w+\.([\w-]+)\.svc\b", text)} <= {"elsewhere"}
-    (ingress,) = (one for one in objects if one["kind"] == "Ingress")
-    (rule,) = ingress["spec"]["rules"]
+    (rule,) = next(one["spec"]["rules"] for one in objects if one["kind"] == "Ingress")
     assert {path["path"] for path in rule["http"]["paths"]} == {"/v1", "/schema"}
     (api,) = (one for one in objects if one["kind"] == "Deployment" and one["metadata"]["name"] == "api")
     seconds, usual = (
@@ -52,16 +50,16 @@ def test_it_replaces_everything_that_is_made_up_in_ours(overlay, monitored, tmp_
 
 
 def test_each_component_can_be_used_without_the_others(tmp_path):
-    for name in COMPONENTS:  # Rendered together, because each rendering takes half a second.
+    components = {folder.parent.name for folder in K8S.glob("components/*/kustomization.yaml")}
+    for name in components:  # Rendered together, because each rendering takes half a second.
         alone = {"resources": [f"{OURS}/base"], "components": [f"{OURS}/components/{name}"]}
         manifests.written_outside(tmp_path / name, {**alone, "namespace": name})
 
-    objects = overlay_outside(tmp_path, {"resources": COMPONENTS})
+    objects = overlay_outside(tmp_path, {"resources": sorted(components)})
 
-    namespaces = [one["metadata"]["namespace"] for one in objects]
     deployments = [one["metadata"]["namespace"] for one in objects if one["kind"] == "Deployment"]
-    assert set(namespaces) == set(COMPONENTS)
-    assert all(deployments.count(component) >= 4 for component in COMPONENTS)
+    assert {one["metadata"]["namespace"] for one in objects} == components
+    assert all(deployments.count(component) >= 4 for component in components)
 
 
 def test_gateway_may_take_the_place_of_the_ingress(tmp_path):
@@ -74,10 +72,8 @@ def test_gateway_may_take_the_place_of_the_ingress(tmp_path):
 
     specifications = {one["kind"]: one["spec"] for one in objects if "spec" in one}
     route = specifications["HTTPRoute"]
-    assert (route["hostnames"], route["parentRefs"]) == (
-        ["api.own.test"],
-        [{"name": "own", "namespace": "gateways"}],
-    )
+    assert route["hostnames"] == ["api.own.test"]
+    assert route["parentRefs"] == [{"name": "own", "namespace": "gateways"}]
     (rule,) = route["rules"]
     assert [match["path"]["value"] for match in rule["matches"]] == ["/v1", "/schema"]
     assert rule["backendRefs"] == [{"name": "api", "port": specifications["Service"]["ports"][0]["port"]}]

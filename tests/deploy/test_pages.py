@@ -43,10 +43,8 @@ def test_every_setting_is_listed_once_with_its_default(process, settings):
     of_both = _defaults(Settings).items() if settings != [Settings] else set()
     expected = set().union(*(_defaults(each).items() for each in settings)) - of_both
 
-    listed = [
-        (name.strip("`"), default.strip("`")) for name, default, _ in rows(REFERENCE, "Settings", process)
-    ]
-    assert sorted(listed) == sorted(expected), REFERENCE
+    listed = [[cell.strip("`") for cell in row[:2]] for row in rows(REFERENCE, "Settings", process)]
+    assert sorted(listed) == sorted(map(list, expected)), REFERENCE
 
 
 def _defaults(settings: type[Settings]) -> dict[str, str]:
@@ -61,22 +59,18 @@ def _defaults(settings: type[Settings]) -> dict[str, str]:
 
 
 def test_every_process_is_listed():
-    assert [command for command, *_ in rows(README, "The processes", "command")] == [
-        "`python -m service serve`",
-        *(f"`python -m worker {role}`" for role in ROLES),
-    ]
+    listed = [command for command, *_ in rows(README, "The processes", "command")]
+    assert listed == ["`python -m service serve`", *(f"`python -m worker {role}`" for role in ROLES)]
 
 
 @pytest.mark.parametrize("process", PROGRAMS)
 def test_every_command_is_listed_with_its_options(process):
     choice = OPERATING.read_text().partition("\nCHOICE combines")[2].partition("\n\n")[0].replace("`", "")
+    words = r"`((?:[a-z][a-z-]* ?)*)([^`]*)`"  # of a command, and its arguments
     listed: dict[str, set[str]] = {}
     command = ""
     for usages, _ in rows(OPERATING, "Commands", f"`{process}`"):
-        # The words of a command, and its arguments.
-        for name, arguments in re.findall(
-            r"`((?:[a-z][a-z-]* ?)*)([^`]*)`", usages.replace("CHOICE", choice)
-        ):
+        for name, arguments in re.findall(words, usages.replace("CHOICE", choice)):
             command = name.strip() or command
             listed.setdefault(command, set()).update(re.findall("--[a-z-]+", arguments))
 
@@ -97,9 +91,8 @@ def _commands(group: click.Group, path: str = "") -> Iterator[tuple[str, set[str
 
 def test_commands_for_operators_can_be_run():
     # Inline, or a line of a shell block. `…` stands for any command.
-    commands = re.findall(
-        r"(?:python -m|operate) ((?:service|worker) [^`\n…]+)(?:`|$)", FOR_OPERATORS, re.MULTILINE
-    )
+    command = r"(?m)(?:python -m|operate) ((?:service|worker) [^`\n…]+)(?:`|$)"
+    commands = re.findall(command, FOR_OPERATORS)
     assert len(commands) > 20
     for command in commands:
         process, *words = [EXAMPLES.get(word, word) for word in command.split()]
@@ -110,16 +103,15 @@ def test_commands_for_operators_can_be_run():
 
 
 async def test_statements_for_operators_can_be_run(database):
-    statements = re.findall(
-        r"(?:`|```sql\n)((?:SELECT|ANALYZE) [^`]+)`", FOR_OPERATORS
-    )  # inline, or in a block
+    # Inline, or in a block.
+    statements = re.findall(r"(?:`|```sql\n)((?:SELECT|ANALYZE) [^`]+)`", FOR_OPERATORS)
     assert len(statements) > 5
     for statement in statements:
         await database.execute(statement)
 
 
 def test_every_endpoint_is_listed_with_its_query_and_its_scopes():
-    endpoints = {}
+    endpoints, scope = {}, "request:[a-z-]+"
     for path, item in app.describe()["paths"].items():
         for method, operation in item.items():
             query = {each["name"] for each in operation["parameters"] if each.get("in") == "query"}
@@ -127,10 +119,7 @@ def test_every_endpoint_is_listed_with_its_query_and_its_scopes():
             endpoints[f"{method.upper()} {path}"] = (query, scopes)
 
     listed = {
-        call.replace(":uuid", "{uuid}"): (
-            {*re.findall(r"(\w+)=", query)},
-            {*re.findall("request:[a-z-]+", needs)},
-        )
+        call.replace(":uuid", "{uuid}"): ({*re.findall(r"(\w+)=", query)}, {*re.findall(scope, needs)})
         for cell, needs, _ in rows(API, "Endpoints", "| needs")
         for call, query in re.findall(r"`([A-Z]+ /v1/[^`?]+)\??([^`]*)`", cell)
     }

@@ -59,10 +59,8 @@ def archives(cluster: Manifest) -> tuple[str, str]:
     """Return the archive that a Cluster recovers from, and the one that it writes, in the same bucket."""
     recovery = cluster["bootstrap"]["recovery"]
     (source,) = (one["plugin"] for one in cluster["externalClusters"] if one["name"] == recovery["source"])
-    (archiver,), (usual,) = (
-        cluster["plugins"],
-        the_one("production", "Cluster", "postgres")["spec"]["plugins"],
-    )
+    of_production = the_one("production", "Cluster", "postgres")["spec"]
+    (archiver,), (usual,) = cluster["plugins"], of_production["plugins"]
     assert archiver["isWALArchiver"] is True
     assert "serverName" not in usual["parameters"]  # It is the name of the Cluster.
     for one in (source, archiver):
@@ -72,11 +70,8 @@ def archives(cluster: Manifest) -> tuple[str, str]:
 
 
 def test_database_is_recovered_up_to_the_moment_from_the_last_archive_and_writes_another(tmp_path):
-    parts = {
-        "whole": [f"components: [{OURS}/components/restore]"],
-        "first": [A_RESTORE, A_ROLE],
-        "second": [A_SECOND_RESTORE],
-    }
+    parts = {"first": [A_RESTORE, A_ROLE], "second": [A_SECOND_RESTORE]}
+    parts["whole"] = [f"components: [{OURS}/components/restore]"]
     objects = {name: rendered_upon_production(*parts[name], folder=tmp_path / name) for name in parts}
     clusters = {name: objects[name]["Cluster postgres"]["spec"] for name in parts}
     usual, cluster = the_one("production", "Cluster", "postgres")["spec"], clusters["first"]

@@ -147,13 +147,10 @@ def test_only_the_worker_gets_broker_and_mail_server_and_the_journey_no_database
     ports = Ports(api=8000, worker=8001, smtp=8002, journey=8003, api_probes=8004)
     urls = {"database_url": "postgresql://d", "amqp_url": "amqp://q"}
     given = environment.variables(tmp_path, ports, **urls)
-    api, worker = environment.of_api(given, ports), environment.of_worker(given, ports.worker)
-    journey = environment.of_journey(given, ports.journey)
+    api, journey = environment.of_api(given, ports), environment.of_journey(given, ports.journey)
 
     assert not {"AMQP_URL", "SMTP_URL", "MAIL_FROM"} & api.keys()
-    assert (api["PORT"], api["HEALTH_PORT"], worker["HEALTH_PORT"]) == ("8000", "8004", "8001")
-    assert (api["HOST"], api["DATABASE_URL"]) == ("127.0.0.1", "postgresql://d")
-    assert (worker["AMQP_URL"], worker["SMTP_URL"]) == ("amqp://q", "smtp://127.0.0.1:8002")
+    assert (api["HOST"], environment.of_worker(given, ports.worker)["AMQP_URL"]) == ("127.0.0.1", "amqp://q")
     assert journey.keys() == {"BASE_URL", "APP_URL", "MAIL_DIR", "PORT", "LD_LIBRARY_PATH", "SSL_CERT_FILE"}
     assert given["APP_URL"] == f"http://127.0.0.1:{journey['PORT']}"
     monkeypatch.setenv("APP_URL", "https://mine.example.com")

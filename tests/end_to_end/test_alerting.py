@@ -20,18 +20,11 @@ from tests.deploy.alerts import GROUPS, PANELS, filled_in
 from tests.deploy.pages import INSTALLATION, alert_entries
 from tests.deploy.prometheus import Alerting, alerting
 from tests.end_to_end.parties import another_request, client_of
-from tests.harness import databases, scratch
+from tests.harness import databases, processes, scratch
 from tests.harness.command_line import run
 from tests.harness.issuer import Issuer, api_settings
 from tests.harness.mail_server import ScriptedMailServer
-from tests.harness.processes import (
-    Process,
-    api_process,
-    email_settings,
-    environment_of,
-    started,
-    worker_process,
-)
+from tests.harness.processes import Process, api_process, environment_of, started, worker_process
 from tests.harness.servers import Servers, enable_plugin, private_servers
 from tests.harness.waiting import eventually
 from worker.process import ROLES
@@ -117,9 +110,9 @@ class World(NamedTuple):
         if line:
             return "\n".join(each for each in self.worker.output.splitlines()[-50:] if line in each)
         if kubectl:  # shows which pods have ended
-            processes = [self.api.running, self.worker.running]
-            processes += [self.servers.postgres.process, self.servers.broker.process]
-            return "\n".join(filter(None, (process.trouble() for process in processes)))
+            every = [self.api.running, self.worker.running]
+            every += [self.servers.postgres.process, self.servers.broker.process]
+            return "\n".join(filter(None, (each.trouble() for each in every)))
         return str([await self.alerting.query(query) for title, _, query in _QUERIES if title == panel])
 
 
@@ -138,7 +131,7 @@ async def world(issuer: Issuer, tmp_path: Path) -> AsyncIterator[World]:
         async with databases.connected(servers.postgres.url) as administrator:
             await databases.prepare(administrator)
         mail = await stack.enter_async_context(ScriptedMailServer())
-        settings = email_settings(
+        settings = processes.email_settings(
             database_url=databases.as_role(servers.postgres.url, "worker"),
             amqp_url=servers.broker.url,
             smtp_url=mail.url,

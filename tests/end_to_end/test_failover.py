@@ -27,7 +27,7 @@ from tests.harness import databases
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.in_process import api_client
 from tests.harness.processes import Process, api_process, bare_environment, started, worker_process
-from tests.harness.programs import debian_program
+from tests.harness.programs import configuration, debian_program
 from tests.harness.standby import replicated
 from tests.harness.stored import insert, new_request
 from tests.harness.tcp_proxy import TcpProxy
@@ -140,19 +140,6 @@ async def test_feed_is_not_read_from_a_standby_and_begins_anew_after_a_failover(
 
 
 _AS_ANOTHER_USER = [] if os.geteuid() else ["--user", "nobody"]  # PgBouncer refuses to run as root
-_SETTINGS = """
-[databases]
-* = host={server.host} port={server.port}
-[pgbouncer]
-unix_socket_dir =
-auth_type = plain
-auth_file = {users}
-pool_mode = transaction
-default_pool_size = 3
-server_login_retry = {retry}
-listen_addr = 127.0.0.1
-listen_port = {port}
-"""
 
 
 def pgbouncer(database_url: str, folder: Path) -> Process:
@@ -164,8 +151,9 @@ def pgbouncer(database_url: str, folder: Path) -> Process:
     server, production = URL(database_url), K8S / "overlays" / "production" / "postgres.yaml"
     objects = map(msgspec.yaml.decode, production.read_text().split("\n---\n"))
     (pooler,) = (each["spec"]["pgbouncer"] for each in objects if each["kind"] == "Pooler")
-    retry = pooler["parameters"]["server_login_retry"]
-    settings.write_text(_SETTINGS.format(server=server, users=users, retry=retry, port=port))
+    given = {"host": server.host, "server_port": server.port, "users": users, "port": port}
+    given["retry"] = pooler["parameters"]["server_login_retry"]
+    settings.write_text(configuration("pgbouncer.ini", **given))
     for file in (settings, users):
         file.chmod(0o644)
     command += [*_AS_ANOTHER_USER, str(settings)]

@@ -26,7 +26,7 @@ from service.identifiers import uuid_of
 from service.outbox.events import SENT, event_id
 from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.pages import API, README, code_blocks
-from tests.end_to_end.client_programs import GENERATED, JAVA, PYTHON, TYPESCRIPT
+from tests.end_to_end.client_programs import PYTHON
 from tests.end_to_end.parties import create
 from tests.harness import stored
 from tests.harness.command_line import run
@@ -160,6 +160,7 @@ async def test_account_of_a_team_is_enough_for_the_program_and_opens_nothing_els
         assert await is_refused(url, lambda ours: ours.queue_delete(topology.NOTIFICATIONS.name))
 
 
+CLIENTS = Path(__file__).with_name("clients")  # in other languages
 BODY = A_REQUEST | {"property_value": 300_000, "meta_data": {"source": "website"}}
 
 
@@ -178,8 +179,7 @@ def in_java(folder: Path) -> list[str]:
     # Without the lookup, the client finds that an event is another event, too, and refuses it.
     options = "openApiNullable=false,useOneOfDiscriminatorLookup=true"
     jar = generate(folder, "java", "--library", "native", "--additional-properties", options)
-    (folder / "Calls.java").write_text(JAVA)
-    (folder / "Generated.java").write_text(GENERATED)
+    shutil.copytree(CLIENTS, folder, dirs_exist_ok=True)
     sources = [str(source) for source in folder.rglob("*.java") if "test" not in source.parts]
     printed_by(folder, "javac", "-proc:none", "-nowarn", "-cp", jar, "-d", "classes", *sources)
     return ["java", "-cp", f"classes{os.pathsep}{jar}", "Calls"]
@@ -191,7 +191,7 @@ def in_typescript(folder: Path) -> list[str]:
     if not (shutil.which("node") and compiler.exists()):
         pytest.skip("TypeScript is not installed")
     generate(folder, "typescript-fetch")
-    (folder / "calls.ts").write_text(f"declare const process: {{ argv: string[] }};{TYPESCRIPT}")
+    shutil.copy(CLIENTS / "calls.ts", folder)
     options = ("--strict", "--target", "es2022", "--module", "commonjs")
     printed_by(folder, "node", str(compiler), *options, "calls.ts")
     return ["node", "calls.js"]

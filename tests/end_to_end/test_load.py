@@ -277,9 +277,8 @@ async def test_process_that_dies_fails_only_creates_that_the_gateway_must_not_re
 @pytest.mark.parametrize("gateway", [Nginx], indirect=True)  # HAProxy does not read responses ahead
 async def test_slow_callers_cost_the_api_nothing(apis, gateway, issuer):
     before = max(api.rss_megabytes() for api in apis)
-    slow, half_sent = [
-        [await connect_to(gateway.base_url) for _ in range(count)] for count in (_SLOW_READERS, 50)
-    ]
+    connections = [await connect_to(gateway.base_url) for _ in range(_SLOW_READERS + 50)]
+    slow, half_sent = connections[:_SLOW_READERS], connections[_SLOW_READERS:]
     for connection in slow:
         connection.send(_BUNDLE * 5)
     for connection in half_sent:

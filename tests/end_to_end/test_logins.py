@@ -33,14 +33,7 @@ from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client
 from tests.harness.mail_server import Login, MailServer
-from tests.harness.processes import (
-    Process,
-    api_process,
-    bare_environment,
-    environment_of,
-    started,
-    worker_process,
-)
+from tests.harness.processes import Process, api_process, environment_of, started, worker_process
 from tests.harness.queues import holds, is_refused, read, write
 from tests.harness.servers import run_as_operator
 from tests.harness.tcp_proxy import TcpProxy
@@ -265,7 +258,7 @@ def provider(authority, tmp_path):
     write_key(tmp_path / "keys.json")
     program = Path(__file__).with_name("authorization_server.cjs")
     files = program, str(port), authority.certificate(), tmp_path / "keys.json"
-    environment = bare_environment(NODE_PATH=str(_NODE_MODULES))
+    environment = processes.bare_environment(NODE_PATH=str(_NODE_MODULES))
     command = [node, *files, _RESOURCE, CONVEYANCER, _SECRET]
     return Process("oidc-provider", command, environment=environment, port=port, folder=tmp_path)
 

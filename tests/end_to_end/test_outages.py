@@ -93,10 +93,7 @@ async def test_both_start_without_postgres_say_so_in_time_when_it_is_away_and_re
             return str(uuid)
 
         await outage(network)
-        async with (
-            worker_probes(settings) as worker,
-            api_and_probes(api, issuer.token()) as (caller, probes),
-        ):
+        async with worker_probes(settings) as worker, api_and_probes(api, issuer.token()) as (caller, probes):
             await become_alive_but_not_ready(probes, worker)
             uuid = await recover()
             await outage(network)

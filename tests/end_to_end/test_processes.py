@@ -20,14 +20,8 @@ from service.telemetry import tracing
 from tests.deploy.alerts import our_metrics
 from tests.deploy.manifests import grace_seconds
 from tests.deploy.pages import metrics_listed
-from tests.end_to_end.parties import (
-    another_request,
-    answers,
-    client_of,
-    complete,
-    create,
-    publish_calculation,
-)
+from tests.end_to_end import parties
+from tests.end_to_end.parties import answers, client_of, complete, create, publish_calculation
 from tests.harness import metrics
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.http import bearer
@@ -76,7 +70,7 @@ async def test_processes_end_in_time_serve_to_the_end_and_lose_and_repeat_nothin
     async def create_until_the_api_is_gone() -> None:
         with suppress(httpx.TransportError):
             while True:
-                created.append(await caller.post("/v1/request", json=another_request()))
+                created.append(await caller.post("/v1/request", json=parties.another_request()))
                 await asyncio.sleep(0.02)  # Each create costs an e-mail.
 
     async with (

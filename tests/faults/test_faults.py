@@ -34,15 +34,8 @@ def acceptance(at: float = 104.0, *, process: str = SENDER, uuid: str = UUID, **
     return msgspec.structs.replace(usual, **facts)
 
 
-def stored(uuid: str) -> Stored:
-    return Stored("case-1", uuid, RECIPIENT, calculation_of(uuid))
-
-
-FIRST, SECOND, THIRD = (
-    arrival(Event.CREATED, 1, 100.0),
-    arrival(Event.CALCULATED, 2, 100.2),
-    arrival(Event.EMAIL_SENT, 3, 100.3),
-)
+FIRST, SECOND = arrival(Event.CREATED, 1, 100.0), arrival(Event.CALCULATED, 2, 100.2)
+THIRD = arrival(Event.EMAIL_SENT, 3, 100.3)
 AGAIN = arrival(Event.CREATED, 1, 101.0)
 POISON = {"poison-0", "poison-1"}
 # One request that has gone through the whole chain, two poison rows and two poison messages.
@@ -50,7 +43,7 @@ RECORD = Record(
     acknowledged={"case-1": 99.9},
     statuses=Counter({200: 1}),
     answers=[Answer("case-1", 200, UUID), Answer("case-1", 200, UUID, is_replay=True)],
-    stored=[stored(UUID)],
+    stored=[Stored("case-1", UUID, RECIPIENT, calculation_of(UUID))],
     arrivals=[FIRST, SECOND, THIRD],
     acceptances=[acceptance(100.1)],
     recoveries=[(["relay killed"], 0.4)],
@@ -144,7 +137,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "published while read-only": (read_only(97.5), "nothing published while read only"),
     "another uuid for a key": (also(answers=Answer("case-1", 200, "req_9", is_replay=True)), ONE_REQUEST),
     "new twice": (also(answers=Answer("case-1", 200, UUID)), ONE_REQUEST),
-    "second row": (also(stored=stored("req_9")), ONE_REQUEST, LOST),
+    "second row": (also(stored=Stored("case-1", "req_9", RECIPIENT, None)), ONE_REQUEST, LOST),
     "second event": (also(arrivals=arrival(Event.CREATED, 1, 101.0, uuid="req_9")), ONE_REQUEST, INVERTED),
     "second e-mail for a key": (also(acceptances=acceptance(uuid="req_9")), ONE_REQUEST, RECIPIENTS),
     "e-mail to another": ({"acceptances": [acceptance(recipient="mallory@example.com")]}, RECIPIENTS),

@@ -301,11 +301,9 @@ async def started(
             await asyncio.gather(*(asyncio.to_thread(worker.running.stop) for worker in running))
 
         stack.push_async_callback(stop)
-        works = [worker.watch for worker in running]
-        works += [
-            partial(others.audit, servers.broker_url, record),
-            partial(others.calculate, servers.broker_url),
-        ]
+        broker_url = servers.broker_url
+        teams = partial(others.audit, broker_url, record), partial(others.calculate, broker_url)
+        works: list[Callable[[], Awaitable[None]]] = [*teams, *(worker.watch for worker in running)]
         for work in works:
             await stack.enter_async_context(in_background("harness", work))
         await asyncio.gather(*(worker.may_become_ready() for worker in running))

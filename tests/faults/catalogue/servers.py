@@ -134,8 +134,7 @@ async def return_messages(world: World) -> bool:
     links = world.broker_links
     await asyncio.gather(*(link.cut() for link in links))
     await until(
-        lambda: all(link.open_connections and link.youngest_seconds >= 2.0 for link in links),
-        seconds=30.0,
+        lambda: all(link.open_connections and link.youngest_seconds >= 2.0 for link in links), seconds=30.0
     )
     async with (
         each(links, TcpProxy.stop_listening, TcpProxy.start),
