@@ -17,7 +17,7 @@ from tests.worker.conftest import announce_next, open_publisher, passes, setting
 from tests.worker.relay.conftest import id_of
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
-from worker.relay import listener, pointers
+from worker.relay import listener, loop, pointers
 from worker.relay.loop import Relay
 
 # The end of a publish to the exchange for all teams: exchange, routing key, mandatory.
@@ -98,6 +98,26 @@ async def test_queue_that_blocks_the_channel_holds_back_its_events_and_no_email(
     assert held == [("not confirmed",)]
     for queue in (await channel.get_queue(topology.NOTIFICATIONS.name), tap):
         assert set(await take_ids(queue)) == events
+
+
+async def test_window_is_no_larger_than_a_batch_and_waits_from_the_end_of_its_publish_if_a_queue_blocks_it(
+    worker_settings, broker_link, pool, database, monkeypatch
+):
+    monkeypatch.setattr(loop, "_BATCH_SIZE", 2)
+    for _ in range(3):
+        await store(database)
+    settings = settings_with(worker_settings, amqp_url=broker_link.url, broker_timeout_seconds=1.0)
+
+    async with open_publisher(settings) as publisher:
+        broker_link.hold_before(_TO_ALL_TEAMS)
+        began = await database.fetchval("SELECT now()")
+        assert await Relay(settings, pool, asyncio.Event()).relay_due(publisher) == 2
+        assert not publisher.is_usable
+        broker_link.resume()
+
+    # The pause of a second follows the publish, which took a second.
+    late = "count(*) FILTER (WHERE next_attempt_at - $1 > '1.5 s'::interval)"
+    assert await database.fetchrow(f"SELECT {late}, count(next_attempt_at) FROM outbox", began) == (2, 2)  # noqa: S608
 
 
 async def test_outage_of_postgres_keeps_the_connection_to_rabbitmq(
