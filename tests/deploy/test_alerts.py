@@ -127,7 +127,12 @@ CASES: dict[str, list[Case]] = {
         fires("a tenth is late", emails("0+9x60", "0+1x60"), 20),
         fires("taken for spam", emails("0+1x60", "0x60", failed="0+1x60"), 20),
         fires("taken for spam later", {**emails("0+1x60", "0x60"), BOUNCED: "0+1x60"}, 20),
-        silent("wrong addresses", emails("0+1x60", "0x60", recipient_refused="0+1x60"), 20),
+        silent(
+            "wrong addresses, some of which bounce",
+            emails("0+1x60", "0x60", recipient_refused="0+1x60")
+            | {BOUNCED: "0x60", BOUNCED.replace("sender", "recipient"): "0+1x60"},
+            20,
+        ),
     ],
     "EmailBudgetBurningSlowly": [
         fires("1 % are late, for days", emails("0+99x240", "0+1x240"), 7 * 60),

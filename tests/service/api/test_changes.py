@@ -19,8 +19,6 @@ EMAILS = "SELECT number, state, requested_by, traceparent FROM email ORDER BY nu
 STORED = (
     "SELECT request.xmin::text, request.*, (SELECT count(*) FROM event) FROM calculation_request AS request"
 )
-
-
 OBSTACLES = {"another firm": (404, "not_found"), "erased": (410, "erased")}
 OBSTACLES |= {"no key": (503, "secret_unavailable"), "locked": (503, "unavailable")}
 
@@ -144,7 +142,9 @@ async def test_request_is_withdrawn_once(client, service_settings, issuer, datab
 
 @pytest.mark.parametrize("change", ["withdrawal", "email"])
 @pytest.mark.parametrize("obstacle", OBSTACLES)
-async def test_refused_change_is_none(client, issuer, other_connection, database, path, change, obstacle):
+async def test_refused_change_does_nothing(
+    client, issuer, other_connection, database, path, change, obstacle
+):
     if obstacle == "another firm":
         client.headers.update(bearer(issuer.token(FREE_CONVEYANCER)))
     if obstacle == "no key":

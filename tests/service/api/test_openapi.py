@@ -149,7 +149,7 @@ HANDLERS = {
 ELSEWHERE = {
     *("unforeseen", "key_in_flight"),  # in test_create_request.py
     "database_unavailable",  # in test_http_errors.py
-    "signing_keys_unavailable",  # in test_authorization_server.py
+    "signing_keys_unavailable",  # in test_authenticator.py
     *("secret_key_missing", "erased"),  # in test_retrieve_request.py
     *("withdrawn", "too_many"),  # in test_changes.py: each takes calls before it
     "too_slow",  # in test_http_server.py: it takes its time

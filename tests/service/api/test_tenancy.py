@@ -64,7 +64,7 @@ async def call(client: httpx.AsyncClient, endpoint: Endpoint, named: dict[str, s
 
 
 @pytest.mark.parametrize("endpoint", [each for each in ENDPOINTS if each.scopes], ids=str)
-async def test_others_data_looks_like_none(service_settings, issuer, link, statements, client, endpoint):
+async def test_others_data_seems_not_to_exist(service_settings, issuer, link, statements, client, endpoint):
     body, headers = A_REQUEST | dict.fromkeys(FILTERS, OTHERS["case"]), {"Idempotency-Key": OTHERS["key"]}
     stored = (await client.post("/v1/request", json=body, headers=headers)).json()["data"]
     others = OTHERS | {"uuid": stored["uuid"]}

@@ -166,7 +166,7 @@ async def test_trust_in_a_token_ends_however_often_it_is_used(pool, own_issuer, 
     await eventually(lambda: is_refused(verifier, remembered))
 
 
-async def test_api_key_opens_the_questionnaire_alone_and_needs_no_issuer(service_settings, database):
+async def test_api_key_opens_the_questionnaire_alone_and_needs_no_issuer(service_settings, database, issuer):
     key = await api_keys.create(database, CONVEYANCER)
     stored = await database.fetchval("SELECT string_agg(k::text, '') FROM api_key AS k")
     made_up = bearer("cr_0123456789ab_" + "x" * 43)
@@ -174,7 +174,9 @@ async def test_api_key_opens_the_questionnaire_alone_and_needs_no_issuer(service
     async with api_client(service_settings, None, auth_jwks_url="file:///nowhere/jwks.json") as client:
         create, retrieve, questionnaire = await ask(client, bearer(key))
         refused = await client.get(STRUCTURE, headers=made_up)
+        not_verified = await ask(client, bearer(issuer.token()))
 
+    assert [(each.status_code, each.headers["Retry-After"]) for each in not_verified] == [(503, "1")] * 3
     assert (questionnaire.status_code, refused.status_code) == (200, 401)
     for response in (create, retrieve):
         assert response.status_code == 401

@@ -101,7 +101,7 @@ def named(logs: list[Any], event: str, value: str) -> list[Any]:
         ("RSA", dict.fromkeys(("use", "alg", "key_ops", "x5c", "d", "crv")), OF_RSA, OF_RSA),
         ("P-384", {"x5c": ["A" * 500_000], "x5t": 7, "unheard of": {"a": [[[]]]}}, {"ES384"}, {"ES384"}),
         ("P-521", {"alg": "ES512"}, {"ES512"}, {"ES512"}),
-        *(("Ed25519", {"alg": each}, OF_ED_25519, {each}) for each in OF_ED_25519),
+        *(("Ed25519", {"alg": each}, OF_ED_25519, {each}) for each in sorted(OF_ED_25519)),
         ("Ed25519", {}, OF_ED_25519, OF_ED_25519),
         ("Ed448", {"alg": "EdDSA"}, {"EdDSA"}, {"EdDSA"}),
     ],

@@ -166,6 +166,24 @@ async def test_failed_connection_attempt_is_repeated_after_a_moment_not_at_once(
     pool.check_available()
 
 
+async def test_caller_that_gives_up_while_it_connects_frees_its_place(pool, link):
+    link.hold()
+    for _ in range(SIZE):
+        with pytest.raises(PostgresUnavailable):
+            await backend(pool, seconds=0.1)
+
+    link.resume()
+    assert await backend(pool)
+
+
+async def test_database_that_accepts_no_connections_is_unavailable(pool, administrator, database):
+    name = await database.fetchval("SELECT current_database()")
+    await administrator.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
+
+    with pytest.raises(PostgresUnavailable):
+        await backend(pool)
+
+
 async def test_callers_wait_a_bounded_time_when_postgres_accepts_no_more(service_settings, administrator):
     """The pool may open ten connections, and its Postgres user two, and then none."""
     user = f"limited_{time.time_ns()}"

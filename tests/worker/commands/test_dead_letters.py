@@ -22,6 +22,7 @@ from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command
 from tests.worker.conftest import publish, take_all, take_ids
 from tests.worker.steps import bury
+from worker.commands import dead_letters
 from worker.rabbitmq import message_properties, topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.rabbitmq.topology import NOTIFICATIONS
@@ -176,6 +177,20 @@ async def test_dead_letters_that_cannot_be_decoded_are_redriven_and_named_as_suc
     await eventually(lambda: holds(channel, QUEUE, len(UNDECODABLE)))
     moved = await take_all(await channel.get_queue(QUEUE))
     assert all(message_properties.UNDECODABLE in message.headers for message in moved)
+
+
+async def test_letter_that_another_reader_takes_meanwhile_is_missed(channel, broker_link, monkeypatch):
+    monkeypatch.setattr(dead_letters, "ARRIVAL_SECONDS", 0.5)
+    await bury_many(channel, 2)
+    broker_link.hold_before(b"\x00\x3c\x00\x14")  # basic.consume, after the letters were counted
+    os.environ["AMQP_URL"] = broker_link.url
+    redriving = asyncio.create_task(command("dead-letters", "redrive", QUEUE))
+    await eventually(broker_link.marker_reached.is_set)
+    await (await channel.get_queue(DEAD)).get()
+    broker_link.resume()
+
+    with pytest.raises(click.ClickException, match="1 of 2 messages did not arrive"):
+        await redriving
 
 
 @pytest.mark.parametrize("words", [(), ("--reason", "unknown")])

@@ -25,6 +25,7 @@ from tests.harness.loopback_server import LoopbackServer
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
 from tests.worker.mail.conftest import announced, record_emails
+from worker.commands.emails import Choice, read
 from worker.mail import bounces as product_bounces
 from worker.mail import mailbox as product_mailbox
 from worker.mail import tokens
@@ -86,6 +87,8 @@ async def test_bounce_fails_the_sent_email_and_announces_it(look, database, mail
     assert events.keys() == {request.uuid for request in requests[:2]}
     expected = {"email": 1, "kind": "invitation", "reason": "bounced", "smtp_code": 550}
     assert expected.items() <= events[requests[0].uuid].items()
+    (found_by_reply,) = await read(database, Choice(reply="5.7."), state="failed", only_last=True)
+    assert (found_by_reply["uuid"], found_by_reply["reason"]) == (requests[1].id, "bounced")
     (kept,) = mailbox.messages  # the customer's answer
     assert ("\\Flagged" in kept.flags, "\\Seen" in kept.flags) == (True, False)
 
