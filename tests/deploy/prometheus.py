@@ -14,9 +14,8 @@ import msgspec
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
 from tests.deploy.alerts import written
-from tests.harness.fixed_answers import http_answer
 from tests.harness.http import NO_TLS
-from tests.harness.loopback_server import LoopbackServer
+from tests.harness.loopback_server import LoopbackServer, http_answer
 from tests.harness.processes import Process, bare_environment, started
 from tests.harness.programs import debian_program
 

@@ -13,10 +13,10 @@ from deploy.local.servers.server import trouble_of_postgres
 from service.calculation_requests.email_changes import EmailId
 from service.calculation_requests.model import CalculationRequest
 from service.identifiers import uuid_of
-from tests.harness import bounces, databases, postfix, scratch, stored
+from tests.harness import bounces, databases, postfix, stored
 from tests.harness.postfix import MISSING_DOMAIN
 from tests.harness.processes import started, worker_process
-from tests.harness.servers import KillableServer
+from tests.harness.servers import KillableServer, scratch_folder
 from tests.harness.waiting import eventually
 from worker.mail import tokens
 
@@ -31,7 +31,7 @@ _PENDING, _SENT = ("pending", None, None), ("sent", None, None)
 @pytest.fixture
 async def postgres():
     """A server that may be killed."""
-    with scratch.folder() as folder, postgres_process(Place(folder=folder)) as process:
+    with scratch_folder() as folder, postgres_process(Place(folder=folder)) as process:
         async with databases.connected(process.url) as administrator:
             await databases.prepare(administrator)
         yield KillableServer(process, trouble_of_postgres)

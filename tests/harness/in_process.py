@@ -16,8 +16,7 @@ from service.api.outer_layer import OuterLayer
 from service.app import create_app
 from service.server import http_server, probes
 from service.settings import ServiceSettings
-from tests.harness import documented_errors
-from tests.harness.http import NO_TLS, bearer
+from tests.harness.http import NO_TLS, bearer, check_errors
 from tests.harness.waiting import eventually
 from worker import process
 from worker.settings import WorkerSettings
@@ -60,7 +59,7 @@ async def api_client(
         serve(served_app, keep_alive_seconds=settings.keep_alive_seconds) as base_url,
         httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0, verify=NO_TLS) as client,
     ):
-        client.event_hooks["response"].append(documented_errors.check)
+        client.event_hooks["response"].append(check_errors)
         yield client
 
 

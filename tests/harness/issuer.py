@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from service.settings import ServiceSettings
 from tests.harness.certificates import Authority
 from tests.harness.examples import CONVEYANCER, SECRET_KEYS
-from tests.harness.fixed_answers import Answer, AnsweringServer, http_answer
+from tests.harness.loopback_server import Answer, AnsweringServer, http_answer
 
 ISSUER = "https://issuer.test"
 AUDIENCE = "calculation-requests"

@@ -22,8 +22,8 @@ from service.authentication import signing_keys
 from service.authentication.access_tokens import AccessTokens, InvalidCredentials
 from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
 from service.server.background import in_background
-from tests.harness.fixed_answers import Answer
 from tests.harness.issuer import HttpsIssuer, Issuer, after, api_settings, babble, drip, pour, status
+from tests.harness.loopback_server import Answer
 from tests.harness.waiting import eventually
 
 _MAKE: dict[str, tuple[Any, Any, str]] = {

@@ -20,8 +20,8 @@ from service.server.asgi import Receive, Response, Scope, Send
 from service.server.limits import LARGEST_BODY, LARGEST_HEAD
 from service.settings import InvalidSetting
 from tests.harness.databases import has_waiting_statement
-from tests.harness.documented_errors import is_documented
 from tests.harness.examples import A_REQUEST
+from tests.harness.http import is_documented
 from tests.harness.in_process import api_client, serve, served, serving
 from tests.harness.metrics import rises, value
 from tests.harness.raw_connection import connect_to, head, head_with

@@ -20,9 +20,8 @@ from service.outbox.waking import RelayWaker
 from service.postgres.pool import Connection, open_pool
 from tests.harness import bounces, databases, dovecot, metrics, stored
 from tests.harness.dovecot import Dovecot, access_token
-from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.in_process import running
-from tests.harness.loopback_server import LoopbackServer
+from tests.harness.loopback_server import AnsweringServer, LoopbackServer, http_answer
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
 from tests.worker.mail.conftest import announced, record_emails
@@ -257,8 +256,9 @@ async def test_mailbox_is_opened_with_an_access_token(settings, authority):
     }
     context = authority.server_context(address="localhost")
     for status, (body, expected) in answers.items():
-        async with answering(http_answer(status, body.encode()), context, until=sent_form) as port:
-            found = await explain(settings, bounces_token_url=f"https://localhost:{port}/token?{form}")
+        async with AnsweringServer(http_answer(status, body.encode()), context, sent_form) as server:
+            url = f"https://localhost:{server.port}/token?{form}"
+            found = await explain(settings, bounces_token_url=url)
         assert expected in found if expected else not found, (status, found)
 
 
