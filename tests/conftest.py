@@ -25,8 +25,7 @@ from tests.harness.issuer import Issuer, api_settings
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import email_settings, environment_of
 from tests.harness.servers import scratch_folder
-from tests.harness.statement_log import StatementLog
-from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.tcp_proxy import StatementLog, TcpProxy
 from worker.rabbitmq import topology
 
 hypothesis.settings.register_profile("repeatable", derandomize=True)

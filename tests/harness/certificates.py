@@ -47,7 +47,3 @@ def faulty_certificate(fault: str, authority: Authority, folder: Path) -> Path:
     assert fault == "of another authority"
     (folder / "another").mkdir()
     return Authority(folder / "another").certificate()
-
-
-def faulty_context(fault: str, authority: Authority, folder: Path) -> ssl.SSLContext:
-    return context_with(faulty_certificate(fault, authority, folder))

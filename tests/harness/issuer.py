@@ -77,20 +77,12 @@ def after(seconds: float, answer: bytes) -> Answer:
     return answer_late
 
 
-async def drip(writer: asyncio.StreamWriter) -> None:
-    """Begin an answer, and send the rest byte by byte without an end."""
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-    while not writer.is_closing():
-        writer.write(b" ")
-        await writer.drain()
-        await asyncio.sleep(0.02)
+def endless(header: bytes, piece: bytes, pause_seconds: float = 0.0) -> Answer:
+    async def answer_without_end(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n" + header + b"\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(pause_seconds)
 
-
-async def pour(writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
-    while not writer.is_closing():
-        writer.write(b" " * 65_536)
-        await writer.drain()
-
-
-babble = b"\x00\xff nonsense\r\n\r\n"
+    return answer_without_end

@@ -1,6 +1,5 @@
 """Metrics of this process or another one, read back."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -41,7 +40,3 @@ def rises(name: str, *, by: float = 1, **labels: str) -> Iterator[None]:
     before = value(name, **labels)
     yield
     assert value(name, **labels) - before == by, name
-
-
-def is_unknown(name: str) -> bool:
-    return math.isnan(value(name))

@@ -22,7 +22,7 @@ from service.authentication import signing_keys
 from service.authentication.access_tokens import AccessTokens, InvalidCredentials
 from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
 from service.server.background import in_background
-from tests.harness.issuer import HttpsIssuer, Issuer, after, api_settings, babble, drip, pour, status
+from tests.harness.issuer import HttpsIssuer, Issuer, after, api_settings, endless, status
 from tests.harness.loopback_server import Answer
 from tests.harness.waiting import eventually
 
@@ -300,9 +300,9 @@ WRONG: dict[str, Answer] = {
     "not UTF-8": status(200, b'{"keys": [{"kid": "\xff"}]}'),
     "too deep": status(200, b'{"keys": [{"kid":' + b"[" * 50_000),
     "no usable key": status(200, b'{"keys": [{"kty": "oct", "k": "AAAA", "kid": "local"}]}'),
-    "not HTTP": babble,
-    "endless": pour,
-    "dripping": drip,
+    "not HTTP": b"\x00\xff nonsense\r\n\r\n",
+    "endless": endless(b"Connection: close", b" " * 65_536),
+    "dripping": endless(b"Content-Length: 100000", b" ", 0.02),
     "late": after(10, status(200)),
 }
 
