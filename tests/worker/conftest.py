@@ -26,6 +26,7 @@ from service.postgres.pool import Connection, open_pool
 from service.server.probes import NotReady
 from tests.harness import databases, stored
 from tests.harness.in_process import running
+from tests.harness.mail_server import ScriptedMailServer
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.consumers import calculations
@@ -198,6 +199,13 @@ async def postman_held_before(
     async with running_postman(settings, smtp_url=link.url, **changes) as postman:
         await eventually(link.marker_reached.is_set)
         yield postman
+
+
+@pytest.fixture
+async def rude_server():
+    """A mail server that can break the rules of SMTP."""
+    async with ScriptedMailServer() as server:
+        yield server
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.harness.in_process import running
 from tests.harness.loopback_server import AnsweringServer, LoopbackServer, http_answer
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
-from tests.worker.mail.conftest import announced, record_emails
+from tests.worker.steps import announced, record_emails
 from worker.mail import mailbox as product_mailbox
 from worker.mail import tokens
 from worker.mail.bounces import BounceReader

@@ -14,7 +14,7 @@ from tests.harness.metrics import value
 from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, open_publisher, passes, settings_with, store, take_ids
-from tests.worker.relay.conftest import id_of
+from tests.worker.steps import id_of
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.relay import listener, pointers
