@@ -112,7 +112,7 @@ class Worker(Process):
         self.freeze()
         try:
             await asyncio.sleep(seconds)
-            return self.is_frozen
+            return self.status("State:") == "T"
         finally:
             self.thaw()
             self._record.freezes.append(Span(self.name, began, time.monotonic()))

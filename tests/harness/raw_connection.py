@@ -46,13 +46,10 @@ class RawConnection:
 
         Without that word in the answer, it may be closed only because it has been idle for some seconds.
         """
-        return self._closes and await self.ends()
-
-    async def ends(self) -> bool:
-        """Whether the server closes the connection without sending more, for whatever reason."""
-        return await self.rest() == b""
+        return self._closes and await self.rest() == b""
 
     async def rest(self) -> bytes:
+        """Return what the server sends until it closes the connection, for whatever reason."""
         async with asyncio.timeout(30):
             return await self._reader.read()
 
@@ -71,10 +68,8 @@ async def connect_to(api: httpx.AsyncClient | str) -> RawConnection:
     return RawConnection(*await asyncio.open_connection(url.host, url.port))
 
 
-def head(client: httpx.AsyncClient, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
-    return head_with(client.headers["Authorization"].removeprefix("Bearer "), *headers, line=line)
-
-
-def head_with(token: str, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
-    usual = ["Host: api", f"Authorization: Bearer {token}", "Content-Type: application/json"]
+def head(sender: httpx.AsyncClient | str, *headers: str, line: str = "POST /v1/request HTTP/1.1") -> bytes:
+    """Return the head of a request, with the token of a client, or with this token."""
+    authorization = f"Bearer {sender}" if isinstance(sender, str) else sender.headers["Authorization"]
+    usual = ["Host: api", f"Authorization: {authorization}", "Content-Type: application/json"]
     return "\r\n".join([line, *usual, *headers, "", ""]).encode()

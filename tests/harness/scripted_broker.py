@@ -54,17 +54,9 @@ class ScriptedBroker(LoopbackServer):
         self.taken: list[str] = []
         self.confirmed: set[str] = set()
         self.script = NO_SCRIPT
-        self.reading = asyncio.Event()  # cleared during an alarm: then nothing published is read
-        self.reading.set()
-
-    def raise_alarm(self) -> None:
-        """Like RabbitMQ, block each connection once it has read a header, and read nothing more from it.
-
-        So it still confirms an empty message, and gets no body.
-        """
-        self.reading.clear()
-
-    def clear_alarm(self) -> None:
+        # Cleared during an alarm: like RabbitMQ, it then blocks a connection once it has read a header, and
+        # reads nothing more from it. So it still confirms an empty message, and gets no body.
+        self.reading = asyncio.Event()
         self.reading.set()
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -61,11 +61,6 @@ async def store_old(connection: Connection, at: datetime, number: int = 0) -> Ca
     return request
 
 
-async def store_as(connection: Connection, event_type: str) -> None:
-    request = await store(connection)
-    await connection.execute("UPDATE event SET type = $2 WHERE request_id = $1", request.id, event_type)
-
-
 async def announce_next(connection: Connection, request_id: UUID) -> None:
     """Write the next event of a request, one that nobody needs to listen to."""
     async with connection.transaction(), change(connection, request_id) as request:
@@ -255,10 +250,7 @@ async def publish(channel: AbstractChannel, queue: topology.Queue, body: bytes, 
     await exchange.publish(Message(body, **properties), queue.routing_key, mandatory=True)
 
 
-Check = Callable[[], Awaitable[None]]
-
-
-async def obstacle(check: Check) -> str:
+async def obstacle(check: Callable[[], Awaitable[None]]) -> str:
     """Return why a readiness check fails, or nothing if it passes."""
     try:
         await check()
@@ -267,7 +259,7 @@ async def obstacle(check: Check) -> str:
     return ""
 
 
-async def passes(check: Check) -> bool:
+async def passes(check: Callable[[], Awaitable[None]]) -> bool:
     return not await obstacle(check)
 
 

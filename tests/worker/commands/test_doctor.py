@@ -138,7 +138,7 @@ async def test_no_check_waits_long_for_a_server_that_falls_silent(environment, b
 
 async def test_alarm_of_rabbitmq_is_found(environment):
     async with ScriptedBroker() as broker:
-        broker.raise_alarm()
+        broker.reading.clear()
         environment["AMQP_URL"] = broker.url
 
         says = await found(environment, "publishing")
