@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from aio_pika import Message
-from aio_pika.abc import AbstractChannel
+from aio_pika.abc import AbstractChannel, AbstractQueue
 
 from service.calculation_requests import email_changes
 from service.calculation_requests.changing import change_all
@@ -36,10 +36,11 @@ async def store_many(database: Connection, number: int) -> list[CalculationReque
     return requests
 
 
-async def bind_full_queue(channel: AbstractChannel, routing_key: str) -> None:
+async def bind_full_queue(channel: AbstractChannel, routing_key: str) -> AbstractQueue:
     """Bind a full queue: the broker refuses events with this key, and other queues still get them."""
     full = await bind_tap(channel, routing_key, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     await channel.default_exchange.publish(Message(b""), full.name)
+    return full
 
 
 async def bury(channel: AbstractChannel, queue: topology.Queue, body: bytes, **properties: Any) -> None:
