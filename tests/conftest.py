@@ -18,13 +18,14 @@ from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from deploy.local.servers.server import Server
 from service.addresses import EventLoop
 from service.postgres.pool import open_pool
-from tests.harness import databases, dovecot, postfix
+from tests.harness import databases, postfix
 from tests.harness.certificates import Authority
+from tests.harness.dovecot import Dovecot
 from tests.harness.in_process import api_client
 from tests.harness.issuer import Issuer, api_settings
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import email_settings, environment_of
-from tests.harness.servers import scratch_folder
+from tests.harness.servers import running_daemon, scratch_folder
 from tests.harness.tcp_proxy import StatementLog, TcpProxy
 from worker.rabbitmq import topology
 
@@ -241,7 +242,7 @@ async def mail_server():
 @pytest.fixture
 def mailbox(authority):
     """The mailbox of MAIL_FROM, on a real IMAP server."""
-    with dovecot.running(authority) as server:
+    with running_daemon(Dovecot, authority) as server:
         yield server
 
 

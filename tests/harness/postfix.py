@@ -14,7 +14,6 @@ import pytest
 
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
-from tests.harness import dovecot
 from tests.harness.certificates import Authority
 from tests.harness.dovecot import LOGIN, Dovecot
 from tests.harness.mail_server import ScriptedMailServer, Session
@@ -127,5 +126,8 @@ async def mail_system(authority: Authority) -> AsyncIterator[MailSystem]:
             "delay_warning_time": "1s",
             "smtp_connection_cache_on_demand": "no",
         }
-        with running(**settings) as relay, dovecot.running(authority, relay.folder / MAILBOX) as mailbox:
+        with (
+            running(**settings) as relay,
+            running_daemon(Dovecot, authority, relay.folder / MAILBOX) as mailbox,
+        ):
             yield MailSystem(relay, mailbox, customers)

@@ -88,8 +88,7 @@ class Restorable:
     async def now(self) -> datetime:
         """Return a moment that is later than every commit so far, and earlier than every further one."""
         async with databases.connected(self.url) as administrator:
-            moment: datetime = await administrator.fetchval("SELECT clock_timestamp()")
-        return moment
+            return await administrator.fetchval("SELECT clock_timestamp()")
 
     async def restore(self, moment: datetime) -> None:
         """End the server, and recover the backup to *moment* in its place, under the same URL."""

@@ -18,10 +18,11 @@ from service.calculation_requests.email_changes import EmailId
 from service.calculation_requests.model import CalculationRequest
 from service.outbox.waking import RelayWaker
 from service.postgres.pool import Connection, open_pool
-from tests.harness import bounces, databases, dovecot, metrics, stored
-from tests.harness.dovecot import Dovecot, access_token
+from tests.harness import bounces, databases, metrics, stored
+from tests.harness.dovecot import LOGIN, PASSWORD, Dovecot, access_token
 from tests.harness.in_process import running
 from tests.harness.loopback_server import AnsweringServer, LoopbackServer, http_answer
+from tests.harness.servers import running_daemon
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
 from tests.worker.steps import announced, record_emails
@@ -215,7 +216,7 @@ async def explain(settings: EmailSettings, **changes: Any) -> str:
 async def test_folder_has_any_name_and_a_fault_is_explained_without_the_password(settings, mailbox):
     with mailbox.connected() as connection:
         assert connection.create('"Unzustellbar f&APw-r K &- L"')[0] == "OK"
-    injected = quote(f'{dovecot.LOGIN} "{dovecot.PASSWORD}"\r\nx', safe="")  # a whole command, unless encoded
+    injected = quote(f'{LOGIN} "{PASSWORD}"\r\nx', safe="")  # a whole command, unless encoded
     faults = {
         mailbox.tls_url: "",
         mailbox.tls_url.replace("127.0.0.1", "localhost"): "its certificate is not accepted",
@@ -237,7 +238,7 @@ async def test_folder_has_any_name_and_a_fault_is_explained_without_the_password
 
 
 async def test_server_without_uidplus_is_refused_and_nothing_removed(worker_settings, authority):
-    with dovecot.running(authority, imap_capability="IMAP4rev1 LITERAL+") as mailbox:
+    with running_daemon(Dovecot, authority, imap_capability="IMAP4rev1 LITERAL+") as mailbox:
         mailbox.put(bounces.message(UNKNOWN))
 
         assert "lacks UIDPLUS" in await explain(worker_settings, bounces_url=mailbox.url)
