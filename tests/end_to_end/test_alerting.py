@@ -21,7 +21,7 @@ from tests.deploy.pages import INSTALLATION, alert_entries
 from tests.deploy.prometheus import Alerting, alerting
 from tests.end_to_end.parties import another_request, client_of
 from tests.harness import databases
-from tests.harness.command_line import run
+from tests.harness.in_process import run
 from tests.harness.issuer import Issuer, api_settings
 from tests.harness.mail_server import ScriptedMailServer
 from tests.harness.processes import (

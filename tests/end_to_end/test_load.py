@@ -16,8 +16,8 @@ from tests.end_to_end.parties import another_request, client_of
 from tests.harness.databases import count_waiting_statements
 from tests.harness.examples import A_REQUEST, STRUCTURE
 from tests.harness.gateways import HAProxy, Nginx
+from tests.harness.http import connect_to, head
 from tests.harness.processes import Process, api_process, started
-from tests.harness.raw_connection import connect_to, head
 from tests.harness.waiting import eventually
 
 _LARGEST_MEGABYTES = 200.0

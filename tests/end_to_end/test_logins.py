@@ -27,10 +27,9 @@ from tests.deploy.pages import INSTALLATION, code_blocks, section
 from tests.end_to_end.parties import ALL_ARE_DONE, client_of, complete, create, publish_calculation
 from tests.harness import processes
 from tests.harness.certificates import context_with, faulty_certificate
-from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST, CONVEYANCER, STRUCTURE
 from tests.harness.http import bearer
-from tests.harness.in_process import api_client
+from tests.harness.in_process import api_client, run
 from tests.harness.loopback_server import AnsweringServer, http_answer
 from tests.harness.mail_server import Login, MailServer
 from tests.harness.processes import (

@@ -69,14 +69,6 @@ def status(code: int, body: bytes = b"", *headers: str) -> bytes:
     return http_answer(f"{code} Status", body, *headers)
 
 
-def after(seconds: float, answer: bytes) -> Answer:
-    async def answer_late(writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(seconds)
-        writer.write(answer)
-
-    return answer_late
-
-
 def endless(header: bytes, piece: bytes, pause_seconds: float = 0.0) -> Answer:
     async def answer_without_end(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n" + header + b"\r\n\r\n")

@@ -175,7 +175,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 async def run_process(*command: str, environment: Mapping[str, str], seconds: float = 60.0) -> Ended:
-    """Run `python -m` *command* to its end, in a process of its own. See also `command_line.run`."""
+    """Run `python -m` *command* to its end, in a process of its own. See also `in_process.run`."""
     ended = await asyncio.to_thread(
         subprocess.run,
         python(*command),

@@ -71,13 +71,10 @@ class _Message:
     channel: int
     publish: commands.Basic.Publish
     header: ContentHeader
+    event_id: str
     body: bytes = b""
     tag: int = 0
     reply: str = "ack"
-
-    @property
-    def event_id(self) -> str:
-        return self.header.properties.message_id or ""
 
 
 @dataclass
@@ -108,7 +105,7 @@ class _Conversation:
 
     async def _take_message(self, channel: int, publish: commands.Basic.Publish) -> None:
         _, header = await self._next_frame()
-        message = _Message(channel, publish, header)
+        message = _Message(channel, publish, header, header.properties.message_id or "")
         if header.body_size == 0:
             self._complete(message)
         if not self.broker.reading.is_set():
@@ -167,8 +164,6 @@ class _Conversation:
                 self._send(message.channel, commands.Basic.Nack(delivery_tag=message.tag, requeue=False))
             case "close channel":
                 self._send(message.channel, commands.Channel.Close(404, "NOT_FOUND", 60, 40))
-                return False
             case "close connection":
                 self.writer.transport.abort()
-                return False
-        return True
+        return not message.reply.startswith("close")

@@ -20,8 +20,8 @@ from tests.faults.records import LIVEZ, Event, Span
 from tests.faults.world import Worker, World, fault
 from tests.harness import queues
 from tests.harness.examples import A_REQUEST, STRUCTURE
-from tests.harness.raw_connection import connect_to, head
-from tests.harness.raw_messages import UNDECODABLE, RawMessage
+from tests.harness.http import connect_to, head
+from tests.harness.queues import UNDECODABLE, RawMessage
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually, until
 from worker.rabbitmq import topology

@@ -24,10 +24,9 @@ from service.outbox.events import RequestEvent
 from service.server.limits import LARGEST_BODY
 from tests.deploy.pages import API, README, WORKER
 from tests.harness import stored
-from tests.harness.command_line import run
 from tests.harness.endpoints import ENDPOINTS
 from tests.harness.http import bearer, documented_errors, is_documented
-from tests.harness.in_process import api_client
+from tests.harness.in_process import api_client, run
 from tests.harness.processes import bare_environment
 
 _TEXT = msgspec.json.encode(app.describe())

@@ -21,10 +21,9 @@ from service.server.limits import LARGEST_BODY, LARGEST_HEAD
 from service.settings import InvalidSetting
 from tests.harness.databases import has_waiting_statement
 from tests.harness.examples import A_REQUEST
-from tests.harness.http import is_documented
+from tests.harness.http import connect_to, head, is_documented
 from tests.harness.in_process import api_client, serve, served, serving
 from tests.harness.metrics import rises, value
-from tests.harness.raw_connection import connect_to, head
 from tests.harness.waiting import eventually
 
 REQUEST_ID = "case-17.a_B"

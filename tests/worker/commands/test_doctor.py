@@ -15,7 +15,7 @@ from deploy.local.machine.ports import free_port
 from service.command_line import diagnosis
 from service.commands.doctor import examine_service
 from tests.harness import databases
-from tests.harness.command_line import run
+from tests.harness.in_process import run
 from tests.harness.loopback_server import AnsweringServer
 from tests.harness.mail_server import ScriptedMailServer
 from tests.harness.processes import environment_of

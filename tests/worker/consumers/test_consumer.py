@@ -13,8 +13,7 @@ from service.postgres.pool import open_pool
 from tests.harness import databases
 from tests.harness.in_process import running
 from tests.harness.metrics import value
-from tests.harness.queues import count, holds, open_channel
-from tests.harness.raw_messages import UNDECODABLE, NotText, RawMessage
+from tests.harness.queues import UNDECODABLE, NotText, RawMessage, count, holds, open_channel
 from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.standby import replicated
 from tests.harness.waiting import eventually
