@@ -119,9 +119,6 @@ async def running(*parts: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) 
             stop.set()
 
 
-_PROGRAMS = {"service": service.__main__.main, "worker": worker.__main__.main}
-
-
 async def run(*command: str, environment: Mapping[str, str]) -> Ended:
     """Run a command in a thread, so that servers in the test's event loop can answer it."""
     return await asyncio.to_thread(call, *command, environment=environment)
@@ -137,7 +134,7 @@ def call(*command: str, environment: Mapping[str, str]) -> Ended:
         redirect_stdout(output),
         redirect_stderr(errors),
     ):
-        status = _PROGRAMS[program](words)
+        status = {"service": service.__main__.main, "worker": worker.__main__.main}[program](words)
     gc.unfreeze()
     gc.set_threshold(*thresholds)
     return Ended(status, output.getvalue(), errors.getvalue())

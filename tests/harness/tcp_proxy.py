@@ -15,7 +15,6 @@ from tests.harness.loopback_server import LoopbackServer
 
 Watcher = Callable[[bytes], None]
 
-_CHUNK_BYTES = 65_536
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time: close() sends RST
 _POSTGRES_TLS_REQUEST = struct.pack(">II", 8, 80877103)
 # The start-up message follows a request for TLS or for GSSAPI, and has no type, either.
@@ -198,7 +197,7 @@ class TcpProxy(LoopbackServer):
         watcher: Watcher | None = None,
     ) -> None:
         with suppress(OSError):
-            while chunk := await reader.read(_CHUNK_BYTES):
+            while chunk := await reader.read(65_536):
                 if watcher is not None:
                     watcher(chunk)
                 await self._wait_for_leave(connection, len(chunk))

@@ -16,10 +16,8 @@ from tests.harness.processes import environment_of
 from tests.worker.conftest import announce_next, hold_events
 from tests.worker.steps import attempt_emails
 
-Words = tuple[str, ...]
 
-
-def _commands(words: Words, found: click.Command) -> dict[Words, click.Command]:
+def _commands(words: tuple[str, ...], found: click.Command) -> dict[tuple[str, ...], click.Command]:
     if not isinstance(found, click.Group):
         return {words: found}
     parts = [_commands((*words, name), part) for name, part in found.commands.items()]
