@@ -9,7 +9,7 @@ import pytest
 
 from deploy.local.machine.folders import CHECKOUT
 from tests.benchmarks import costs
-from tests.deploy.pages import sections
+from tests.deploy.pages import headings
 
 TESTS = Path(__file__).parent
 PAGES = ["README.md", "service/README.md", "worker/README.md"]
@@ -36,7 +36,7 @@ def exists(module: str, name: str = r"test_\w+") -> bool:
 
 
 def test_every_section_and_every_guarantee_is_in_the_table():
-    every = {(page, section) for page in PAGES for section in sections(CHECKOUT / page)}
+    every = {(page, section) for page in PAGES for section in headings(CHECKOUT / page, levels="2")}
     guaranteed = (CHECKOUT / "README.md").read_text().partition("\n## Guaranteed\n")[2].partition("\n## ")[0]
     guarantees = {text.rstrip(".") for text in re.findall(r"^- \*\*(.+?)\*\*", guaranteed, re.MULTILINE)}
 

@@ -47,10 +47,10 @@ _USUAL = {"namespace": "here", "pod": "1", "queue": "notifications", "vhost": "/
 _USUAL |= {"datname": "calculation_requests", "persistentvolumeclaim": "postgres-1-wal"}
 _USUAL |= {"application_name": "psql", "kind": "request_without_email"}
 _JOBS = {
-    "cnpg_pgbouncer": "-postgres-pooler",
-    "cnpg": "-postgres",
-    "barman": "-postgres",
-    "rabbitmq": "-rabbitmq",
+    "cnpg_pgbouncer": "postgres-pooler",
+    "cnpg": "postgres",
+    "barman": "postgres",
+    "rabbitmq": "rabbitmq",
 }
 
 
@@ -116,10 +116,9 @@ def labels_of(alert: str, labels: Mapping[str, str]) -> dict[str, str]:
 def of_target(series: str) -> str:
     """Return a series with the labels that Prometheus's operator adds."""
     name, _, own = series.rstrip(",}").partition("{")
-    engine = next((ours for prefix, ours in _JOBS.items() if name.startswith(prefix)), "")
+    engine = next((f"-{ours}" for prefix, ours in _JOBS.items() if name.startswith(prefix)), "")
     added = {"job": f"here/calculation-requests{engine}", "namespace": "here"}
-    if "pod=" not in own:
-        added["pod"] = "1"
+    added |= {} if "pod=" in own else {"pod": "1"}
     return f"{name}{{{','.join([*filter(None, [own]), *_matchers(added)])}}}"
 
 

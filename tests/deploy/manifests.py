@@ -27,10 +27,8 @@ PROCESSES = ("api", *WORKERS)
 OF_RABBITMQ = [name for name in WORKERS if "rabbitmq" in ROLES[name].servers]
 OF_BOUNCES = {"BOUNCES_URL", "BOUNCES_TOKEN_URL"}
 OF_ALL = {"DATABASE_URL", "LISTEN_DATABASE_URL", "AMQP_URL", "SMTP_URL", "REQUEST_SECRET_KEYS", *OF_BOUNCES}
-SETTINGS: dict[str, type[Settings]] = {
-    "api": ServiceSettings,
-    **{name: role.settings for name, role in ROLES.items()},
-}
+SETTINGS: dict[str, type[Settings]] = {"api": ServiceSettings}
+SETTINGS |= {name: role.settings for name, role in ROLES.items()}
 # The secrets of each process, and of operators' Jobs. LISTEN_DATABASE_URL and those of bounces are optional.
 SECRETS = {
     process: OF_ALL & {field.encode_name for field in msgspec.structs.fields(settings)}

@@ -21,16 +21,12 @@ def prose(page: Path) -> str:
 
 def anchors(page: Path) -> set[str]:
     """Return the names under which the headings and the named rows of a page can be linked to."""
-    return _of_headings(page, levels="1,6") | {*re.findall(r'(?m)^\| <a id="(\w+)"></a>', prose(page))}
+    return headings(page, levels="1,6") | {*re.findall(r'(?m)^\| <a id="(\w+)"></a>', prose(page))}
 
 
-def sections(page: Path) -> set[str]:
-    return _of_headings(page, levels="2")
-
-
-def _of_headings(page: Path, levels: str) -> set[str]:
-    headings = re.findall(rf"(?m)^#{{{levels}}} (.+)$", prose(page))
-    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+def headings(page: Path, levels: str) -> set[str]:
+    found = re.findall(rf"(?m)^#{{{levels}}} (.+)$", prose(page))
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in found}
 
 
 def section(page: Path, name: str) -> str:

@@ -14,9 +14,8 @@ import msgspec
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
 from tests.deploy.alerts import written
-from tests.harness.fixed_answers import http_answer
 from tests.harness.http import NO_TLS
-from tests.harness.loopback_server import LoopbackServer
+from tests.harness.loopback_server import LoopbackServer, http_answer
 from tests.harness.processes import Process, bare_environment, started
 from tests.harness.programs import debian_program
 
@@ -57,10 +56,8 @@ class Alerting(LoopbackServer):
         (length,) = re.findall(rb"(?i)content-length: (\d+)", await reader.readuntil(b"\r\n\r\n"))
         for alert in msgspec.json.decode(await reader.readexactly(int(length)))["alerts"]:
             labels, texts = alert["labels"], alert["annotations"]
-            names = [
-                labels[name] for name in ("alertname", "role", "queue", "engine", "kind") if name in labels
-            ]
-            one = (" ".join(names[:2]), labels.get("namespace"))
+            given = (labels.get(name) for name in ("alertname", "role", "queue", "engine", "kind"))
+            one = (" ".join([*filter(None, given)][:2]), labels.get("namespace"))
             if alert["status"] == "resolved":
                 self.firing.discard(one)
                 continue
@@ -116,14 +113,6 @@ def _server(package: str, folder: Path, *options: str, storage: str) -> Process:
         copy.write_bytes(Path(program[-1]).read_bytes().replace(b"/usr/share/prom", b"usr//share/prom"))
         copy.chmod(0o700)
         program = ["env", "-C", str(packages.PACKAGES / package), str(copy)]
-    data = f"--{storage}={folder}/{package}.data"
-    address = f"--web.listen-address=127.0.0.1:{port}"
-    command = [
-        *program,
-        f"--config.file={folder}/{package}.json",
-        address,
-        data,
-        "--log.level=warn",
-        *options,
-    ]
+    files = (f"--config.file={folder}/{package}.json", f"--{storage}={folder}/{package}.data")
+    command = [*program, *files, f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", *options]
     return Process(package, command, environment=bare_environment(), port=port, folder=folder)

@@ -10,9 +10,8 @@ import pytest
 
 from deploy.local.machine.folders import CHECKOUT
 from tests.deploy.manifests import OVERLAYS, configuration, container_of, pod_of, the_one, workloads
-from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST, CONVEYANCER
-from tests.harness.in_process import api_client
+from tests.harness.in_process import api_client, run
 
 WORDS = ["service", "conveyancer", "add", "acme", "--name", 'Acme & Sons\' "Firm"', "--note", "-"]
 WORDS += ["-n", "--", "Ca$$h $(DATABASE_URL)", "two\nlines\n", ""]

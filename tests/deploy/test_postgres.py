@@ -4,7 +4,8 @@ from deploy.local.machine.folders import Place
 from deploy.local.servers.postgres_process import postgres_process
 from tests.deploy.manifests import OURS, Manifest, rendered_upon_production, the_one
 from tests.deploy.pages import OPERATING, code_blocks
-from tests.harness import databases, scratch
+from tests.harness import databases
+from tests.harness.servers import scratch_folder
 
 ADDRESS = "ada@customer.example.com"
 # What the page adds to an overlay, and its patch with the archives of a second restore.
@@ -15,7 +16,7 @@ A_SECOND_RESTORE = A_SECOND_RESTORE.replace("value: postgres}", "value: postgres
 
 async def test_slow_statements_are_logged_without_personal_data_and_vanished_clients_are_noticed():
     parameters = the_one("production", "Cluster", "postgres")["spec"]["postgresql"]["parameters"]
-    with scratch.folder() as folder, postgres_process(Place(folder=folder)) as server:
+    with scratch_folder() as folder, postgres_process(Place(folder=folder)) as server:
         async with databases.connected(server.url) as administrator:
             for name, value in parameters.items():
                 await administrator.execute(f"ALTER SYSTEM SET {name} = '{value}'")

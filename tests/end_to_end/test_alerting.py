@@ -20,12 +20,12 @@ from tests.deploy.alerts import GROUPS, PANELS, filled_in
 from tests.deploy.pages import INSTALLATION, alert_entries
 from tests.deploy.prometheus import Alerting, alerting
 from tests.end_to_end.parties import another_request, client_of
-from tests.harness import databases, processes, scratch
-from tests.harness.command_line import run
+from tests.harness import databases, processes
+from tests.harness.in_process import run
 from tests.harness.issuer import Issuer, api_settings
 from tests.harness.mail_server import ScriptedMailServer
 from tests.harness.processes import Process, api_process, environment_of, started, worker_process
-from tests.harness.servers import Servers, enable_plugin, private_servers
+from tests.harness.servers import Servers, enable_plugin, private_servers, scratch_folder
 from tests.harness.waiting import eventually
 from worker.process import ROLES
 
@@ -125,7 +125,7 @@ async def _start(process: Process) -> None:
 async def world(issuer: Issuer, tmp_path: Path) -> AsyncIterator[World]:
     """Run the API and a worker under load, with private servers, and Prometheus and Alertmanager on them."""
     async with AsyncExitStack() as stack:
-        folder = Place(folder=stack.enter_context(scratch.folder()))
+        folder = Place(folder=stack.enter_context(scratch_folder()))
         servers = await asyncio.to_thread(stack.enter_context, private_servers(folder))
         rabbitmq = await asyncio.to_thread(enable_plugin, "rabbitmq_prometheus", servers.broker)
         async with databases.connected(servers.postgres.url) as administrator:

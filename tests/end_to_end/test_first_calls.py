@@ -29,8 +29,8 @@ from tests.deploy.pages import API, README, code_blocks
 from tests.end_to_end.client_programs import PYTHON
 from tests.end_to_end.parties import create
 from tests.harness import stored
-from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST
+from tests.harness.in_process import run
 from tests.harness.processes import Process, bare_environment, started, worker_process
 from tests.harness.queues import count, declare_topology, holds, is_refused, open_channel, read, write
 from tests.harness.servers import run_as_operator

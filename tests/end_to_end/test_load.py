@@ -16,8 +16,8 @@ from tests.end_to_end.parties import another_request, client_of
 from tests.harness.databases import count_waiting_statements
 from tests.harness.examples import A_REQUEST, STRUCTURE
 from tests.harness.gateways import HAProxy, Nginx
+from tests.harness.http import connect_to, head
 from tests.harness.processes import Process, api_process, started
-from tests.harness.raw_connection import connect_to, head_with
 from tests.harness.waiting import eventually
 
 _LARGEST_MEGABYTES = 200.0
@@ -73,7 +73,7 @@ async def test_probes_are_answered_at_once_while_callers_hold_every_connection_a
     async with started(api):
         held = [await connect_to(api.base_url) for _ in range(MOST_CONNECTIONS + 100)]
         for each in held[::2]:
-            each.send(head_with(issuer.token(), f"Content-Length: {LARGEST_BODY}"))
+            each.send(head(issuer.token(), f"Content-Length: {LARGEST_BODY}"))
         statuses = await answer_in_time()
         held_probes = [await connect_to(api.probes_url) for _ in range(MOST_PROBE_CONNECTIONS + 100)]
         open_files = api.open_files()
@@ -91,7 +91,7 @@ async def test_probes_are_answered_at_once_while_callers_hold_every_connection_a
 @pytest.mark.long
 async def test_memory_is_bounded_under_callers_that_pipeline_and_slow_ones(api, issuer):
     token = issuer.token()
-    body = head_with(token, f"Content-Length: {LARGEST_BODY}") + bytes(LARGEST_BODY - 1)
+    body = head(token, f"Content-Length: {LARGEST_BODY}") + bytes(LARGEST_BODY - 1)
     begun = (body, *(b"GET / HTTP/1.1\r\n" + b"a:\r\n" * count for count in (90, 15_000)))
     callers = [(40, partial(stall, data=data)) for data in begun]
     callers += [(50, partial(pipeline, reads=reads)) for reads in (True, False)]
@@ -282,7 +282,7 @@ async def test_slow_callers_cost_the_api_nothing(apis, gateway, issuer):
     for connection in slow:
         connection.send(_BUNDLE * 5)
     for connection in half_sent:
-        connection.send(head_with(issuer.token(), line="GET /v1/request HTTP/1.1")[:-2])
+        connection.send(head(issuer.token(), line="GET /v1/request HTTP/1.1")[:-2])
     async with client_of(gateway, issuer.token()) as caller:
         for _ in range(20):
             assert (await caller.post("/v1/request", json=another_request())).status_code == 200

@@ -27,11 +27,10 @@ from tests.deploy.pages import INSTALLATION, code_blocks, section
 from tests.end_to_end.parties import ALL_ARE_DONE, client_of, complete, create, publish_calculation
 from tests.harness import processes
 from tests.harness.certificates import context_with, faulty_certificate
-from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST, CONVEYANCER, STRUCTURE
-from tests.harness.fixed_answers import answering, http_answer
 from tests.harness.http import bearer
-from tests.harness.in_process import api_client
+from tests.harness.in_process import api_client, run
+from tests.harness.loopback_server import AnsweringServer, http_answer
 from tests.harness.mail_server import Login, MailServer
 from tests.harness.processes import Process, api_process, environment_of, started, worker_process
 from tests.harness.queues import holds, is_refused, read, write
@@ -216,12 +215,12 @@ async def test_doctor_accepts_servers_only_with_a_valid_certificate_for_their_ho
         TcpProxy(database_url, context=context) as postgres,  # Not every Postgres has TLS.
         MailServer("smtp+starttls", context, login) as submission,
         MailServer("smtps", context, login) as smtps,
-        answering(jwks, context) as keys,
+        AnsweringServer(jwks, context) as keys,
     ):
         environment |= environment_of(worker_settings)
         environment["DATABASE_URL"] = at("postgresql", postgres.url)
         environment["AMQP_URL"] = at("amqps", own_broker.url, listener)
-        environment["AUTH_JWKS_URL"] = str(_ADDRESSES["https"].with_host("127.0.0.1").with_port(keys))
+        environment["AUTH_JWKS_URL"] = str(_ADDRESSES["https"].with_host("127.0.0.1").with_port(keys.port))
         found = {each.check: each for each in await examine_service(environment)}
         said = {"https": found["signing keys"]}
         for scheme, server in (("smtp+starttls", submission), ("smtps", smtps)):

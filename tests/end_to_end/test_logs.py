@@ -13,10 +13,9 @@ from service.authentication import api_keys
 from tests.end_to_end.parties import client_of, create, publish_calculation
 from tests.harness.endpoints import ENDPOINTS, Endpoint
 from tests.harness.examples import A_REQUEST, CONVEYANCER, SECRET_KEYS
-from tests.harness.http import bearer
+from tests.harness.http import bearer, connect_to, head
 from tests.harness.processes import api_process, started, worker_process
 from tests.harness.queues import holds
-from tests.harness.raw_connection import connect_to, head
 from tests.harness.stored import ANY_TEXTS
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology

@@ -16,11 +16,10 @@ from service.authentication import api_keys
 from service.authentication.signing_keys import SigningKeys
 from service.postgres.pool import connect
 from tests.end_to_end.parties import answers, become_alive_but_not_ready, complete, create, create_if_possible
-from tests.harness.command_line import run
 from tests.harness.databases import as_role
 from tests.harness.examples import A_REQUEST, CONVEYANCER
 from tests.harness.http import bearer
-from tests.harness.in_process import api_and_probes, api_client, worker_probes
+from tests.harness.in_process import api_and_probes, api_client, run, worker_probes
 from tests.harness.issuer import HttpsIssuer, status
 from tests.harness.mail_server import MailServer
 from tests.harness.processes import email_settings, environment_of

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.parties import another_request, create, publish_calculation
-from tests.harness import command_line, databases
+from tests.harness import databases, in_process
 from tests.harness.http import bearer
 from tests.harness.in_process import api_client, worker_probes
 from tests.harness.queues import holds
@@ -49,7 +49,7 @@ def operate(environment, worker_settings):
 
     async def run(*words: str) -> tuple[int, str]:
         variables = environment | {"AMQP_URL": worker_settings.amqp_url}
-        ended = await command_line.run("worker", *words, environment=variables)
+        ended = await in_process.run("worker", *words, environment=variables)
         assert "Error" not in ended.errors, ended.errors
         return ended.status, ended.output
 

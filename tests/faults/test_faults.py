@@ -17,7 +17,7 @@ from tests.faults.others import calculation_of
 from tests.faults.records import LIVEZ, Acceptance, Answer, Arrival, Event, Record, Span, Stored
 from tests.faults.stocktaking import is_suspicious
 from tests.faults.world import Fault
-from tests.harness.command_line import restored_logging
+from tests.harness.in_process import restored_logging
 from tests.harness.processes import bare_environment, run_process
 from tests.harness.rabbitmq_cluster import skip_without_programs
 

@@ -23,12 +23,12 @@ from service.server.background import in_background
 from service.settings import Settings
 from tests.faults import others
 from tests.faults.records import Record, Span
-from tests.harness import databases, programs, queues, scratch
+from tests.harness import databases, programs, queues
 from tests.harness.http import bearer
 from tests.harness.issuer import AUDIENCE, ISSUER, Issuer
 from tests.harness.processes import Process, email_settings, environment_of, python, run_process
 from tests.harness.rabbitmq_cluster import Cluster, three_nodes
-from tests.harness.servers import Servers
+from tests.harness.servers import Servers, scratch_folder
 from tests.harness.standby import Replicated, replicated
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import until
@@ -56,7 +56,7 @@ class ClusteredServers(Servers):
 @asynccontextmanager
 async def clustered_servers(report: Report) -> AsyncIterator[ClusteredServers]:
     """Start three nodes of RabbitMQ and a pair of Postgres, each behind one address, as in Kubernetes."""
-    with scratch.folder() as folder, three_nodes(Place(folder=folder, report=report)) as nodes:
+    with scratch_folder() as folder, three_nodes(Place(folder=folder, report=report)) as nodes:
         async with (
             replicated() as pair,
             TcpProxy(pair.primary_url) as to_postgres,
@@ -112,7 +112,7 @@ class Worker(Process):
         self.freeze()
         try:
             await asyncio.sleep(seconds)
-            return self.is_frozen
+            return self.status("State:") == "T"
         finally:
             self.thaw()
             self._record.freezes.append(Span(self.name, began, time.monotonic()))

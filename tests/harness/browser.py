@@ -33,35 +33,21 @@ async def running() -> AsyncIterator[Browser]:
 
 
 @asynccontextmanager
-async def empty_page(
-    browser: Browser,
-    screen: ViewportSize,
-    color_scheme: Literal["light", "dark"] = "light",
-    *,
-    scripts: bool = True,
-) -> AsyncIterator[Page]:
-    async with await browser.new_context(
-        viewport=screen,
-        is_mobile=screen["width"] < 600,
-        color_scheme=color_scheme,
-        java_script_enabled=scripts,
-    ) as context:
-        context.set_default_timeout(_TIMEOUT)
-        yield await context.new_page()
-
-
-@asynccontextmanager
 async def watched(
-    browser: Browser, *args: Any, **options: Any
+    browser: Browser, screen: ViewportSize, scheme: Literal["light", "dark"], *, scripts: bool = True
 ) -> AsyncIterator[tuple[Page, list[tuple[str, str]]]]:
     """Open an empty page; yields URLs and Referers of all tabs, too. No console of a tab may have a line."""
     requests: list[tuple[str, str]] = []
     lines: list[str] = []
-    async with empty_page(browser, *args, **options) as page:
-        page.context.on("request", lambda each: requests.append((each.url, each.headers.get("referer", ""))))
-        page.context.on("console", lambda message: lines.append(message.text))
-        page.context.on("weberror", lambda error: lines.append(str(error.error)))
-        yield page, requests
+    is_phone = screen["width"] < 600
+    async with await browser.new_context(
+        viewport=screen, is_mobile=is_phone, color_scheme=scheme, java_script_enabled=scripts
+    ) as context:
+        context.set_default_timeout(_TIMEOUT)
+        context.on("request", lambda each: requests.append((each.url, each.headers.get("referer", ""))))
+        context.on("console", lambda message: lines.append(message.text))
+        context.on("weberror", lambda error: lines.append(str(error.error)))
+        yield await context.new_page(), requests
     assert lines == []
 
 

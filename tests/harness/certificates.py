@@ -40,14 +40,7 @@ FAULTS = ("expired", "of another host", "of another authority")
 
 def faulty_certificate(fault: str, authority: Authority, folder: Path) -> Path:
     """Return a certificate that clients who trust *authority* must refuse for this fault."""
-    if fault == "expired":
-        return authority.certificate(days=-1)
-    if fault == "of another host":
-        return authority.certificate(address="127.0.0.2")
-    assert fault == "of another authority"
     (folder / "another").mkdir()
-    return Authority(folder / "another").certificate()
-
-
-def faulty_context(fault: str, authority: Authority, folder: Path) -> ssl.SSLContext:
-    return context_with(faulty_certificate(fault, authority, folder))
+    expired, elsewhere = authority.certificate(days=-1), authority.certificate(address="127.0.0.2")
+    faulty = (expired, elsewhere, Authority(folder / "another").certificate())
+    return dict(zip(FAULTS, faulty, strict=True))[fault]

@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from grp import getgrgid
 from pathlib import Path
 from pwd import getpwnam, getpwuid
@@ -25,7 +25,7 @@ from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import run_command
 from tests.harness.certificates import Authority
 from tests.harness.programs import configuration, debian_package
-from tests.harness.servers import MailDaemon, running_daemon
+from tests.harness.servers import MailDaemon
 
 # The user of its processes and owner of the mailbox. As root, the user as whom Postfix delivers.
 _USER = getpwuid(os.geteuid()).pw_name if os.geteuid() else "nobody"
@@ -58,12 +58,15 @@ def access_token() -> str:
 class Dovecot(MailDaemon):
     """Serves the mailbox (a Maildir) to LOGIN: at `url` with PASSWORD, and with TLS at `tls_url`.
 
-    Its certificate is of *authority*. *settings* are Dovecot's, for instance `imap_capability`.
+    Its certificate is of *authority*. It begins with an empty mailbox if it is given none, to which another
+    server delivers. *settings* are Dovecot's, for instance `imap_capability`.
     """
 
     log_file, started = "dovecot.log", "starting up for imap"
 
-    def __init__(self, folder: Path, authority: Authority, mailbox: Path | None, **settings: str) -> None:
+    def __init__(
+        self, folder: Path, authority: Authority, mailbox: Path | None = None, **settings: str
+    ) -> None:
         self._folder, self._mailbox = folder, mailbox or folder / "mailbox"
         self._root = debian_package("dovecot-imapd")
         self.port, self.tls_port = free_port(), free_port()
@@ -145,13 +148,3 @@ class Dovecot(MailDaemon):
             Kept({flag.decode() for flag in imaplib.ParseFlags(head)} - {r"\Recent"}, content)
             for head, content in described
         ]
-
-
-def running(
-    authority: Authority, mailbox: Path | None = None, **settings: str
-) -> AbstractContextManager[Dovecot]:
-    """Run it with *settings* until the block is left.
-
-    Without *mailbox*, a folder that another server delivers to, it begins with an empty one.
-    """
-    return running_daemon(Dovecot, authority, mailbox, **settings)

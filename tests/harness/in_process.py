@@ -1,23 +1,33 @@
-"""The API, and parts of the worker, run in the test's own process and event loop."""
+"""The API, parts of the worker, and commands of both, run in the test's own process."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+import gc
+import io
+import logging
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
-from typing import Any
+from typing import Any, TextIO
+from unittest.mock import patch
 
 import httpx
+import structlog
 from litestar.types import ASGIApp
 from msgspec.structs import replace
 from structlog.typing import EventDict
 
+import service.__main__
+import worker.__main__
 from deploy.local.machine.ports import accepts, free_port
 from service.api.outer_layer import OuterLayer
 from service.app import create_app
 from service.server import http_server, probes
 from service.settings import ServiceSettings
-from tests.harness import documented_errors
-from tests.harness.http import NO_TLS, bearer
+from tests.harness.http import NO_TLS, bearer, check_errors
+from tests.harness.processes import Ended
 from tests.harness.waiting import eventually
 from worker import process
 from worker.settings import WorkerSettings
@@ -60,7 +70,7 @@ async def api_client(
         serve(served_app, keep_alive_seconds=settings.keep_alive_seconds) as base_url,
         httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20.0, verify=NO_TLS) as client,
     ):
-        client.event_hooks["response"].append(documented_errors.check)
+        client.event_hooks["response"].append(check_errors)
         yield client
 
 
@@ -107,3 +117,51 @@ async def running(*parts: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) 
             yield
         finally:
             stop.set()
+
+
+async def run(*command: str, environment: Mapping[str, str]) -> Ended:
+    """Run a command in a thread, so that servers in the test's event loop can answer it."""
+    return await asyncio.to_thread(call, *command, environment=environment)
+
+
+def call(*command: str, environment: Mapping[str, str]) -> Ended:
+    """Run a command. Only in the main thread may it handle signals, as a worker does."""
+    program, *words = command
+    output, errors, thresholds = _Captured(sys.stdout), _Captured(sys.stderr), gc.get_threshold()
+    with (
+        patch.dict(os.environ, environment, clear=True),
+        restored_logging(),
+        redirect_stdout(output),
+        redirect_stderr(errors),
+    ):
+        status = {"service": service.__main__.main, "worker": worker.__main__.main}[program](words)
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+    return Ended(status, output.getvalue(), errors.getvalue())
+
+
+class _Captured(io.StringIO):
+    """What this thread writes. Servers in the test's event loop may log meanwhile, to *elsewhere*."""
+
+    def __init__(self, elsewhere: TextIO) -> None:
+        super().__init__()
+        self._elsewhere = elsewhere
+        self._thread_id = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self._thread_id:
+            return self._elsewhere.write(text)
+        return super().write(text)
+
+
+@contextmanager
+def restored_logging() -> Iterator[None]:
+    ours, root = structlog.get_config(), logging.getLogger()
+    level, handlers, disabled = root.level, root.handlers[:], root.manager.disable
+    try:
+        yield
+    finally:
+        structlog.configure(**ours)
+        logging.disable(disabled)
+        root.setLevel(level)
+        root.handlers[:] = handlers

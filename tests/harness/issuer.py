@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from service.settings import ServiceSettings
 from tests.harness.certificates import Authority
 from tests.harness.examples import CONVEYANCER, SECRET_KEYS
-from tests.harness.fixed_answers import Answer, AnsweringServer, http_answer
+from tests.harness.loopback_server import Answer, AnsweringServer, http_answer
 
 ISSUER = "https://issuer.test"
 AUDIENCE = "calculation-requests"
@@ -69,28 +69,12 @@ def status(code: int, body: bytes = b"", *headers: str) -> bytes:
     return http_answer(f"{code} Status", body, *headers)
 
 
-def after(seconds: float, answer: bytes) -> Answer:
-    async def answer_late(writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(seconds)
-        writer.write(answer)
+def endless(header: bytes, piece: bytes, pause_seconds: float = 0.0) -> Answer:
+    async def answer_without_end(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n" + header + b"\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(pause_seconds)
 
-    return answer_late
-
-
-async def drip(writer: asyncio.StreamWriter) -> None:
-    """Begin an answer, and send the rest byte by byte without an end."""
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-    while not writer.is_closing():
-        writer.write(b" ")
-        await writer.drain()
-        await asyncio.sleep(0.02)
-
-
-async def pour(writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
-    while not writer.is_closing():
-        writer.write(b" " * 65_536)
-        await writer.drain()
-
-
-babble = b"\x00\xff nonsense\r\n\r\n"
+    return answer_without_end

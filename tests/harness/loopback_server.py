@@ -1,11 +1,14 @@
-"""A server in the test's own event loop, on a port of the loopback."""
+"""Servers in the test's own event loop, on ports of the loopback: of any protocol, or with fixed answers."""
 
 import asyncio
 import ssl
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Self
 
 from deploy.local.machine.ports import free_port
+
+Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 class LoopbackServer:
@@ -64,3 +67,29 @@ class LoopbackServer:
         finally:
             self._conversations.discard(task)
             writer.close()
+
+
+class AnsweringServer(LoopbackServer):
+    """Answers every request that has come up to *until* with `answer`, if there is one, and counts them."""
+
+    def __init__(
+        self, answer: Answer | None, context: ssl.SSLContext | None = None, until: bytes = b"\r\n\r\n"
+    ) -> None:
+        super().__init__(context)
+        self.answer, self._until, self.requests = answer, until, 0
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(self._until)
+        self.requests += 1
+        if self.answer is None:
+            await asyncio.Event().wait()
+        elif isinstance(self.answer, bytes):
+            writer.write(self.answer)
+        else:
+            await self.answer(writer)
+        await writer.drain()
+
+
+def http_answer(status: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body

@@ -1,10 +1,8 @@
 """Metrics of this process or another one, read back."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import httpx
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,12 +11,6 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 
 def series(name: str, **labels: str) -> Series:
     return name, frozenset(labels.items())
-
-
-async def scrape(client: httpx.AsyncClient) -> dict[Series, float]:
-    response = (await client.get("/metrics")).raise_for_status()
-    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    return read(response.text)
 
 
 def read(text: str) -> dict[Series, float]:
@@ -41,7 +33,3 @@ def rises(name: str, *, by: float = 1, **labels: str) -> Iterator[None]:
     before = value(name, **labels)
     yield
     assert value(name, **labels) - before == by, name
-
-
-def is_unknown(name: str) -> bool:
-    return math.isnan(value(name))

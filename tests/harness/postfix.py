@@ -8,14 +8,12 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from email import message_from_bytes
 from pathlib import Path
-from typing import NamedTuple
 
 import aiosmtplib
 import pytest
 
 from deploy.local.machine import packages
 from deploy.local.machine.ports import free_port
-from tests.harness import dovecot
 from tests.harness.certificates import Authority
 from tests.harness.dovecot import LOGIN, Dovecot
 from tests.harness.mail_server import ScriptedMailServer, Session
@@ -27,13 +25,6 @@ _OWNER, _MAILBOX_OWNER = "daemon", "nobody"
 _QUEUES = "active bounce corrupt defer deferred flush hold incoming maildrop private public saved trace"
 MAILBOX = "mailbox"
 MISSING_DOMAIN = "missing.example.net"  # which has no mail server
-
-
-class Delivered(NamedTuple):
-    """An e-mail in the mailbox. Postfix gives each e-mail that it accepts a queue id of its own."""
-
-    message_id: str
-    queue_id: str
 
 
 class Postfix(MailDaemon):
@@ -71,12 +62,10 @@ class Postfix(MailDaemon):
         (self.folder / "config" / "main.cf").write_text(usual + "".join(lines))
 
     @property
-    def mailbox(self) -> list[Delivered]:
-        files = (self.folder / MAILBOX).glob("new/*")
-        messages = [message_from_bytes(file.read_bytes()) for file in files]
-        return [
-            Delivered(each["Message-ID"], re.findall(r" id (\w+)", each["Received"])[0]) for each in messages
-        ]
+    def mailbox(self) -> set[tuple[str, str]]:
+        """The Message-ID of each e-mail that Postfix accepted, and the queue id that Postfix gave it."""
+        found = map(message_from_bytes, (file.read_bytes() for file in (self.folder / MAILBOX).glob("new/*")))
+        return {(each["Message-ID"], re.findall(r" id (\w+)", each["Received"])[0]) for each in found}
 
 
 def running(**settings: str) -> AbstractContextManager[Postfix]:
@@ -103,7 +92,7 @@ class CustomersServer(ScriptedMailServer):
 
 @dataclass(frozen=True)
 class MailSystem:
-    """Relays what it gets at `smtp_url` to `customers`. Mail for `mail_from` arrives in the mailbox.
+    """`relay` sends what it gets to `customers`. Mail for `mail_from` arrives in the mailbox.
 
     Postfix reports what it cannot deliver. It tries again every second, and reports a delay at once.
     """
@@ -112,10 +101,6 @@ class MailSystem:
     mailbox: Dovecot
     customers: CustomersServer
     mail_from = LOGIN
-
-    @property
-    def smtp_url(self) -> str:
-        return self.relay.url
 
     async def send(self, message: bytes, *, sender: str, recipient: str) -> None:
         await aiosmtplib.send(
@@ -143,6 +128,6 @@ async def mail_system(authority: Authority) -> AsyncIterator[MailSystem]:
         }
         with (
             running(**settings) as relay,
-            dovecot.running(authority, relay.folder / MAILBOX) as mailbox,
+            running_daemon(Dovecot, authority, relay.folder / MAILBOX) as mailbox,
         ):
             yield MailSystem(relay, mailbox, customers)

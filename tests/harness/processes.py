@@ -121,23 +121,19 @@ class Process:
         if self._running is not None and (trouble := self._running.trouble()):
             raise LocalStackError(trouble)
 
-    @property
-    def is_frozen(self) -> bool:
-        return self._status("State:") == "T"
-
     def rss_megabytes(self) -> float:
-        return int(self._status("VmRSS:")) * 1024 / 1e6
+        return int(self.status("VmRSS:")) * 1024 / 1e6
 
     def peak_megabytes(self) -> float:
-        return int(self._status("VmHWM:")) * 1024 / 1e6
+        return int(self.status("VmHWM:")) * 1024 / 1e6
 
     def open_files(self) -> int:
         return len(list(Path(f"/proc/{self.running.pid}/fd").iterdir()))
 
     def ignores(self, number: signal.Signals) -> bool:
-        return bool(int(self._status("SigIgn:"), base=16) >> (number - 1) & 1)
+        return bool(int(self.status("SigIgn:"), base=16) >> (number - 1) & 1)
 
-    def _status(self, name: str) -> str:
+    def status(self, name: str) -> str:
         return Path(f"/proc/{self.running.pid}/status").read_text().partition(name)[2].split()[0]
 
 
@@ -179,7 +175,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 async def run_process(*command: str, environment: Mapping[str, str], seconds: float = 60.0) -> Ended:
-    """Run `python -m` *command* to its end, in a process of its own. See also `command_line.run`."""
+    """Run `python -m` *command* to its end, in a process of its own. See also `in_process.run`."""
     ended = await asyncio.to_thread(
         subprocess.run,
         python(*command),

@@ -42,12 +42,6 @@ class Node(KillableBroker):
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
-    async def raise_disk_alarm(self) -> None:
-        await self.control("rabbitmqctl set_disk_free_limit 999999GB")
-
-    async def clear_disk_alarm(self) -> None:
-        await self.control("rabbitmqctl set_disk_free_limit 50MB")
-
     async def cut_off(self, others: Sequence["Node"]) -> None:
         """Let it lose the *others*, and refuse every connection between them until `rejoin`."""
         await self._eval("erlang:set_cookie('{0}', apart), erlang:disconnect_node('{0}')", others)

@@ -54,17 +54,9 @@ class ScriptedBroker(LoopbackServer):
         self.taken: list[str] = []
         self.confirmed: set[str] = set()
         self.script = NO_SCRIPT
-        self.reading = asyncio.Event()  # cleared during an alarm: then nothing published is read
-        self.reading.set()
-
-    def raise_alarm(self) -> None:
-        """Like RabbitMQ, block each connection once it has read a header, and read nothing more from it.
-
-        So it still confirms an empty message, and gets no body.
-        """
-        self.reading.clear()
-
-    def clear_alarm(self) -> None:
+        # Cleared during an alarm: like RabbitMQ, it then blocks a connection once it has read a header, and
+        # reads nothing more from it. So it still confirms an empty message, and gets no body.
+        self.reading = asyncio.Event()
         self.reading.set()
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -79,13 +71,10 @@ class _Message:
     channel: int
     publish: commands.Basic.Publish
     header: ContentHeader
+    event_id: str
     body: bytes = b""
     tag: int = 0
     reply: str = "ack"
-
-    @property
-    def event_id(self) -> str:
-        return self.header.properties.message_id or ""
 
 
 @dataclass
@@ -116,7 +105,7 @@ class _Conversation:
 
     async def _take_message(self, channel: int, publish: commands.Basic.Publish) -> None:
         _, header = await self._next_frame()
-        message = _Message(channel, publish, header)
+        message = _Message(channel, publish, header, header.properties.message_id or "")
         if header.body_size == 0:
             self._complete(message)
         if not self.broker.reading.is_set():
@@ -175,8 +164,6 @@ class _Conversation:
                 self._send(message.channel, commands.Basic.Nack(delivery_tag=message.tag, requeue=False))
             case "close channel":
                 self._send(message.channel, commands.Channel.Close(404, "NOT_FOUND", 60, 40))
-                return False
             case "close connection":
                 self.writer.transport.abort()
-                return False
-        return True
+        return not message.reply.startswith("close")

@@ -6,6 +6,7 @@ processes are killed here, never the machine, and their writes are in the page c
 
 import asyncio
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 from yarl import URL
 
 from deploy.local.errors import LocalStackError
-from deploy.local.machine.folders import Place
+from deploy.local.machine.folders import LOCAL, Place
 from deploy.local.machine.ports import accepts, free_port
 from deploy.local.machine.processes import Process, Program, run_command, wait_for
 from deploy.local.machine.waiting import wait_until
@@ -27,6 +28,27 @@ from deploy.local.servers.server import Server, trouble_of_postgres, trouble_of_
 from tests.harness.waiting import until
 
 _SECONDS = 60.0
+_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder below it belongs to this user alone
+_ROOM = 2 * 1024**3
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yield where servers keep their data: in memory where there is room, else in .local.
+
+    They make folders of their own in it, and remove those of runs that died.
+    """
+    if not _MEMORY.is_dir() or shutil.disk_usage(_MEMORY).free < _ROOM:
+        yield LOCAL / "tests"
+        return
+    in_memory = _MEMORY / f"calculation-requests-tests-{os.getuid()}"
+    with suppress(FileExistsError):  # `exist_ok` fails if another process removes the folder at this moment.
+        in_memory.mkdir(mode=0o700)
+    try:
+        yield in_memory
+    finally:
+        with suppress(OSError):  # Another process uses it.
+            in_memory.rmdir()
 
 
 class KillableServer:

@@ -15,8 +15,8 @@ from deploy.local.machine.ports import free_port
 from deploy.local.machine.processes import Program, run_command, running
 from deploy.local.servers.postgres_process import postgres_process, postgres_programs
 from deploy.local.servers.server import trouble_of_postgres
-from tests.harness import databases, scratch
-from tests.harness.servers import KillableServer
+from tests.harness import databases
+from tests.harness.servers import KillableServer, scratch_folder
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
@@ -62,7 +62,7 @@ class Replicated:
 
 @asynccontextmanager
 async def replicated() -> AsyncIterator[Replicated]:
-    with scratch.folder() as folder, ExitStack() as stack:
+    with scratch_folder() as folder, ExitStack() as stack:
         primary = await _with_schema(stack, folder)
         async with TcpProxy(primary.url) as network:
             standby = await asyncio.to_thread(_copy_data, primary, network.url, "standby", "-R")
@@ -88,8 +88,7 @@ class Restorable:
     async def now(self) -> datetime:
         """Return a moment that is later than every commit so far, and earlier than every further one."""
         async with databases.connected(self.url) as administrator:
-            moment: datetime = await administrator.fetchval("SELECT clock_timestamp()")
-        return moment
+            return await administrator.fetchval("SELECT clock_timestamp()")
 
     async def restore(self, moment: datetime) -> None:
         """End the server, and recover the backup to *moment* in its place, under the same URL."""
@@ -114,7 +113,7 @@ class Restorable:
 
 @asynccontextmanager
 async def restorable() -> AsyncIterator[Restorable]:
-    with scratch.folder() as folder, ExitStack() as stack:
+    with scratch_folder() as folder, ExitStack() as stack:
         server = await _with_schema(stack, folder)
         await _set(server.url, "wal_keep_size", "1GB")
         backup = await asyncio.to_thread(_copy_data, server, server.url, "backup")

@@ -1,11 +1,11 @@
-"""A TCP proxy in front of a real server, whose connections can be cut, refused, held, stranded and slowed."""
+"""A TCP proxy in front of a real server, which disturbs connections, and a log of Postgres's statements."""
 
 import asyncio
 import socket
 import ssl
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,9 +15,10 @@ from tests.harness.loopback_server import LoopbackServer
 
 Watcher = Callable[[bytes], None]
 
-_CHUNK_BYTES = 65_536
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time: close() sends RST
 _POSTGRES_TLS_REQUEST = struct.pack(">II", 8, 80877103)
+# The start-up message follows a request for TLS or for GSSAPI, and has no type, either.
+_ENCRYPTION_REQUESTS = (_POSTGRES_TLS_REQUEST[4:], struct.pack(">I", 80877104))
 _DEFAULT_PORTS = {"amqp": 5672, "postgresql": 5432, "postgres": 5432}
 
 
@@ -196,7 +197,7 @@ class TcpProxy(LoopbackServer):
         watcher: Watcher | None = None,
     ) -> None:
         with suppress(OSError):
-            while chunk := await reader.read(_CHUNK_BYTES):
+            while chunk := await reader.read(65_536):
                 if watcher is not None:
                     watcher(chunk)
                 await self._wait_for_leave(connection, len(chunk))
@@ -229,3 +230,47 @@ def _reset(writer: asyncio.StreamWriter) -> None:
         end: socket.socket = writer.get_extra_info("socket")
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
     writer.transport.abort()
+
+
+class StatementLog:
+    """Records the text of every statement that Postgres clients execute, and the number of round trips.
+
+    It reads them from the wire: the same on any machine.
+    """
+
+    def __init__(self) -> None:
+        self.executed: list[str] = []
+        self.round_trips = 0
+
+    def clear(self) -> None:
+        self.executed.clear()
+        self.round_trips = 0
+
+    def watch(self) -> Callable[[bytes], None]:
+        """Return a watcher for one connection, called with what its client sends."""
+        reading = self._read()
+        next(reading)
+        return reading.send
+
+    def _read(self) -> Generator[None, bytes, None]:
+        seen, bound, prepared = b"", b"", dict[bytes, str]()
+        before_length = 0  # a type, from the start-up message on
+        while True:
+            while len(seen) < before_length + 4 or len(seen) < (
+                end := before_length + int.from_bytes(seen[before_length : before_length + 4])
+            ):
+                seen += yield
+            message, seen = seen[:end], seen[end:]
+            kind, content = message[:1], message[5:]
+            if not before_length:
+                before_length = int(message[4:8] not in _ENCRYPTION_REQUESTS)
+            elif kind == b"P":  # Parse: the name of the statement, its text
+                name, text, _ = content.split(b"\0", 2)
+                prepared[name] = text.decode()
+            elif kind == b"B":  # Bind: the name of the portal, that of the statement
+                bound = content.split(b"\0", 2)[1]
+            elif kind == b"E":  # Execute
+                self.executed.append(prepared[bound])
+            elif kind == b"Q":  # a simple query
+                self.executed.append(content[:-1].decode())
+            self.round_trips += kind in (b"Q", b"S", b"H")  # Sync and Flush, too

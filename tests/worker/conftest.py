@@ -26,6 +26,7 @@ from service.postgres.pool import Connection, open_pool
 from service.server.probes import NotReady
 from tests.harness import databases, stored
 from tests.harness.in_process import running
+from tests.harness.mail_server import ScriptedMailServer
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 from worker.consumers import calculations
@@ -58,11 +59,6 @@ async def store_old(connection: Connection, at: datetime, number: int = 0) -> Ca
     await connection.execute("UPDATE calculation_request SET created_at = $1 WHERE id = $2", at, old_id)
     await connection.execute("UPDATE event SET time = $1 WHERE request_id = $2", at, old_id)
     return request
-
-
-async def store_as(connection: Connection, event_type: str) -> None:
-    request = await store(connection)
-    await connection.execute("UPDATE event SET type = $2 WHERE request_id = $1", request.id, event_type)
 
 
 async def announce_next(connection: Connection, request_id: UUID) -> None:
@@ -201,6 +197,13 @@ async def postman_held_before(
 
 
 @pytest.fixture
+async def rude_server():
+    """A mail server that can break the rules of SMTP."""
+    async with ScriptedMailServer() as server:
+        yield server
+
+
+@pytest.fixture
 async def mail_link(mail_server):
     async with TcpProxy(mail_server.url) as forwarder:
         yield forwarder
@@ -247,10 +250,7 @@ async def publish(channel: AbstractChannel, queue: topology.Queue, body: bytes, 
     await exchange.publish(Message(body, **properties), queue.routing_key, mandatory=True)
 
 
-Check = Callable[[], Awaitable[None]]
-
-
-async def obstacle(check: Check) -> str:
+async def obstacle(check: Callable[[], Awaitable[None]]) -> str:
     """Return why a readiness check fails, or nothing if it passes."""
     try:
         await check()
@@ -259,7 +259,7 @@ async def obstacle(check: Check) -> str:
     return ""
 
 
-async def passes(check: Check) -> bool:
+async def passes(check: Callable[[], Awaitable[None]]) -> bool:
     return not await obstacle(check)
 
 

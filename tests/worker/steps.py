@@ -1,12 +1,13 @@
 """The steps of a stored request, its e-mail and its calculation, as its consumer handles a batch."""
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from aio_pika import Message
-from aio_pika.abc import AbstractChannel
+from aio_pika.abc import AbstractChannel, AbstractQueue
 
 from service.calculation_requests import email_changes
 from service.calculation_requests.changing import change_all
@@ -17,8 +18,9 @@ from service.outbox.events import CalculationCreated, RequestCreated
 from service.postgres import connections
 from service.postgres.pool import Connection, Pool
 from tests.harness.in_process import running
+from tests.harness.stored import QUEUED
 from tests.harness.waiting import eventually
-from tests.worker.conftest import store
+from tests.worker.conftest import bind_tap, store
 from worker import reconciliation
 from worker.batches import Failures
 from worker.consumers import calculations, incoming, notifications
@@ -34,19 +36,23 @@ async def store_many(database: Connection, number: int) -> list[CalculationReque
     return requests
 
 
+async def bind_full_queue(channel: AbstractChannel, routing_key: str) -> AbstractQueue:
+    """Bind a full queue: the broker refuses events with this key, and other queues still get them."""
+    full = await bind_tap(channel, routing_key, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    await channel.default_exchange.publish(Message(b""), full.name)
+    return full
+
+
 async def bury(channel: AbstractChannel, queue: topology.Queue, body: bytes, **properties: Any) -> None:
     exchange = await channel.get_exchange(topology.DEAD_LETTERS)
     await exchange.publish(Message(body, **properties), queue.dead_letters, mandatory=True)
 
 
-async def intend(database: Connection, request: CalculationRequest) -> None:
+async def intend(database: Connection, request: CalculationRequest, *, emails: int = 1) -> None:
+    """Add the first e-mail of a request, or several that are pending at once."""
     await email_changes.add_first(database, [FirstEmail(request.id)])
-
-
-async def intend_several(database: Connection, request: CalculationRequest, count: int) -> None:
-    """Add e-mails to a request that are pending at once."""
-    added = "SELECT $1, generate_series(1, $2), 'invitation'"
-    await database.execute(f"INSERT INTO email (request_id, number, kind) {added}", request.id, count)
+    further = "SELECT $1, generate_series(2, $2), 'invitation'"
+    await database.execute(f"INSERT INTO email (request_id, number, kind) {further}", request.id, emails)
 
 
 async def intend_email(event: RequestCreated, *, pool: Pool) -> None:
@@ -94,6 +100,11 @@ async def finish(database: Connection, postman: Postman, request: CalculationReq
     await calculate(database, request.uuid)
 
 
+def id_of(request: CalculationRequest) -> str:
+    """Return the id of the request's first event."""
+    return f"{request.uuid}.request.created.1"
+
+
 def key_of(request: CalculationRequest, number: int = 1) -> str:
     """Return the key of an e-mail of a request, of which there may be several."""
     return f"{request.uuid}.invitation.{number}"
@@ -109,3 +120,21 @@ async def assert_sound(database: Connection, *, found: Sequence[str] = ()) -> No
     async with database.transaction(isolation="repeatable_read", readonly=True):
         discrepancies = await reconciliation.find_discrepancies(database, datetime(1971, 1, 1, tzinfo=UTC))
     assert [each["discrepancy"] for each in discrepancies if each["requests"]] == [*found]
+
+
+async def record_emails(database: Connection, number: int, **fields: Any) -> list[CalculationRequest]:
+    """Store requests, each with a pending e-mail."""
+    requests = [await store(database, **fields) for _ in range(number)]
+    for request in requests:
+        await intend(database, request)
+    return requests
+
+
+async def all_are(database: Connection, state: str) -> bool:
+    return await database.fetch("SELECT DISTINCT state FROM email") == [(state,)]
+
+
+async def announced(database: Connection) -> list[tuple[str, dict[str, Any]]]:
+    """Return the type and the data of the events about e-mails in the outbox."""
+    rows = await database.fetch(QUEUED)
+    return [(row["type"], json.loads(row["data"])) for row in rows if row["type"].startswith("request.email")]

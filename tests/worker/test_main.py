@@ -5,10 +5,9 @@ import pytest
 
 from deploy.local.machine.ports import free_port
 from service.settings import InvalidSetting, load
-from tests.harness.command_line import call
 from tests.harness.databases import failing_for_all_roles
 from tests.harness.examples import SECRET_KEYS
-from tests.harness.in_process import worker_probes
+from tests.harness.in_process import call, worker_probes
 from tests.harness.metrics import value
 from tests.harness.processes import started, worker_process
 from tests.harness.waiting import eventually

@@ -20,8 +20,8 @@ from tests.faults.records import LIVEZ, Event, Span
 from tests.faults.world import Worker, World, fault
 from tests.harness import queues
 from tests.harness.examples import A_REQUEST, STRUCTURE
-from tests.harness.raw_connection import connect_to, head_with
-from tests.harness.raw_messages import UNDECODABLE, RawMessage
+from tests.harness.http import connect_to, head
+from tests.harness.queues import UNDECODABLE, RawMessage
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually, until
 from worker.rabbitmq import topology
@@ -37,9 +37,7 @@ async def send_made_up_keys(world: World) -> bool:
     """Calls over hundreds of connections, with tokens whose key the issuer does not publish."""
     api = world.one_of("api")
     kids = [f"made-up-{world.chance.random()}" for _ in range(3 * _CONNECTIONS)]
-    calls = [
-        head_with(world.issuer.token(headers={"kid": kid}), line=f"GET {STRUCTURE} HTTP/1.1") for kid in kids
-    ]
+    calls = [head(world.issuer.token(headers={"kid": kid}), line=f"GET {STRUCTURE} HTTP/1.1") for kid in kids]
 
     async def send(number: int) -> bool:
         await asyncio.sleep(number / _CONNECTIONS)
@@ -61,7 +59,7 @@ async def send_large_wrong_bodies(world: World) -> bool:
         msgspec.json.encode(A_REQUEST | {"calculation_fee_exempt": True} | wrong) for wrong in wrong_fields
     ]
     token = world.issuer.token()
-    calls = [head_with(token, f"Content-Length: {len(body)}") + body for body in bodies] * 75
+    calls = [head(token, f"Content-Length: {len(body)}") + body for body in bodies] * 75
     async with each([api.postgres], TcpProxy.hold, TcpProxy.resume), _observed(world, [api]):
         return any(await asyncio.gather(*(_call(api.base_url, call) for call in calls)))
 
@@ -103,7 +101,7 @@ async def _observed(world: World, victims: Sequence[Worker]) -> AsyncIterator[No
     """Call the processes as others do during a flood, and record what they get, and the memory it took."""
 
     async def call_on(url: str, line: str) -> None:
-        call = head_with(world.issuer.token(), line=line)
+        call = head(world.issuer.token(), line=line)
         while True:
             world.record.calls[line].append(await _call(url, call))
             await asyncio.sleep(0.05)

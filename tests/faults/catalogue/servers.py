@@ -310,11 +310,11 @@ async def restart_nodes(world: World) -> bool:
 async def alarm_one_node(world: World) -> bool:
     """One node has too little disk space: then every node blocks the connections that publish."""
     node = world.chance.choice(world.cluster.nodes.nodes)
-    await node.raise_disk_alarm()
+    await node.control("rabbitmqctl set_disk_free_limit 999999GB")
     try:
         return await world.is_named(world.of_role("relay")[0], BLOCKED, BLOCKED)
     finally:
-        await node.clear_disk_alarm()
+        await node.control("rabbitmqctl set_disk_free_limit 50MB")
 
 
 @_of_cluster("node and primary killed", "cluster")

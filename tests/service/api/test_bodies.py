@@ -19,8 +19,8 @@ from service.api.envelope import FieldError
 from service.api.errors import ApiError, InvalidSubmission
 from service.calculation_requests import email_addresses
 from service.calculation_requests.field_docs import META_DATA_DEPTH
-from tests.harness.documented_errors import is_documented
 from tests.harness.examples import A_REQUEST
+from tests.harness.http import is_documented
 
 _FIELDS = msgspec.json.encode(A_REQUEST)
 _MARK = "zqmark"  # must not be quoted

@@ -22,9 +22,8 @@ from service.calculation_requests.conveyancers import UnknownConveyancer
 from service.calculation_requests.reading import LARGEST_PAGE
 from service.identifiers import new_request_id, uuid_of
 from service.postgres.pool import Connection
-from tests.harness.documented_errors import is_documented
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER
-from tests.harness.http import bearer
+from tests.harness.http import bearer, is_documented
 from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, store
 

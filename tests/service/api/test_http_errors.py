@@ -21,10 +21,9 @@ from service.identifiers import new_request_id, uuid_of
 from service.server.asgi import Receive, Response, Scope, Send
 from service.server.limits import LARGEST_BODY, LONGEST_PATH
 from tests.harness.examples import A_REQUEST, FREE_CONVEYANCER, STRUCTURE
-from tests.harness.http import bearer, lasting_headers
+from tests.harness.http import bearer, connect_to, head, lasting_headers
 from tests.harness.in_process import api_and_probes, api_client, serve, served
 from tests.harness.metrics import rises
-from tests.harness.raw_connection import connect_to, head
 from tests.harness.waiting import eventually
 
 REQUEST_ID = "case-17.a_B"

@@ -23,11 +23,10 @@ from service.outbox import asyncapi
 from service.outbox.events import RequestEvent
 from service.server.limits import LARGEST_BODY
 from tests.deploy.pages import API, README, WORKER
-from tests.harness import documented_errors, stored
-from tests.harness.command_line import run
+from tests.harness import stored
 from tests.harness.endpoints import ENDPOINTS
-from tests.harness.http import bearer
-from tests.harness.in_process import api_client
+from tests.harness.http import bearer, documented_errors, is_documented
+from tests.harness.in_process import api_client, run
 from tests.harness.processes import bare_environment
 
 _TEXT = msgspec.json.encode(app.describe())
@@ -103,7 +102,7 @@ def test_document_and_page_for_callers_have_every_error_code_and_no_other():
     shown = {error["code"] for *_, value in EXAMPLES for error in value["errors"] or ()}
     named = re.findall(r"`(\w+)`", DOCUMENT["info"]["description"])
     assert codes <= shown | set(named)
-    assert codes == {code.strip("`") for _, code, *_ in documented_errors.rows()}
+    assert codes == {code.strip("`") for _, code, *_ in documented_errors()}
 
 
 @pytest.mark.parametrize(("path", "method", "status", "name", "value"), EXAMPLES)
@@ -111,7 +110,7 @@ def test_example_fits_its_schema(path, method, status, name, value):
     validator(answers_of(path, method, status)["schema"]).validate(value)
     assert value["status"]["code"] == int(status), name
     for error in value["errors"] or ():
-        assert documented_errors.is_documented(int(status), error["code"], error["message"])
+        assert is_documented(int(status), error["code"], error["message"])
 
 
 @pytest.mark.parametrize("name", [*FILTERS, "cursor", "after"])

@@ -22,8 +22,8 @@ from service.authentication import signing_keys
 from service.authentication.access_tokens import AccessTokens, InvalidCredentials
 from service.authentication.signing_keys import SigningKeys, SigningKeysUnavailable
 from service.server.background import in_background
-from tests.harness.fixed_answers import Answer
-from tests.harness.issuer import HttpsIssuer, Issuer, after, api_settings, babble, drip, pour, status
+from tests.harness.issuer import HttpsIssuer, Issuer, api_settings, endless, status
+from tests.harness.loopback_server import Answer
 from tests.harness.waiting import eventually
 
 _MAKE: dict[str, tuple[Any, Any, str]] = {
@@ -259,11 +259,17 @@ async def test_unknown_keys_cause_no_more_than_one_fetch_in_each_interval(server
 
 
 async def test_fetch_that_began_before_a_key_was_published_is_not_the_last_word(server, own_issuer):
-    keys = SigningKeys(server.url)
-    server.answer = after(0.2, server.answer)
+    keys, answer, is_published = SigningKeys(server.url), server.answer, asyncio.Event()
+
+    async def answer_late(writer: asyncio.StreamWriter) -> None:
+        await is_published.wait()
+        writer.write(answer)
+
+    server.answer = answer_late
     fetching = asyncio.create_task(keys.refresh())
     await eventually(lambda: server.requests == 1)
     publish_next(server, own_issuer)
+    is_published.set()
 
     await fetching
     assert await eventually(lambda: is_found(keys, "next"))
@@ -293,17 +299,17 @@ async def test_keys_stay_in_use_during_an_outage(authority, own_issuer, monkeypa
                 assert await eventually(lambda: is_found(keys, "next"))
 
 
-WRONG: dict[str, Answer] = {
+WRONG: dict[str, Answer | None] = {
     "500": status(500),
     "no body": status(200),
     "not JSON": status(200, b"<html>"),
     "not UTF-8": status(200, b'{"keys": [{"kid": "\xff"}]}'),
     "too deep": status(200, b'{"keys": [{"kid":' + b"[" * 50_000),
     "no usable key": status(200, b'{"keys": [{"kty": "oct", "k": "AAAA", "kid": "local"}]}'),
-    "not HTTP": babble,
-    "endless": pour,
-    "dripping": drip,
-    "late": after(10, status(200)),
+    "not HTTP": b"\x00\xff nonsense\r\n\r\n",
+    "endless": endless(b"Connection: close", b" " * 65_536),
+    "dripping": endless(b"Content-Length: 100000", b" ", 0.02),
+    "none": None,
 }
 
 

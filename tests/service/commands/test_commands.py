@@ -18,9 +18,9 @@ from service.command_line.answering import Answer, answering, cell, printable
 from service.command_line.answering import run as run_program
 from service.identifiers import parse_uuid
 from service.outbox.events import RequestCalculated, RequestWithdrawn
-from tests.harness.command_line import restored_logging, run
 from tests.harness.examples import A_REQUEST, CONVEYANCER, FREE_CONVEYANCER, STRUCTURE
 from tests.harness.http import bearer
+from tests.harness.in_process import restored_logging, run
 from tests.harness.processes import Ended
 from tests.harness.stored import insert, new_request
 

@@ -14,9 +14,8 @@ from deploy.local.machine.folders import CHECKOUT
 from service.postgres import schema
 from service.postgres.pool import Connection
 from tests.harness import databases
-from tests.harness.command_line import run
 from tests.harness.examples import A_REQUEST
-from tests.harness.in_process import api_and_probes, api_client
+from tests.harness.in_process import api_and_probes, api_client, run
 from tests.harness.processes import Ended, bare_environment
 from tests.harness.waiting import eventually
 

@@ -16,8 +16,8 @@ from service.postgres import schema
 from service.postgres.outages import PostgresUnavailable
 from service.postgres.pool import Connection
 from service.postgres.schema import SchemaOutdated, read_versions
-from tests.harness.command_line import run
 from tests.harness.databases import has_waiting_statement
+from tests.harness.in_process import run
 from tests.harness.metrics import rises
 from tests.harness.processes import Ended, bare_environment
 from tests.harness.stored import count_rows

@@ -20,11 +20,10 @@ from service.server.asgi import Receive, Response, Scope, Send
 from service.server.limits import LARGEST_BODY, LARGEST_HEAD
 from service.settings import InvalidSetting
 from tests.harness.databases import has_waiting_statement
-from tests.harness.documented_errors import is_documented
 from tests.harness.examples import A_REQUEST
+from tests.harness.http import connect_to, head, is_documented
 from tests.harness.in_process import api_client, serve, served, serving
 from tests.harness.metrics import rises, value
-from tests.harness.raw_connection import connect_to, head, head_with
 from tests.harness.waiting import eventually
 
 REQUEST_ID = "case-17.a_B"
@@ -208,7 +207,7 @@ async def test_create_interrupted_by_shutdown_is_503_and_logged_with_uuid(servic
         with capture_logs() as logs, rises(counted, method="POST", route="/v1/request", status="503"):
             async with serve(OuterLayer(create_app(settings)), shutdown_seconds=1.0) as base_url:
                 connection = await connect_to(base_url)
-                connection.send(head_with(issuer.token(), LENGTH, f"X-Request-Id: {REQUEST_ID}") + BODY)
+                connection.send(head(issuer.token(), LENGTH, f"X-Request-Id: {REQUEST_ID}") + BODY)
                 await eventually(lambda: has_waiting_statement(database))
     answer = await connection.answer()
     assert await connection.is_closed()
@@ -240,7 +239,7 @@ async def test_kept_connection_gets_no_error_while_the_server_stops():
             answer = await connection.answer()
             assert (answer.status, answer.headers["connection"]) == (200, "close")
             assert await connection.is_closed()
-        assert await kept[2].ends(), "it was idle"
+        assert await kept[2].rest() == b"", "it was idle"
         await task
 
 

@@ -26,11 +26,10 @@ from service.server.probes import Check
 from service.settings import Settings
 from service.telemetry import logs, tracing
 from tests.harness import databases
-from tests.harness.command_line import restored_logging
 from tests.harness.examples import A_REQUEST
 from tests.harness.http import bearer
-from tests.harness.in_process import api_and_probes, served
-from tests.harness.metrics import rises, scrape, series
+from tests.harness.in_process import api_and_probes, restored_logging, served
+from tests.harness.metrics import read, rises, series
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.waiting import eventually
 
@@ -48,9 +47,9 @@ async def test_api_becomes_unready_when_its_login_is_rejected(service_settings, 
     ):
         before = await prober.get("/readyz")
         await database.execute(f"ALTER ROLE {role} NOLOGIN")
-        read = await asyncio.gather(*(client.get(_NOT_THERE, headers=_MADE_UP) for _ in range(8)))
+        answers = await asyncio.gather(*(client.get(_NOT_THERE, headers=_MADE_UP) for _ in range(8)))
         with_a_session = await prober.get("/readyz")
-        exported = await scrape(prober)  # without a token
+        scraped = await prober.get("/metrics")  # without a token
         await link.cut()
         rejected = await prober.get("/readyz")
         at_once = await prober.get("/readyz")  # during the pause between connection attempts
@@ -64,8 +63,10 @@ async def test_api_becomes_unready_when_its_login_is_rejected(service_settings, 
     await database.execute(f"DROP ROLE {role}")
 
     assert before.json() == {"postgres": "ok"}
-    assert {answer.status_code for answer in read} == {401}
+    assert {answer.status_code for answer in answers} == {401}
     assert with_a_session.status_code == 200, "a new password must not take every pod out at once"
+    assert scraped.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    exported = read(scraped.text)
     assert exported[series("postgres_login_rejected")] == 1.0
     assert exported[series("postgres_pool_connections", state="idle")] >= 1
     assert exported[series("postgres_pool_wait_seconds_count")] >= 1
@@ -108,7 +109,7 @@ async def test_schema_is_looked_at_first_and_after_a_reconnect(service_settings,
         await database.execute("DROP TABLE schema_version")
         unchanged = await prober.get("/readyz")
         await link.cut()
-        read = await client.get(_NOT_THERE, headers=_MADE_UP)
+        refused = await client.get(_NOT_THERE, headers=_MADE_UP)
         lost = [await prober.get("/readyz") for _ in range(2)]
         await database.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
         headers = bearer(issuer.token())
@@ -117,7 +118,7 @@ async def test_schema_is_looked_at_first_and_after_a_reconnect(service_settings,
             await prober.get("/readyz"),
         ]
 
-    assert [answer.status_code for answer in (older, before, unchanged, read)] == [503, 200, 200, 401]
+    assert [answer.status_code for answer in (older, before, unchanged, refused)] == [503, 200, 200, 401]
     assert [answer.status_code for answer in lost] == [503] * 4
     for answer in (older, lost[0]):
         assert "schema apply" in answer.json()["postgres"]

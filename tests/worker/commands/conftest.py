@@ -1,7 +1,6 @@
 """Runs the commands of operators in the event loop of the tests, several at once if need be."""
 
 import os
-from collections.abc import Iterator
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -11,21 +10,14 @@ import pytest
 
 import service.__main__
 import worker.__main__
-from service.calculation_requests.model import CalculationRequest
 from service.command_line.answering import Answer
-from service.postgres.pool import Connection
 from tests.harness import databases
-from tests.harness.mail_server import MailServer
 from tests.harness.processes import environment_of
 from tests.worker.conftest import announce_next, hold_events
 from tests.worker.steps import attempt_emails
-from worker.mail.postman import Postman
-from worker.settings import WorkerSettings
-
-Words = tuple[str, ...]
 
 
-def _commands(words: Words, found: click.Command) -> dict[Words, click.Command]:
+def _commands(words: tuple[str, ...], found: click.Command) -> dict[tuple[str, ...], click.Command]:
     if not isinstance(found, click.Group):
         return {words: found}
     parts = [_commands((*words, name), part) for name, part in found.commands.items()]
@@ -40,7 +32,7 @@ COMMANDS = {
 
 
 @pytest.fixture
-def on_servers(worker_settings: WorkerSettings) -> Iterator[None]:
+def on_servers(worker_settings):
     """Set the environment, in which commands find their settings, to the servers of the test."""
     url = databases.as_role(worker_settings.database_url, "operator")
     with patch.dict(os.environ, environment_of(worker_settings, DATABASE_URL=url)):
@@ -61,16 +53,14 @@ def rendered(answer: Answer) -> str:
 
 
 @pytest.fixture
-async def refused(
-    database: Connection, postman: Postman, mail_server: MailServer, intended: CalculationRequest
-) -> CalculationRequest:
+async def refused(database, postman, mail_server, intended):
     mail_server.rcpt_reply = "550 5.1.1 no such user"
     await attempt_emails(database, postman)
     return intended
 
 
 @pytest.fixture
-async def retrying(database: Connection, stored_request: CalculationRequest) -> CalculationRequest:
+async def retrying(database, stored_request):
     """A request whose request.created was refused three times, and whose next event waits behind it."""
     await announce_next(database, stored_request.id)
     await hold_events(database, stored_request.id)

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from deploy.local.machine.ports import free_port
-from tests.harness.command_line import call, run
 from tests.harness.examples import CONVEYANCER
+from tests.harness.in_process import call, run
 from tests.harness.processes import Process, bare_environment, python, started
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import COMMANDS

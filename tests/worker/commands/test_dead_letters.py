@@ -15,8 +15,7 @@ from deploy.local.machine.folders import Place
 from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from deploy.local.servers.server import trouble_of_rabbitmq
 from service.identifiers import new_request_id, uuid_of
-from tests.harness.queues import count, declare_topology, holds, open_channel
-from tests.harness.raw_messages import UNDECODABLE, RawMessage
+from tests.harness.queues import UNDECODABLE, RawMessage, count, declare_topology, holds, open_channel
 from tests.harness.servers import KillableBroker
 from tests.harness.waiting import eventually
 from tests.worker.commands.conftest import command

@@ -15,8 +15,8 @@ from deploy.local.machine.ports import free_port
 from service.command_line import diagnosis
 from service.commands.doctor import examine_service
 from tests.harness import databases
-from tests.harness.command_line import run
-from tests.harness.fixed_answers import answering
+from tests.harness.in_process import run
+from tests.harness.loopback_server import AnsweringServer
 from tests.harness.mail_server import ScriptedMailServer
 from tests.harness.processes import environment_of
 from tests.harness.queues import holds
@@ -124,8 +124,8 @@ async def test_server_that_cannot_be_used_is_found(environment, check, part, val
 async def test_no_check_waits_long_for_a_server_that_falls_silent(environment, broker_link, monkeypatch):
     monkeypatch.setattr(diagnosis, "CHECK_SECONDS", 3.0)
     broker_link.hold_before(b"notifications")
-    async with asyncio.timeout(12), answering(None) as port:
-        environment |= {name: f"{scheme}://127.0.0.1:{port}" for name, scheme in SERVERS.values()}
+    async with asyncio.timeout(12), AnsweringServer(None) as server:
+        environment |= {name: f"{scheme}://127.0.0.1:{server.port}" for name, scheme in SERVERS.values()}
         environment["AMQP_URL"] = broker_link.url
         of_both = await asyncio.gather(examine_service(environment), examine_worker(environment))
 
@@ -138,7 +138,7 @@ async def test_no_check_waits_long_for_a_server_that_falls_silent(environment, b
 
 async def test_alarm_of_rabbitmq_is_found(environment):
     async with ScriptedBroker() as broker:
-        broker.raise_alarm()
+        broker.reading.clear()
         environment["AMQP_URL"] = broker.url
 
         says = await found(environment, "publishing")

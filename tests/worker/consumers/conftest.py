@@ -1,20 +1,18 @@
 """A consumer whose handler the test controls."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from service.postgres.pool import Pool
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with, take
 from worker.batches import Failures, TryAgain
 from worker.consumers.consumer import Consumer
 from worker.consumers.incoming import Incoming
 from worker.rabbitmq.topology import NOTIFICATIONS, Queue
-from worker.settings import EmailSettings
 
 
 class Refused(Exception):
@@ -58,22 +56,22 @@ class Work:
 
 
 @pytest.fixture
-def work() -> Work:
+def work():
     return Work()
 
 
 @pytest.fixture
-def consumer_with(worker_settings: EmailSettings, pool: Pool, work: Work) -> Callable[..., Consumer[int]]:
-    parts: Any = {"decode": work.decode, "record": work.record, "committed": lambda: None, "refusals": ()}
+def consumer_with(worker_settings, pool, work):
+    parts = {"decode": work.decode, "record": work.record, "committed": lambda: None, "refusals": ()}
 
-    def make(pool: Pool = pool, **changes: Any) -> Consumer[int]:
+    def make(pool=pool, **changes: Any):
         return Consumer(settings_with(worker_settings, **changes), NOTIFICATIONS, pool, **parts)
 
     return make
 
 
 @pytest.fixture
-def consumer(consumer_with: Callable[..., Consumer[int]]) -> Consumer[int]:
+def consumer(consumer_with):
     return consumer_with()
 
 

@@ -13,7 +13,7 @@ from service.calculation_requests.email_changes import FirstEmail, add_first
 from service.postgres import connections
 from service.postgres.outages import PostgresUnavailable
 from tests.harness.waiting import eventually
-from tests.worker.steps import intend_several, store_many
+from tests.worker.steps import intend, store_many
 from worker.batches import LARGEST_BATCH, Batches, TryAgain
 from worker.consumers import calculations
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
@@ -147,7 +147,7 @@ async def test_first_of_several_results_in_a_batch_is_recorded_and_repeats_of_it
 async def test_emails_of_a_request_in_a_batch_have_sequences_of_their_own_and_are_named(
     database, pool, stored_request
 ):
-    await intend_several(database, stored_request, 3)
+    await intend(database, stored_request, emails=3)
     emails, _ = await ledger.claim(database, uuid4(), under_way=[], limit=10, seconds=60)
 
     await do(pool, lambda own: ledger.record_ends(own, [email.ended("OK") for email in emails]))

@@ -13,8 +13,7 @@ from service.postgres.pool import open_pool
 from tests.harness import databases
 from tests.harness.in_process import running
 from tests.harness.metrics import value
-from tests.harness.queues import count, holds, open_channel
-from tests.harness.raw_messages import UNDECODABLE, NotText, RawMessage
+from tests.harness.queues import UNDECODABLE, NotText, RawMessage, count, holds, open_channel
 from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.standby import replicated
 from tests.harness.waiting import eventually
@@ -200,12 +199,12 @@ async def test_alarm_repeats_at_most_one_dead_letter(worker_settings, body, is_c
     letters = [Message(body, message_id=str(number)) for number in range(20)]
     async with ScriptedBroker() as broker:
         settings = settings_with(worker_settings, amqp_url=broker.url, broker_timeout_seconds=0.5)
-        broker.raise_alarm()
+        broker.reading.clear()
 
         first, *others = await publish_letters(settings, NOTIFICATIONS, letters)
 
         assert (first is None, {type(failure) for failure in others}) == (is_confirmed, {TimeoutError})
-        broker.clear_alarm()
+        broker.reading.set()
         assert await publish_letters(settings, NOTIFICATIONS, [Message(b"", message_id="next")]) == [None]
     assert set(broker.taken) <= {"0", "next"}
 

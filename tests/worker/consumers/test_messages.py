@@ -19,8 +19,7 @@ from tests.harness.stored import new_request
 from tests.harness.waiting import eventually
 from tests.worker.conftest import TRACEPARENT, created_body, created_event, publish
 from tests.worker.consumers.conftest import dead_letter
-from tests.worker.mail.conftest import all_are
-from tests.worker.steps import calculate, intend_email
+from tests.worker.steps import all_are, calculate, intend_email
 from worker.consumers import calculations, incoming, notifications
 from worker.consumers.calculations import CalculationAlreadyRecorded, Result
 from worker.consumers.incoming import LARGEST_BODY, Malformed

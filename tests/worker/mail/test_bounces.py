@@ -17,14 +17,14 @@ from service.calculation_requests.changing import change_all
 from service.calculation_requests.email_changes import EmailId
 from service.calculation_requests.model import CalculationRequest
 from service.postgres.pool import Connection
-from tests.harness import bounces, databases, dovecot, metrics, stored
-from tests.harness.dovecot import Dovecot, access_token
-from tests.harness.fixed_answers import answering, http_answer
+from tests.harness import bounces, databases, metrics, stored
+from tests.harness.dovecot import LOGIN, PASSWORD, Dovecot, access_token
 from tests.harness.in_process import running
-from tests.harness.loopback_server import LoopbackServer
+from tests.harness.loopback_server import AnsweringServer, LoopbackServer, http_answer
+from tests.harness.servers import running_daemon
 from tests.harness.waiting import eventually
 from tests.worker.conftest import settings_with
-from tests.worker.mail.conftest import announced, record_emails
+from tests.worker.steps import announced, record_emails
 from worker.commands.emails import Choice, read
 from worker.mail import bounces as product_bounces
 from worker.mail import mailbox as product_mailbox
@@ -210,7 +210,7 @@ async def explain(settings: EmailSettings, **changes: Any) -> str:
 async def test_folder_has_any_name_and_a_fault_is_explained_without_the_password(settings, mailbox):
     with mailbox.connected() as connection:
         assert connection.create('"Unzustellbar f&APw-r K &- L"')[0] == "OK"
-    injected = quote(f'{dovecot.LOGIN} "{dovecot.PASSWORD}"\r\nx', safe="")  # a whole command, unless encoded
+    injected = quote(f'{LOGIN} "{PASSWORD}"\r\nx', safe="")  # a whole command, unless encoded
     faults = {
         mailbox.tls_url: "",
         mailbox.tls_url.replace("127.0.0.1", "localhost"): "its certificate is not accepted",
@@ -232,7 +232,7 @@ async def test_folder_has_any_name_and_a_fault_is_explained_without_the_password
 
 
 async def test_server_without_uidplus_is_refused_and_nothing_removed(worker_settings, authority):
-    with dovecot.running(authority, imap_capability="IMAP4rev1 LITERAL+") as mailbox:
+    with running_daemon(Dovecot, authority, imap_capability="IMAP4rev1 LITERAL+") as mailbox:
         mailbox.put(bounces.message(UNKNOWN))
 
         assert "lacks UIDPLUS" in await explain(worker_settings, bounces_url=mailbox.url)
@@ -251,8 +251,9 @@ async def test_mailbox_is_opened_with_an_access_token(settings, authority):
     }
     context = authority.server_context(address="localhost")
     for status, (body, expected) in answers.items():
-        async with answering(http_answer(status, body.encode()), context, until=sent_form) as port:
-            found = await explain(settings, bounces_token_url=f"https://localhost:{port}/token?{form}")
+        async with AnsweringServer(http_answer(status, body.encode()), context, sent_form) as server:
+            url = f"https://localhost:{server.port}/token?{form}"
+            found = await explain(settings, bounces_token_url=url)
         assert expected in found if expected else not found, (status, found)
 
 

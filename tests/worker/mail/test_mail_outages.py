@@ -9,7 +9,7 @@ from tests.harness.in_process import running
 from tests.harness.mail_server import ScriptedMailServer, Session
 from tests.harness.waiting import eventually
 from tests.worker.conftest import postman_held_before, running_postman
-from tests.worker.mail.conftest import all_are, announced, record_emails
+from tests.worker.steps import all_are, announced, record_emails
 
 ATTEMPTS = "SELECT sum(attempts) FROM email"
 LOGIN_OFFER = b"250-mail.example.com\r\n250 AUTH PLAIN LOGIN"

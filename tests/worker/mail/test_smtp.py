@@ -13,7 +13,7 @@ import pytest
 
 from service.calculation_requests.email_changes import EmailEnd, EmailId
 from tests.harness import stored
-from tests.harness.certificates import FAULTS, faulty_context
+from tests.harness.certificates import FAULTS, context_with, faulty_certificate
 from tests.harness.mail_server import Login, MailServer
 from tests.harness.processes import email_settings
 from tests.harness.tcp_proxy import TcpProxy
@@ -205,8 +205,9 @@ async def test_email_is_sent_encrypted_after_a_login(scheme, authority):
     [*((fault, LOGIN) for fault in FAULTS), (None, None), (None, Login(LOGIN.name, "hunter2"))],
 )
 async def test_untrusted_server_or_refused_login_gets_no_email(scheme, fault, login, authority, tmp_path):
-    context = faulty_context(fault, authority, tmp_path) if fault else authority.server_context()
-    async with MailServer(scheme, context, LOGIN) as server, sending_to(server.url_for(login)) as send:
+    certificate = faulty_certificate(fault, authority, tmp_path) if fault else authority.certificate()
+    server = MailServer(scheme, context_with(certificate), LOGIN)
+    async with server, sending_to(server.url_for(login)) as send:
         assert (await send()).label == "given_back"
 
     assert (server.logins, server.accepted) == (0, [])

@@ -11,10 +11,10 @@ from aio_pika import Message
 
 from deploy.local.machine.folders import Place
 from tests.deploy.manifests import of_kind
-from tests.harness import scratch
 from tests.harness.in_process import running
 from tests.harness.queues import declare_topology, open_channel
 from tests.harness.rabbitmq_cluster import Cluster, skip_without_programs, three_nodes
+from tests.harness.servers import scratch_folder
 from tests.harness.waiting import eventually
 from tests.worker.conftest import passes, settings_with, store, take_ids
 from worker.rabbitmq import topology
@@ -29,7 +29,7 @@ _BEFORE, _DURING = 2, 20  # requests
 @pytest.fixture(scope="module")
 def cluster():
     skip_without_programs()
-    with scratch.folder() as folder, three_nodes(Place(folder=folder)) as nodes:
+    with scratch_folder() as folder, three_nodes(Place(folder=folder)) as nodes:
         yield nodes
 
 

@@ -14,7 +14,7 @@ from tests.harness.metrics import value
 from tests.harness.scripted_broker import ScriptedBroker
 from tests.harness.waiting import eventually
 from tests.worker.conftest import announce_next, open_publisher, passes, settings_with, store, take_ids
-from tests.worker.relay.conftest import id_of
+from tests.worker.steps import id_of
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import BrokerUnavailable
 from worker.relay import listener, loop, pointers
@@ -178,7 +178,7 @@ async def test_relay_publishes_nothing_during_an_alarm_goes_on_at_its_end_and_st
 
         async with running(relay.run):
             await eventually(lambda: passes(relay.check))
-            broker.raise_alarm()
+            broker.reading.clear()
             first = await store(database)
             await eventually(is_blocked)
             second = await store(database)
@@ -186,11 +186,11 @@ async def test_relay_publishes_nothing_during_an_alarm_goes_on_at_its_end_and_st
             await eventually(lambda: broker.connections >= connections + 3)
             assert await is_blocked()
             held = await database.fetchval("SELECT count(*) FROM outbox WHERE next_attempt_at IS NOT NULL")
-            broker.clear_alarm()
+            broker.reading.set()
             await eventually(lambda: passes(relay.check))
             assert value("broker_blocked") == 0
             await eventually(lambda: len(set(broker.taken)) == 2)
-            broker.raise_alarm()
+            broker.reading.clear()
             await store(database)
             await eventually(is_blocked)
 

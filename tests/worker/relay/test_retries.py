@@ -10,7 +10,7 @@ import pytest
 from tests.harness.queues import declare_topology
 from tests.harness.stored import FILL_OUTBOX
 from tests.worker.conftest import announce_next, hold_events, outbox_event, settings_with, store, take_ids
-from tests.worker.relay.conftest import bind_full_queue, id_of
+from tests.worker.steps import bind_full_queue, id_of
 from worker.rabbitmq import topology
 from worker.rabbitmq.connection import open_channel
 from worker.relay import loop, pointers
