@@ -56,10 +56,7 @@ async def _paths(stand: Stand, api: Process) -> dict[str, list[str]]:
 
 
 async def load(stand: Stand, api: Process, paths: Sequence[str], *, seconds: int | None = None) -> Figures:
-    """Send GETs of *paths*, or creates, over 32 connections; return how many a second are answered.
-
-    Also returns the processor time of one. A failed request is an error.
-    """
+    """Send GETs of *paths*, or creates, over 32 connections. Returns rate and cost. A failure is an error."""
     seconds = seconds or stand.seconds
     (stand.folder / "paths").write_text("".join(f"{path}\n" for path in paths))
     (stand.folder / "body").write_bytes(_JSON_BODY if paths == [REQUESTS] else b"")

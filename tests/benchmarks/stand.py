@@ -193,10 +193,7 @@ def _number(value: float) -> str:
 
 
 def _processor_seconds(pid: int) -> float:
-    """Return the processor time of a process, of its children that have ended, and of those that run.
-
-    On a shared machine it varies less than a rate.
-    """
+    """Return the processor time of a process and its children. It varies less than a rate."""
     ticks = 0
     for each in (*children(pid), pid):  # A child that ends meanwhile counts with its parent, which is last.
         with suppress(FileNotFoundError, ProcessLookupError):

@@ -29,9 +29,8 @@ from deploy.local.servers import rabbitmq_node as rabbitmq
 from deploy.local.servers.containers import container, postgres_image, rabbitmq_image
 from deploy.local.servers.server import NotHere, Server, trouble_of_rabbitmq
 from deploy.local.stack import Stack
-from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.pages import WORKER, code_blocks
-from tests.harness.servers import KillableBroker
+from tests.harness.servers import KillableBroker, mail_catcher
 
 SLEEP = "import time; print('began', flush=True); time.sleep(60)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"

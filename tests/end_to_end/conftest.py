@@ -4,10 +4,10 @@ import pytest
 
 from deploy.local.machine.ports import accepts, free_port
 from service.authentication import api_keys
-from tests.deploy.mail_catching import mail_catcher
 from tests.end_to_end.parties import JourneyStack, Subscriber, client_of
 from tests.harness.examples import CONVEYANCER
 from tests.harness.processes import Process, api_process, bare_environment, python, started, worker_process
+from tests.harness.servers import mail_catcher
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 

@@ -24,7 +24,6 @@ from deploy.local.servers.rabbitmq_node import rabbitmq_node
 from service import app
 from service.identifiers import uuid_of
 from service.outbox.events import SENT, event_id
-from tests.deploy.mail_catching import mail_catcher
 from tests.deploy.pages import API, README, code_blocks
 from tests.end_to_end.client_programs import PYTHON
 from tests.end_to_end.parties import create
@@ -33,7 +32,7 @@ from tests.harness.examples import A_REQUEST
 from tests.harness.in_process import run
 from tests.harness.processes import Process, bare_environment, started, worker_process
 from tests.harness.queues import count, declare_topology, holds, is_refused, open_channel, read, write
-from tests.harness.servers import run_as_operator
+from tests.harness.servers import mail_catcher, run_as_operator
 from tests.harness.waiting import eventually
 from worker.rabbitmq import topology
 

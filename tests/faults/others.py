@@ -148,10 +148,7 @@ class MailServer(ScriptedMailServer):
 
     @contextmanager
     def holding(self, process: str = "", command: str = "") -> Iterator[None]:
-        """Hold the replies to this command of this process, or all, until the end or `release`.
-
-        Contents of e-mails are accepted before.
-        """
+        """Hold the replies to this command of this process, or all, until the end or `release`."""
         self._to_hold = process, command
         self._released.clear()
         try:

@@ -1,7 +1,4 @@
-"""What is observed during a run, from outside the product: facts without judgement.
-
-Times are seconds of one monotonic clock.
-"""
+"""What is observed during a run, from outside the product, in seconds of one monotonic clock."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence

@@ -104,10 +104,7 @@ async def _dead_letters(channel: AbstractChannel) -> AsyncIterator[str]:
 
 
 def is_suspicious(line: str) -> bool:
-    """Whether a line of a log shows an unexpected exception: our own error, or one that nothing handled.
-
-    Errors of libraries are not ours: their events are sentences.
-    """
+    """Whether a line of a log shows our own error, or one that nothing handled. Libraries log sentences."""
     return _SUSPICIOUS.search(line) is not None
 
 

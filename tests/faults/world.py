@@ -104,10 +104,7 @@ class Worker(Process):
         return status
 
     async def freeze_for(self, seconds: float) -> bool:
-        """Send SIGSTOP, and SIGCONT after *seconds*. The process does not notice the time between.
-
-        Returns whether it had stopped.
-        """
+        """Send SIGSTOP, and SIGCONT after *seconds*. Returns whether the process had stopped."""
         began = time.monotonic()
         self.freeze()
         try:

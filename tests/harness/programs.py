@@ -14,10 +14,7 @@ from deploy.local.machine import packages
 
 
 def debian_program(program: str, *, package: str | None = None) -> list[str]:
-    """Return the command that runs *program*, of the package of that name or of *package*.
-
-    Skips the test if the program is neither installed nor to be downloaded.
-    """
+    """Return the command of *program*, of its package or *package*. Skips the test if there is none."""
     with skip_without(program):
         return command_of(program, package=package or program)
 

@@ -8,6 +8,8 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -107,6 +109,19 @@ def private_servers(place: Place) -> Iterator[Servers]:
         postgres = KillableServer(stack.enter_context(postgres_process(place)), trouble_of_postgres)
         broker = KillableBroker(stack.enter_context(rabbitmq_node(place)), trouble_of_rabbitmq)
         yield Servers(postgres, broker, postgres.url, broker.url)
+
+
+@contextmanager
+def mail_catcher(folder: Path) -> Iterator[int]:
+    """Run the mail server of `make run`, which writes accepted mail to *folder*; yields its port."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-m", "deploy.local.mail_catcher", str(port), str(folder)])
+    try:
+        assert wait_until(lambda: accepts(port), seconds=30)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 class MailDaemon:

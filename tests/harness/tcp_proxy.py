@@ -93,10 +93,7 @@ class TcpProxy(LoopbackServer):
         await asyncio.gather(*(connection.task for connection in connections), return_exceptions=True)
 
     def hold(self) -> None:
-        """Accept connections, but forward nothing until `resume`, not even that an end has closed.
-
-        So does a network that drops packets.
-        """
+        """Accept connections, but forward nothing until `resume`, as a network that drops packets."""
         self._flowing.clear()
 
     def hold_before(self, marker: bytes) -> None:
@@ -233,10 +230,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 class StatementLog:
-    """Records the text of every statement that Postgres clients execute, and the number of round trips.
-
-    It reads them from the wire: the same on any machine.
-    """
+    """Records each statement of Postgres clients, as it is on the wire, and the number of round trips."""
 
     def __init__(self) -> None:
         self.executed: list[str] = []

@@ -43,10 +43,7 @@ scripts = st.builds(
 
 
 class RelayModel(RuleBasedStateMachine):
-    """Requests write events, a relay publishes them, and a broker replies by a script.
-
-    The model knows the events written, in order within each request.
-    """
+    """Requests write events, each in its order; a relay publishes them; a broker replies by a script."""
 
     database_url = ""
 
