@@ -1,1 +1,1 @@
-"""Everything that happens after a request is stored: relay, notifications, calculations."""
+"""Everything that happens after a request is stored."""

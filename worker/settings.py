@@ -21,7 +21,7 @@ class ProcessSettings(Settings, frozen=True, kw_only=True):
 
 
 class WorkerSettings(ProcessSettings, frozen=True, kw_only=True):
-    """The settings of the roles relay and calculations. Durations are in seconds."""
+    """The settings of a role that uses RabbitMQ. Durations are in seconds."""
 
     listen_database_url: PostgresUrl | None = None  # for LISTEN, if DATABASE_URL leads to a pooler
     amqp_url: AmqpUrl

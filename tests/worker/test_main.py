@@ -53,7 +53,9 @@ async def test_worker_starts_without_broker_and_is_not_ready(worker_settings, lo
             return {answer[name] for name, role in ROLES.items() if "rabbitmq" in role.servers} == {says}
 
         await eventually(each_role_says_so)
+        metrics = (await probes.get("/metrics")).text
 
+    assert [name for name, role in ROLES.items() if f"\n{role.liveness} " not in metrics] == []
     assert {line["log_level"] for line in logs} == {"info", "warning"}, "no outage is an error of the worker"
     assert logs[-1]["event"] == "worker_stopped"
 
