@@ -205,7 +205,8 @@ async def test_alarm_repeats_at_most_one_dead_letter(worker_settings, body, is_c
 
         assert (first is None, {type(failure) for failure in others}) == (is_confirmed, {TimeoutError})
         broker.reading.set()
-        assert await publish_letters(settings, NOTIFICATIONS, [Message(b"", message_id="next")]) == [None]
+        patient = settings_with(settings, broker_timeout_seconds=30.0)
+        assert await publish_letters(patient, NOTIFICATIONS, [Message(b"", message_id="next")]) == [None]
     assert set(broker.taken) <= {"0", "next"}
 
 

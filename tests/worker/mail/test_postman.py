@@ -243,7 +243,7 @@ async def test_emails_without_a_request_delay_no_others_and_are_found(worker_set
     await record_emails(database, 20)
 
     async with running_postman(worker_settings):
-        assert await until(lambda: len(mail_server.accepted) == 20, seconds=5.0)
+        assert await until(lambda: len(mail_server.accepted) == 20, seconds=20.0)
 
     await assert_sound(database, found=["email_without_request"])
     assert await database.fetchval(CLAIMED) == 0
@@ -261,7 +261,7 @@ async def test_locked_requests_delay_no_others(
             mail_link.resume()
             await eventually(lambda: mail_server.accepted)
             await record_emails(database, 20)
-            assert await until(lambda: database.fetchval(twenty_are_sent), seconds=5.0)
+            assert await until(lambda: database.fetchval(twenty_are_sent), seconds=20.0)
             assert len(mail_server.accepted) < 20 + 16  # A few were under way.
         await eventually(lambda: all_are(database, "sent"))
 

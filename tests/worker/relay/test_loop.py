@@ -184,7 +184,7 @@ async def test_relay_publishes_nothing_during_an_alarm_goes_on_at_its_end_and_st
             second = await store(database)
             connections = broker.connections
             await eventually(lambda: broker.connections >= connections + 3)
-            assert await is_blocked()
+            await eventually(is_blocked)  # On a busy machine, an attempt may end before the alarm shows.
             held = await database.fetchval("SELECT count(*) FROM outbox WHERE next_attempt_at IS NOT NULL")
             broker.reading.set()
             await eventually(lambda: passes(relay.check))
