@@ -12,7 +12,7 @@ import msgspec
 from service.calculation_requests import conveyancers, email_changes, reading
 from service.calculation_requests.changing import LockedRequest, change_all
 from service.calculation_requests.email_changes import EmailId
-from service.calculation_requests.model import AlreadyWithdrawn
+from service.calculation_requests.model import AlreadyErased, AlreadyWithdrawn
 from service.command_line import connecting, operator_actions, parameters
 from service.command_line.answering import Answer, Operator, answering, on_record
 from service.identifiers import uuid_of
@@ -144,10 +144,10 @@ async def _why_none(connection: Connection, choice: Choice) -> str:
     await _check_exists(connection, choice)
     if choice.request_id is None:
         return "`python -m worker emails list` shows which e-mails there are."
-    await reading.read_internally(connection, choice.request_id)  # Raises AlreadyErased.
     withdrawn = "SELECT withdrawn_at IS NOT NULL FROM calculation_request WHERE id = $1"
-    if await connection.fetchval(withdrawn, choice.request_id):
-        raise AlreadyWithdrawn
+    is_withdrawn = await connection.fetchval(withdrawn, choice.request_id)
+    if is_withdrawn is not False:  # None: it exists no longer.
+        raise AlreadyWithdrawn if is_withdrawn else AlreadyErased
     last, *_ = await read(connection, Choice(request_id=choice.request_id), with_expected=True, limit=1)
     return f"Its last e-mail, number {last['number']}, {_LAST[last['state']].format(uuid_of(last['uuid']))}"
 
